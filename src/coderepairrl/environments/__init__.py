@@ -1,4 +1,4 @@
-"""Environments of tasks: Python environments from specifications, and images unpacked without a daemon or root."""
+"""Environments of tasks: Python environments and images."""
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom

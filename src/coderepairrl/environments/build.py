@@ -1,7 +1,7 @@
-"""Virtual environments for a repository's tests, built from a benchmark's specification and cached.
+"""Cached virtual environments built from a benchmark's specification.
 
-A build runs the code of the project and its packages, in a sandbox that reaches the package index alone. The result is
-a folder without the project's modules, which sandboxes see read-only: modules come from the workspace, with the bug.
+Builds run untrusted code in a sandbox that reaches only the package index. The result lacks the project's own modules,
+which come from the workspace, with the bug.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """Conda environment file of a project; packages come from the package index (`conda.requirements`)."""
+    """Conda environment file of a project (`conda`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,11 +73,11 @@ class CondaFile(BaseModel):
     workspace: str = ""
     """Its commit, as `Task.workspace`; empty: the project's."""
     edits: tuple[str, ...] = ()
-    """Shell commands that change it, run in a folder where it is ``environment.yml``."""
+    """Shell commands that edit it, run in a folder with it as ``environment.yml``."""
 
 
 class Specification(BaseModel):
-    """Specification of an environment; as text (`str`) it is `Task.environment`.
+    """Specification of an environment, in text form `Task.environment`.
 
     >>> asked = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
     >>> str(asked)[:60]
@@ -130,7 +130,7 @@ class Specification(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Folder of the built environment."""
+        """Cache folder."""
         return environment_folder(str(self))
 
 
@@ -147,7 +147,7 @@ class _Stripped(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Built environment: its folder and record (``environment.json``)."""
+    """A built environment."""
 
     folder: Path
     packages: dict[str, str]
@@ -161,10 +161,10 @@ class Environment:
 
 
 async def build(specification: Specification) -> Environment:
-    """Build the environment of `specification`, or take it from the cache.
+    """Build the environment of `specification`, or reuse the cached one.
 
-    Raises `TaskError` for failed installations and changed environments, `SandboxFault`, and `PrerequisiteError`
-    without such a Python, a sandbox or a package index.
+    Raises `TaskError` (installation failed, environment changed), `SandboxFault`, and `PrerequisiteError` (no such
+    Python, sandbox or package index).
     """
     target = specification.folder
     if (target / ENVIRONMENT_RECORD).exists():  # without a lock: a cache that only its owner can write to serves others
@@ -188,50 +188,49 @@ async def build(specification: Specification) -> Environment:
 async def prepare_environments(
     tasks: Iterable[Task], *, jobs: int = 2, say: Callable[[str], None] = lambda _: None
 ) -> list[Environment]:
-    """Build the environments of `tasks`, `jobs` at a time; existing ones are verified. Raises all errors together."""
-    wanted = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
+    """Build or verify the environments of `tasks`, `jobs` at a time. Raises all errors together."""
+    specifications = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
     room, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
 
     async def attempt(number: int, text: str) -> Environment | None:
         async with room:
             began = time.monotonic()
             try:
-                asked = Specification.parse(text)
-                made = await build(asked)
+                specification = Specification.parse(text)
+                built = await build(specification)
             except CodeRepairError as error:
                 problems.append(error)
-                say(f"environment {number} of {len(wanted)}: not built")
+                say(f"environment {number} of {len(specifications)}: not built")
                 return None
-            say(f"environment {number} of {len(wanted)}: {made.folder.name}, {time.monotonic() - began:.1f} s")
-            return made
+            say(f"environment {number} of {len(specifications)}: {built.folder.name}, {time.monotonic() - began:.1f} s")
+            return built
 
-    made = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(wanted, 1)))
+    built = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(specifications, 1)))
     if problems:
         raise several(problems)
-    return [each for each in made if each is not None]
+    return [each for each in built if each is not None]
 
 
 async def _make(specification: Specification, partial: Path) -> None:
-    asked = await _with_conda(specification) if specification.conda else specification
-    python = await asyncio.to_thread(interpreter, asked.python)
+    resolved = await _with_conda(specification) if specification.conda else specification
+    python = await asyncio.to_thread(interpreter, resolved.python)
     partial.mkdir(mode=0o755)
     check_reachable(partial)
-    about = await _build(asked, python, partial)
-    said = json.loads(without_login(specification.model_dump_json()))
-    about |= {"specification": said, "python": str(python), "uv": version("uv")}
-    known = await asyncio.to_thread(share, partial)
-    about["digest"] = await asyncio.to_thread(digest_of, partial, known)
-    (partial / ENVIRONMENT_RECORD).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    record = await _build(resolved, python, partial)
+    fields = json.loads(without_login(specification.model_dump_json()))
+    record |= {"specification": fields, "python": str(python), "uv": version("uv")}
+    hashes = await asyncio.to_thread(share, partial)
+    record["digest"] = await asyncio.to_thread(digest_of, partial, hashes)
+    (partial / ENVIRONMENT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _built(folder: Path) -> Environment:
-    about = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
-    left_out, modules = (tuple(about.get(name, ())) for name in ("left_out", "modules"))
-    return Environment(folder, about["packages"], about["digest"], left_out, about["imports"], modules)
+    record = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
+    left_out, modules = (tuple(record.get(name, ())) for name in ("left_out", "modules"))
+    return Environment(folder, record["packages"], record["digest"], left_out, record["imports"], modules)
 
 
 async def _with_conda(specification: Specification) -> Specification:
-    """Add the packages of the conda file. Raises `TaskError` without one."""
     file = specification.conda
     assert file is not None
     where = file.workspace or specification.workspace
@@ -243,19 +242,21 @@ async def _with_conda(specification: Specification) -> Specification:
     finally:
         backend.close()
     if not done.ok:
-        why = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
-        raise TaskError(f"{where} has none of {', '.join(file.paths)}: {why}", fix="correct its specification")
-    python, found = conda.requirements(done.output.decode("utf-8", "replace"))
-    wanted = (*found, *specification.requirements)
-    return specification.model_copy(update={"python": specification.python or python, "requirements": wanted})
+        output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
+        raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
+    python, conda_packages = conda.requirements(done.output.decode("utf-8", "replace"))
+    packages = (*conda_packages, *specification.requirements)
+    return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 
 
 async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
     uv = await asyncio.to_thread(_uv)
-    shown = [str(uv.parent), *local_folders()] + ([] if python.is_relative_to("/usr") else [str(python.parent.parent)])
+    folders = [str(uv.parent), *local_folders()] + (
+        [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
+    )
     choice = sandboxes.choose()
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-    backend = sandboxes.make(choice.name, binds=shown, **options)
+    backend = sandboxes.make(choice.name, binds=folders, **options)
     index = own_index()
     try:
         with scratch("environment") as home:
@@ -301,28 +302,28 @@ async def _install(
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
         raise _refused(spec, stripped, refused)
-    about = _read(stripped.output, target)
+    facts = _read(stripped.output, target)
     with tempfile.TemporaryFile() as archive:
         await _copy_out(box, archive)
         await asyncio.to_thread(_unpack, archive, target, python)
-    for path, content in about.built.items():
+    for path, content in facts.built.items():
         place = target / BUILT / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-    return about.model_dump(include={"imports", "modules", "packages", "left_out"})
+    return facts.model_dump(include={"imports", "modules", "packages", "left_out"})
 
 
 def _read(output: bytes, target: Path) -> _Stripped:
-    """Read the last line of `output`. Raises `TaskError` for invalid text, or files outside the project."""
+    # only the last line: builds print, too
     try:
-        about = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
+        facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
         raise _hostile(f"no account of what was built: {error.errors()[0]['msg']}") from error
-    for path in about.built:
+    for path in facts.built:
         if "\0" in path:
             raise _hostile(f"a file {path!r}")
         check_path(path, f"the environment {target.stem}")
-    return about
+    return facts
 
 
 async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
@@ -340,8 +341,7 @@ async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
 
 
 def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
-    """Extract a sandbox's archive into `target`, readable for all. Raises `TaskError` for unsafe names and links."""
-    # absolute links may only lead to `python`; links are made last, and no name may pass through one
+    # untrusted: absolute links may only lead to `python`; links are made last, and no name may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:
             members = [_inside(member, target, python) for member in islice(tar, _MEMBERS + 1)]
@@ -365,9 +365,9 @@ def _inside(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarI
         raise _hostile(f"a {name.parts[0]} of its own")
     if member.issparse():
         raise _hostile(f"a file with holes: {member.name!r}")
-    there = PurePosixPath(os.path.normpath(member.linkname))
+    link_target = PurePosixPath(os.path.normpath(member.linkname))
     if member.issym() and member.linkname.startswith("/"):
-        if not any(there.is_relative_to(place) for place in ("/usr", python.parent.parent)):
+        if not any(link_target.is_relative_to(place) for place in ("/usr", python.parent.parent)):
             raise _hostile(f"a link to {member.linkname!r}")
         checked = tarfile.tar_filter(member, str(target))
     else:

@@ -1,8 +1,7 @@
-"""Commands that make a layer of an image: they run in the image's files, and changes become an archive.
+"""Image layers made by commands.
 
-They run in bubblewrap (`ImageBuilder`) as one unprivileged user, with the package index as the only way out, on a copy
-whose lists of files before and after give the layer. Layers are cached by their origin: a killed build, or a Dockerfile
-with the same beginning, continues there.
+They run in bubblewrap (`ImageBuilder`), on the image's files, as one unprivileged user that reaches only the package
+index. File lists before and after give the layer. Layers are cached by origin, so killed builds continue.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _Listing = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Running:
-    """Command of a Dockerfile; `where` is its file and line, for messages."""
+    """A command of a Dockerfile; `where` is its file and line."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
@@ -59,7 +58,7 @@ class Running:
 
 
 class LayerBuilder:
-    """Builder of layers on `base`; unpacks files into the folder `work` for the duration, for sandboxes of `user`."""
+    """Builds layers on `base` in the temporary folder `work`."""
 
     def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
@@ -86,22 +85,19 @@ class LayerBuilder:
         self._put(Layer("", len(archive), digest_of(archive)), archive)
 
     def run(self, command: Running) -> None:
-        """Add the layer that `command` makes, cached or run now.
-
-        Raises `TaskError` for a failure or an invalid layer, `SandboxFault`, `PrerequisiteError`.
-        """
-        about = {name: value for name, value in asdict(command).items() if name != "where"}
-        key = hashlib.sha256(f"{self._key}{json.dumps(about)}".encode()).hexdigest()
-        made = _kept(key)
-        if made is None:
+        """Add the layer of `command`, cached or run now. Raises `TaskError`, `SandboxFault`, `PrerequisiteError`."""
+        fields = {name: value for name, value in asdict(command).items() if name != "where"}
+        key = hashlib.sha256(f"{self._key}{json.dumps(fields)}".encode()).hexdigest()
+        archive = _kept(key)
+        if archive is None:
             self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
             try:
-                made = self._made(command, key)
+                archive = self._made(command, key)
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{command.where}: cannot be run: {error}", fix=fix) from error
             self._applied += 1  # by the command itself
-        self._put(Layer("", made.path.stat().st_size, made.digest), made.path)
+        self._put(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
 
     def _put(self, layer: Layer, content: bytes | Path) -> None:
         self._own[layer.diff_id] = content
@@ -174,7 +170,7 @@ def _keep(archive: Path, key: str) -> _Kept:
 
 
 async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
-    """Run `command` in `tree`; returns the result, and refused hosts."""
+    # returns the result and the refused hosts
     from coderepairrl.environments.proxy import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
@@ -214,11 +210,11 @@ async def _watch(tree: Path, where: str) -> None:
 
 def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskError:
     printed = result.output.decode("utf-8", "replace").strip()
-    why = f"took more than {_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
-    wanted = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
-    wanted = f" (it wanted {wanted}: a build reaches the package index alone)" if refused else ""
+    outcome = f"took more than {_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
+    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
+    hosts = f" (it wanted {hosts}: a build reaches the package index alone)" if refused else ""
     return TaskError(
-        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {why}{wanted}: {printable(printed[-_SHOWN:])}",
+        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {outcome}{hosts}: {printable(printed[-_SHOWN:])}",
         fix="name the image that it builds, prebuilt (docker_image), or change the command",
     )
 
@@ -227,27 +223,26 @@ def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskErr
 
 
 def _listing(tree: Path) -> _Listing:
-    """List everything below `tree`, and open its folders to their owner, as in a layer."""
-    found: _Listing = {}
+    """List everything below `tree`, opening folders to their owner."""
+    listing: _Listing = {}
     left = [tree]
     while left:
         with os.scandir(left.pop()) as entries:
             for entry in entries:
-                about = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(about.st_mode):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     left.append(Path(entry.path))
-                    if about.st_mode & 0o700 != 0o700:
-                        Path(entry.path).chmod(stat.S_IMODE(about.st_mode) | 0o700)
-                        about = entry.stat(follow_symlinks=False)
-                times = (about.st_mtime_ns, about.st_ctime_ns)
-                found[os.path.relpath(entry.path, tree)] = (about.st_mode, about.st_ino, about.st_size, *times)
-        if len(found) > _MOST:
+                    if status.st_mode & 0o700 != 0o700:
+                        Path(entry.path).chmod(stat.S_IMODE(status.st_mode) | 0o700)
+                        status = entry.stat(follow_symlinks=False)
+                times = (status.st_mtime_ns, status.st_ctime_ns)
+                listing[os.path.relpath(entry.path, tree)] = (status.st_mode, status.st_ino, status.st_size, *times)
+        if len(listing) > _MOST:
             raise TaskError(f"an image of more than {_MOST} files")
-    return found
+    return listing
 
 
 def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
-    """Write the changes since `before` to `target`, as a layer. Raises `TaskError` if impossible."""
     after = _listing(tree)
     changed = [path for path in sorted(after) if before.get(path) != after[path]]
     gone = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120
@@ -269,23 +264,23 @@ def _is_folder(listing: _Listing, path: str) -> bool:
 
 
 def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]) -> None:
-    about = place.lstat()
+    status = place.lstat()
     entry = tarfile.TarInfo(path)
-    entry.mode = stat.S_IMODE(about.st_mode)
-    entry.pax_headers = {"mtime": f"{about.st_mtime_ns // 10**9}.{about.st_mtime_ns % 10**9:09d}"}
-    if stat.S_ISDIR(about.st_mode):
+    entry.mode = stat.S_IMODE(status.st_mode)
+    entry.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
+    if stat.S_ISDIR(status.st_mode):
         entry.type = tarfile.DIRTYPE
-    elif stat.S_ISLNK(about.st_mode):
+    elif stat.S_ISLNK(status.st_mode):
         entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(place.readlink())
-    elif stat.S_ISFIFO(about.st_mode):
+    elif stat.S_ISFIFO(status.st_mode):
         entry.type = tarfile.FIFOTYPE
-    elif not stat.S_ISREG(about.st_mode):
+    elif not stat.S_ISREG(status.st_mode):
         return
-    elif about.st_ino in links:
-        entry.type, entry.linkname = tarfile.LNKTYPE, links[about.st_ino]
+    elif status.st_ino in links:
+        entry.type, entry.linkname = tarfile.LNKTYPE, links[status.st_ino]
     else:
-        links[about.st_ino] = path
-        entry.size = about.st_size
+        links[status.st_ino] = path
+        entry.size = status.st_size
         if not entry.mode & 0o400:  # we need not be root
             place.chmod(entry.mode | 0o400)
         with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123

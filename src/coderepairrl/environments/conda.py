@@ -1,7 +1,7 @@
-"""Environment files of conda, as requirements of the Python Package Index.
+"""Conda environment files as requirements of the Python Package Index.
 
-Packages have the same names there, except `RENAMED`; others than Python's (compilers, C libraries) are left out, and so
-are builds, channels and hashes.
+Names are the same there, except `RENAMED`. Other packages than Python's (compilers, C libraries), builds, channels and
+hashes are omitted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def requirements(text: str) -> tuple[str, list[str]]:
     >>> requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
     ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
     """
-    python, found = "", list[str]()
+    python, packages = "", list[str]()
     listed, pip = False, -1  # within `dependencies`; how deep the list of pip is indented
     for line in text.splitlines():
         if re.match(r"\w", line):
@@ -54,14 +54,14 @@ def requirements(text: str) -> tuple[str, list[str]]:
         if entry == "pip:":
             pip = indent
         elif 0 <= pip < indent:
-            found.append(entry)
+            packages.append(entry)
         elif package := _PACKAGE.match(entry):
             name, version = package["name"].lower(), _version(package["version"])
             if name == "python":
                 python = ".".join(re.findall(r"\d+", version)[:2])
             if name := RENAMED.get(name, name):
-                found.append(name + version)
-    return python, found
+                packages.append(name + version)
+    return python, packages
 
 
 def _version(asked: str) -> str:

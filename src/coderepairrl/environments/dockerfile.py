@@ -1,14 +1,13 @@
-"""Images of Dockerfiles without a daemon: ``FROM``'s image, layers of copies and commands, and settings.
+"""Images of Dockerfiles without a daemon.
 
-Supported: ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
+Supported: one ``FROM`` (not ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
 ``ARG``, ``USER``. ``CMD``, ``ENTRYPOINT`` and descriptions are ignored. Commands run in a sandbox (`commands`), except
-``RUN rm -rf`` and ``RUN ln -sfT`` of whole paths. The distribution's package tools are refused: they need several
-owners and a network. Owners (``--chown``) have no meaning: one user owns everything.
+``RUN rm -rf`` and ``RUN ln -sfT`` of absolute paths. Package tools of distributions are refused: they need several
+owners and a network. ``--chown`` has no effect.
 
-``PATCH FILE``, our extension, finally applies a patch to the working folder and makes that its repository's only
-commit, which hides what it undid.
+``PATCH FILE``, our extension, finally patches the working folder and makes that its repository's only commit.
 
-Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
+Source: docs.docker.com/reference/dockerfile, as of 2025.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ _FIX = "name the image that it builds, prebuilt (docker_image), or take out what
 
 
 def named(folder: Path) -> str:
-    """Name, after ``image:``, of the image of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
+    """Image name, after ``image:``, of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """`fetch.look`, for a Dockerfile's image (`named`) at its base.
+    """Look a Dockerfile's base image, or another image, up with `fetch.look`.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
@@ -74,8 +73,7 @@ def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
 def find(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
-    """Get the image in the `offer` of `look`; a Dockerfile's is built by commands as `user` in the temporary folder
-    `work`.
+    """Fetch the `offer`; for a Dockerfile, build its image as `user` in the temporary folder `work`.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
@@ -93,19 +91,19 @@ def find(
                 builder.run(part)
             elif part:
                 builder.add(_layer(part))
-    about = {key: base.config[key] for key in ("os", "architecture", "variant") if key in base.config}
-    made: dict[str, Any] = about | {
+    fields = {key: base.config[key] for key in ("os", "architecture", "variant") if key in base.config}
+    config: dict[str, Any] = fields | {
         "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in builder.found.layers]},
     }
     if recipe.patches:  # they are no layer, and make another image
-        made["patches"] = [digest_of(patch) for patch in recipe.patches]
-    digest = digest_of(json.dumps(made, sort_keys=True).encode())
+        config["patches"] = [digest_of(patch) for patch in recipe.patches]
+    digest = digest_of(json.dumps(config, sort_keys=True).encode())
     if reference.digest not in ("", digest):
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
-    about = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
-    return replace(builder.found, **about, config=made, patches=tuple(recipe.patches))
+    fields = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
+    return replace(builder.found, **fields, config=config, patches=tuple(recipe.patches))
 
 
 def _require_unchanged(reference: Reference, where: str) -> None:
@@ -115,13 +113,13 @@ def _require_unchanged(reference: Reference, where: str) -> None:
 
 
 def base_of(folder: Path) -> str:
-    """Base image of the Dockerfile in `folder`. Raises `TaskError` for an unsupported one (`Recipe`)."""
+    """Base image of the Dockerfile in `folder`. Raises `TaskError`."""
     return Recipe(folder).base
 
 
 @dataclass
 class _Entry:
-    """Content of a path in the layer: a file's data, a link's target, or an existing folder (None)."""
+    """File content, link target, or existing folder (None)."""
 
     data: bytes | None
     mode: int = 0o644
@@ -130,7 +128,7 @@ class _Entry:
 
 @dataclass
 class Recipe:
-    """Dockerfile in `folder`, read up to its base. Raises `TaskError` with file, line and instruction."""
+    """The Dockerfile in `folder`. Raises `TaskError` with file, line and instruction."""
 
     folder: Path
     base: str = field(init=False)
@@ -159,10 +157,10 @@ class Recipe:
                 raise self._wrong(line, f"{instruction} is not understood")
         if not self.base:
             raise self._wrong(1, "no FROM")
-        self.run({})  # what is wrong is said before anything is fetched
+        self.run({})  # report errors before fetching anything
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill `parts` for an image with these `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
+        """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
         self.parts, self.patches = [], []
         self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
@@ -177,9 +175,9 @@ class Recipe:
             else:
                 _STEPS[instruction](self, line, rest)
         self._arguments = declared
-        kept = {key: value for key, value in settings.items() if key not in ("Cmd", "Entrypoint", "OnBuild")}
+        inherited = {key: value for key, value in settings.items() if key not in ("Cmd", "Entrypoint", "OnBuild")}
         env = [f"{name}={value}" for name, value in self._env.items()]
-        return kept | {"Env": env, "WorkingDir": self._workdir, "User": self._user}
+        return inherited | {"Env": env, "WorkingDir": self._workdir, "User": self._user}
 
     def _from(self, line: int, rest: str) -> None:
         if self.base:
@@ -191,8 +189,8 @@ class Recipe:
 
     def _argument(self, line: int, rest: str, declared: Mapping[str, str]) -> None:
         for word in self._words(line, rest):
-            name, given, value = word.partition("=")
-            self._arguments[name] = value if given else declared.get(name, "")
+            name, separator, value = word.partition("=")
+            self._arguments[name] = value if separator else declared.get(name, "")
 
     def _set(self, line: int, rest: str) -> None:
         if "=" not in rest.split(None, 1)[0]:
@@ -231,12 +229,12 @@ class Recipe:
             name, value = option.groups()
             if (name, value) in (("network", "none"), ("network", "default")):
                 network = value != "none"
-            elif name != "mount" or "type=cache" not in value.split(","):  # a cache is there to be quick
+            elif name != "mount" or "type=cache" not in value.split(","):  # a cache only saves time
                 raise self._wrong(line, f"RUN {option[0].strip()}")
             command = command[option.end() :]
-        if found := _PACKAGES.search(f" {command} "):
+        if tool := _PACKAGES.search(f" {command} "):
             raise self._wrong(
-                line, f"RUN {rest}: {found[1]} needs several owners and a distribution's servers, which a build has not"
+                line, f"RUN {rest}: {tool[1]} needs several owners and a distribution's servers, which a build has not"
             )
         words = _listed(command)
         argv = (*self._shell, command) if words is None else tuple(words)
@@ -277,12 +275,12 @@ class Recipe:
         words = [word for word in words if not word.startswith("--")]
         if len(words) < 2:
             raise self._wrong(line, f"COPY {rest}")
-        *given, target = words
-        found = [path for name in given for path in self._matching(line, name)]
+        *sources, target = words
+        paths = [path for name in sources for path in self._matching(line, name)]
         where = self._inside(target)
-        several = len(found) > 1 or target.endswith("/") or target in (".", "./")
+        several = len(paths) > 1 or target.endswith("/") or target in (".", "./")
         into = several or where in _FOLDERS or self._is_folder(where)
-        for path in found:
+        for path in paths:
             if path.is_dir() and not path.is_symlink():
                 self._made(where)
                 self._copy_folder(path, where, mode)
@@ -322,15 +320,15 @@ class Recipe:
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise self._wrong(line, f"COPY {name}: outside of the folder")
-        found = [self.folder]
+        matches = [self.folder]
         for part in parts:
-            within = [each for folder in found if folder.is_dir() for each in sorted(folder.iterdir())]
-            found = [each for each in within if fnmatchcase(each.name, part)]
-            if any(each.is_symlink() for each in found):
+            within = [each for folder in matches if folder.is_dir() for each in sorted(folder.iterdir())]
+            matches = [each for each in within if fnmatchcase(each.name, part)]
+            if any(each.is_symlink() for each in matches):
                 raise self._wrong(line, f"COPY {name}: a link is on the way")
-        if not found:
+        if not matches:
             raise self._wrong(line, f"COPY {name}: there is no such file")
-        return found
+        return matches
 
     def _is_folder(self, where: str) -> bool:
         for part in reversed(self.parts):
@@ -343,14 +341,13 @@ class Recipe:
             self._entries.setdefault(each, _Entry(None))
 
     def _inside(self, path: str) -> str:
-        """Path of the image, from its root."""
-        here: list[str] = []
+        resolved: list[str] = []
         for part in f"{'' if path.startswith('/') else self._workdir}/{path}".split("/"):
             if part == "..":
-                del here[-1:]
+                del resolved[-1:]
             elif part not in ("", "."):
-                here.append(part)
-        return "/" + "/".join(here)
+                resolved.append(part)
+        return "/" + "/".join(resolved)
 
     def _words(self, line: int, rest: str) -> list[str]:
         try:
@@ -359,21 +356,21 @@ class Recipe:
             raise self._wrong(line, f"{rest}: {error}") from None
 
     def _expanded(self, text: str) -> str:
-        known = self._arguments | getattr(self, "_env", {})
+        variables = self._arguments | getattr(self, "_env", {})
 
         def value(match: re.Match[str]) -> str:
             if match["plain"]:
                 return "$"
-            found = known.get(match["braced"] or match["bare"], "")
+            setting = variables.get(match["braced"] or match["bare"], "")
             if match["how"] == ":-":
-                return found or match["word"]
-            return match["word"] if match["how"] == ":+" and found else "" if match["how"] else found
+                return setting or match["word"]
+            return match["word"] if match["how"] == ":+" and setting else "" if match["how"] else setting
 
         return _VARIABLE.sub(value, text)
 
     def _wrong(self, line: int, problem: str) -> TaskError:
-        shown = problem if len(problem) <= 200 else f"{problem[:200]}..."
-        return TaskError(f"{self.folder / NAME}, line {line}: {shown}", fix=_FIX)
+        shortened = problem if len(problem) <= 200 else f"{problem[:200]}..."
+        return TaskError(f"{self.folder / NAME}, line {line}: {shortened}", fix=_FIX)
 
 
 _STEPS: dict[str, Any] = {
@@ -408,54 +405,53 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}", fix="write a Dockerfile in UTF-8") from error
-    whole, began = "", 0
+    joined, began = "", 0
     for number, line in enumerate(lines, start=1):
-        if re.match(r"#\s*escape\s*=", line) and not whole:
+        if re.match(r"#\s*escape\s*=", line) and not joined:
             raise TaskError(f"{path}, line {number}: another escape than a backslash")
         if line.lstrip().startswith("#") or (not line.strip()):
             continue
         began = began or number
         if line.rstrip().endswith("\\"):
-            whole += line.rstrip()[:-1]
+            joined += line.rstrip()[:-1]
             continue
-        instruction, _, rest = (whole + line).strip().partition(" ")
+        instruction, _, rest = (joined + line).strip().partition(" ")
         yield began, instruction.upper(), rest.strip()
-        whole, began = "", 0
-    if whole:
+        joined, began = "", 0
+    if joined:
         raise TaskError(f"{path}: it ends in the middle of an instruction")
 
 
 def _layer(entries: Mapping[str, _Entry]) -> bytes:
-    """Archive of a layer, independent of clock and user."""
-    # a folder is given by the whiteout of a missing entry in it: an entry of its own would change the base's
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for where, about in sorted(entries.items()):
+    # independent of clock and user. A folder is created by a whiteout of a missing entry in it: its own entry would
+    # change the base's folder
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for where, content in sorted(entries.items()):
             entry = tarfile.TarInfo(where.strip("/"))
             entry.mtime = _THEN
-            if about.data is None:
+            if content.data is None:
                 if where == "/":
                     continue
                 entry.name += f"/{layers.HIDDEN}crrl"
                 archive.addfile(entry)
-            elif about.link:
-                entry.type, entry.linkname = tarfile.SYMTYPE, about.data.decode("utf-8", "surrogateescape")
+            elif content.link:
+                entry.type, entry.linkname = tarfile.SYMTYPE, content.data.decode("utf-8", "surrogateescape")
                 archive.addfile(entry)
             else:
-                entry.size, entry.mode = len(about.data), about.mode
-                archive.addfile(entry, io.BytesIO(about.data))
-    return made.getvalue()
+                entry.size, entry.mode = len(content.data), content.mode
+                archive.addfile(entry, io.BytesIO(content.data))
+    return buffer.getvalue()
 
 
 def _state(folder: Path) -> str:
-    """Digest of the paths, modes and contents in `folder`."""
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*")):
             kind = path.lstat().st_mode
             data = str(path.readlink()).encode() if stat.S_ISLNK(kind) else path.read_bytes() if path.is_file() else b""
-            about = [str(path.relative_to(folder)), stat.S_IFMT(kind), kind & 0o111, hashlib.sha256(data).hexdigest()]
-            digest.update(json.dumps(about).encode())
+            fields = [str(path.relative_to(folder)), stat.S_IFMT(kind), kind & 0o111, hashlib.sha256(data).hexdigest()]
+            digest.update(json.dumps(fields).encode())
     except OSError as error:
         raise TaskError(f"{folder} cannot be read: {error}", fix="check its permissions") from error
     return digest.hexdigest()[:16]

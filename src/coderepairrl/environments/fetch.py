@@ -1,7 +1,6 @@
 """Sources of images: a registry, by skopeo; a folder in OCI layout; an archive of ``docker save``.
 
-Registry blobs are kept in a store, so a killed fetch continues. Manifests and configurations are checked by digest
-here, layers when unpacked (`trees`).
+Registry blobs are stored, so killed fetches continue. Layers are verified when unpacked (`trees`).
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ _SLOWEST = 1 << 18
 
 
 class NoRoom(PrerequisiteError):
-    """Lack of disk space."""
+    """Too little disk space."""
 
 
 class Offer(NamedTuple):
-    """Available image, and its costs."""
+    """An available image and its costs."""
 
     lacking: Mapping[str, int]
     layers: Mapping[str, int]
@@ -64,10 +63,10 @@ class Offer(NamedTuple):
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> Offer:
-    """Find the image `where`; from a registry, with blobs in `store`, only the manifest is fetched.
+    """Find image `where`; from a registry, fetch only the manifest.
 
-    `offered` is a folder in OCI layout, or an archive, to try first. Raises `TaskError` for a missing or unfit image,
-    `PrerequisiteError` when it cannot be fetched now.
+    `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
+    `PrerequisiteError` if it cannot be fetched now.
     """
     reference = Reference.of(where)
     if reference.transport == "oci":
@@ -91,43 +90,43 @@ def _at_hand(found: Found, growth: int) -> Offer:
 
 
 class _NotThere(TaskError):
-    """Missing image in a folder or an archive."""
+    """Image missing from a folder or archive."""
 
 
 # -- a folder in OCI layout
 
 
 def from_layout(folder: Path, reference: Reference, where: str) -> Found:
-    """Find the image in `folder` by the digest, tag or name of `reference`; or the only one."""
+    """Find an image in OCI layout by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
     index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
     entry = _chosen(index, blobs, reference, where)
-    asked = digest = checked(entry.get("digest"), where)
+    requested = digest = checked(entry.get("digest"), where)
     manifest = parsed(_blob(blobs, digest, where), where)
     if _is_list(manifest):
         digest = for_this_machine(manifest, where)
         manifest = parsed(_blob(blobs, digest, where), where)
     named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    return _found(where, f"{named}@{asked}", {"asked": asked, "manifest": digest}, manifest, blobs)
+    return _found(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
 
 
 def _chosen(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
     entries = [entry for entry in index.get("manifests", ()) if isinstance(entry, dict)]
     if reference.digest:
-        found = [entry for entry in entries if entry.get("digest") == reference.digest]
-        if not found and (blobs / reference.digest.replace(":", "/")).is_file():
-            found = [{"digest": reference.digest}]  # an entry of a list, or one that lost its name
+        matching = [entry for entry in entries if entry.get("digest") == reference.digest]
+        if not matching and (blobs / reference.digest.replace(":", "/")).is_file():
+            matching = [{"digest": reference.digest}]  # an entry of a list, or one that lost its name
     elif reference.transport == "oci" and not reference.tag:
-        found = entries
+        matching = entries
     else:
         names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}", reference.name} - {""}
         keys = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
-        found = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
-    if not found:
+        matching = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
+    if not matching:
         raise _NotThere(f"image {where} is not in {blobs.parent}", fix="name one by its digest (index.json)")
-    if len({entry.get("digest") for entry in found}) > 1:
+    if len({entry.get("digest") for entry in matching}) > 1:
         raise TaskError(f"image {where}: {blobs.parent} has several", fix="name one by its digest: ...@sha256:...")
-    return found[0]
+    return matching[0]
 
 
 def _is_list(manifest: dict[str, Any]) -> bool:
@@ -165,7 +164,7 @@ def _bytes(path: Path, where: str) -> bytes:
 
 
 def from_archive(path: Path, reference: Reference, where: str) -> Found:
-    """Find the image in the archive `path` by the id (SHA-256 of the configuration) or tag of `reference`."""
+    """Find an image in an archive by id (SHA-256 of its configuration) or tag."""
     try:
         with tarfile.open(path) as archive:
             listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
@@ -259,7 +258,6 @@ def _has(store: Path, digest: str, size: int) -> bool:
 
 
 def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
-    """Manifest of the registry, cached in `store`."""
     if digest and (store / digest.replace(":", "/")).is_file():
         return _blob(store, digest, where)
     data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
@@ -274,8 +272,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 
 
 def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
-    """Fetch an image's blobs to `store`, the rest to `layout`; returns its OCI manifest's digest."""
-    # skopeo holds the lock, too: if it outlives us, the next attempt waits for it
+    # returns the OCI manifest's digest; skopeo holds the lock, too: if it outlives us, the next attempt waits for it
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
         _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
@@ -290,7 +287,7 @@ def _how(place: str, side: str) -> list[str]:
 
 
 def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
-    """Run skopeo within `seconds`, with `held` open; returns its output. Raises `TaskError`, `PrerequisiteError`."""
+    """Run skopeo, inheriting descriptors `held`; returns its output."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(
@@ -310,8 +307,8 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
 def _explained(printed: str, where: str) -> CodeRepairError:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
-    if found := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
-        words = found[1].replace('\\"', '"')
+    if message := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
+        words = message[1].replace('\\"', '"')
     lower = printed.lower()
     host = where.partition("/")[0]
     if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):
@@ -338,14 +335,14 @@ def _explained(printed: str, where: str) -> CodeRepairError:
 
 @contextmanager
 def alone(target: Path) -> Iterator[int]:
-    """Hold the lock for making `target`; yields its descriptor."""
+    """Lock `target`; yields the descriptor of the lock."""
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()
 
 
 def check_room(folder: Path, need: int, what: str) -> None:
-    """Raise `NoRoom` unless the disk of `folder` has `need` bytes to spare."""
+    """Raise `NoRoom` unless `need` bytes are free."""
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize
     if free < need + SPARE:

@@ -1,4 +1,4 @@
-"""Fingerprint of a task's environment on this machine: kind and digest."""
+"""Fingerprints of tasks' environments on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coderepairrl.types import Task
 
 
 class Fingerprint(NamedTuple):
-    """Environment of a task; unknown or inapplicable fields are empty.
+    """Environment of a task; unknown fields are empty.
 
     >>> fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
     'sandbox'
@@ -32,7 +32,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(task: Task) -> Fingerprint:
-    """Fingerprint of `task`, from the records of `crrl data prepare`."""
+    """Fingerprint of `task`, from records of `crrl data prepare`."""
     kind, _, where = task.workspace.partition(":")
     if kind == "image":
         return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))
@@ -47,21 +47,21 @@ def fingerprint(task: Task) -> Fingerprint:
 
 
 def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Environments of `tasks` as plain data, each once, with the number of ``tasks``."""
-    known: dict[tuple[str, str], Fingerprint] = {}
+    """Distinct environments of `tasks`, with the number of ``tasks``."""
+    by_source: dict[tuple[str, str], Fingerprint] = {}
     counts = Counter[Fingerprint]()
     for task in tasks:
         by = task.workspace if task.workspace.startswith("image:") else "", task.environment
-        counts[known[by] if by in known else known.setdefault(by, fingerprint(task))] += 1
+        counts[by_source[by] if by in by_source else by_source.setdefault(by, fingerprint(task))] += 1
     return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return found
+    return record
 
 
 def _python(folder: Path) -> str:
@@ -70,5 +70,5 @@ def _python(folder: Path) -> str:
         text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    found = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+)*)", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+)*)", text, re.MULTILINE)
+    return match[1] if match else ""

@@ -1,10 +1,9 @@
 """Reduction of an image's repository to its past.
 
-Images of benchmarks come from clones, with later branches, tags and packs, where policies look for the repair. A new
-repository replaces the old one, with objects reachable from the checked out commit, and tags of its ancestors (``git
-describe``). Hooks, settings, remotes, logs, replacements, borrowed and promised objects are dropped; other repositories
-with the same first commit, bundles, and caches of pip and uv are removed. Git runs as the sandbox user without the
-image's settings (`hostgit`), after all links are removed.
+Benchmark images are clones with later branches, tags and packs, where policies look for the repair. A new repository
+gets only objects reachable from the checked out commit, and tags of its ancestors (``git describe``). Hooks, settings,
+remotes, logs and replacements are dropped; related repositories, bundles, and caches of pip and uv deleted. Git runs as
+the sandbox user without the image's settings (`hostgit`).
 """
 
 from __future__ import annotations
@@ -32,17 +31,14 @@ _BORROWERS = 5
 
 
 class Reduced(NamedTuple):
-    """Result for a repository: its commit (empty: none), and removed paths."""
+    """Checked out commit (empty: none) and removed paths."""
 
     head: str
     removed: tuple[str, ...]
 
 
 def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
-    """Reduce the repository in the folder `where` of `tree` to its commit's past, with the temporary folder `work`.
-
-    Raises `TaskError` where git cannot read it.
-    """
+    """Reduce the repository in folder `where` of `tree` to the past of its commit. Raises `TaskError`."""
     place = _Place(tree, where, work, command_as(user, []))
     home = resolve(tree, ".git", where)
     if home is None:
@@ -60,10 +56,10 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
         raise TaskError(f"the repository in /{where} cannot be read: {reason(error)}") from error
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
-    own = f"{where}/.git"
+    git_folder = f"{where}/.git"
     lent = [name for name in borrowed if name.endswith("objects")]
     lent = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lent]
-    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{own}/")]
+    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
     return Reduced(head, tuple(sorted({*removed, *_others(place)})) if head else tuple(removed))
@@ -77,12 +73,12 @@ class _Place(NamedTuple):
 
     @property
     def view(self) -> Path:
-        """Temporary git directory, which borrows the image's objects."""
+        """Temporary git directory that borrows the image's objects."""
         return self.work / "view"
 
     @property
     def new(self) -> Path:
-        """New repository."""
+        """The new repository."""
         return self.work / "new"
 
     def git(self, *args: str, folder: Path, stdin: bytes = b"", env: dict[str, str] | None = None) -> bytes:
@@ -122,25 +118,25 @@ def _without_links(folder: Path) -> None:
 
 
 def _borrowed(place: _Place, common: str) -> list[str]:
-    """Folders of objects, including borrowed ones, whose own borrowing is ended."""
-    found, left = [], [(f"{common}/objects", 0)]
+    # folders of objects, which then no longer borrow from each other
+    folders, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
         real = resolve(place.tree, folder)
-        if real is None or real in found or depth > _BORROWERS:
+        if real is None or real in folders or depth > _BORROWERS:
             continue
-        found.append(real)
+        folders.append(real)
         listed = place.tree / real / "info" / "alternates"
         for line in text(place.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
         _without_links(place.tree / real)
         listed.unlink(missing_ok=True)
-    return found
+    return folders
 
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
-    """Replace the repository by a new one from folders of `objects`; returns the commit's id."""
+    """Replace the repository; returns the commit id."""
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quoted(place.tree / folder) for folder in objects)}
 
     def ask(*args: str, stdin: bytes = b"") -> str:
@@ -150,7 +146,7 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     try:
         head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
-        _swap(place, None)  # nothing is checked out: whatever it holds is not this task's
+        _swap(place, None)  # nothing is checked out, so nothing in it belongs to this task
         return ""
     tags = [line.split(" ", 1) for line in ask(
         "for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags"
@@ -170,12 +166,12 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     if excluded := text(place.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
     _own(place, new)
-    wanted = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
+    revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
     pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
     try:
-        ask(*pack, stdin=wanted)
+        ask(*pack, stdin=revisions)
     except subprocess.CalledProcessError:  # a clone with a filter: what is promised is not here
-        ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=wanted)
+        ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=revisions)
     place.git("read-tree", "HEAD", folder=new)
     if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
         modules.rename(new / "modules")
@@ -205,9 +201,9 @@ def _readable(folder: Path) -> None:
 
 def _own(place: _Place, folder: Path) -> None:
     _readable(folder)
-    about = place.tree.stat()
+    status = place.tree.stat()
     for path in (folder, *folder.rglob("*")):
-        os.chown(path, about.st_uid, about.st_gid)
+        os.chown(path, status.st_uid, status.st_gid)
 
 
 def _swap(place: _Place, new: Path | None) -> None:
@@ -221,33 +217,33 @@ def _swap(place: _Place, new: Path | None) -> None:
 
 
 def _others(place: _Place) -> Iterator[str]:
-    """Remove other places of later commits, or packages made of them; yields the paths."""
-    own = place.tree / place.where / ".git"
-    related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=own)).split()
+    """Delete other sources of later commits; yields their paths."""
+    git_folder = place.tree / place.where / ".git"
+    related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
     for parent, folders, files in os.walk(place.tree):
-        here = Path(parent)
-        if here == own:
+        current = Path(parent)
+        if current == git_folder:
             folders[:] = [name for name in folders if name == "modules"]
             continue
-        name = str(here.relative_to(place.tree))
+        name = str(current.relative_to(place.tree))
         if name.endswith(_CACHES) and not name.startswith(f"{place.where}/"):
-            shutil.rmtree(here)
+            shutil.rmtree(current)
             folders.clear()
             yield name
             continue
-        if "HEAD" in files and "objects" in folders and _knows(place, here, related):
-            shutil.rmtree(here)
+        if "HEAD" in files and "objects" in folders and _knows(place, current, related):
+            shutil.rmtree(current)
             folders.clear()
             yield name
             continue
         for file in files:
             if file.endswith(".bundle") and text(place.tree, f"{name}/{file}", longest=15).endswith("git bundle"):
-                (here / file).unlink()
-                yield str((here / file).relative_to(place.tree))
+                (current / file).unlink()
+                yield str((current / file).relative_to(place.tree))
 
 
 def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
-    asked = "".join(f"{commit}\n" for commit in commits).encode()
-    found = place.git("cat-file", "--batch-check", folder=place.view, stdin=asked, env=env).splitlines()
-    return not all(line.endswith(b" missing") for line in found)
+    query = "".join(f"{commit}\n" for commit in commits).encode()
+    answers = place.git("cat-file", "--batch-check", folder=place.view, stdin=query, env=env).splitlines()
+    return not all(line.endswith(b" missing") for line in answers)

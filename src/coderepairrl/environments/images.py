@@ -1,4 +1,4 @@
-"""Preparation of images: fetched and unpacked in parallel, each once; later no network is needed."""
+"""Parallel preparation of images, after which no network is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can
 
 
 class ReadyImage(NamedTuple):
-    """Usable image: requested name, name with digest, and facts."""
+    """A prepared image under its requested and pinned names."""
 
     name: str
     pinned: str
@@ -35,11 +35,11 @@ class ReadyImage(NamedTuple):
 def prepare_images(
     names: Iterable[str], *, offered: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> list[ReadyImage]:
-    """Fetch and unpack the images `names`, `jobs` at a time; ready ones are left alone.
+    """Fetch and unpack missing images, `jobs` at a time.
 
     Names are ``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``, ``dockerfile:FOLDER:STATE``.
-    `offered` is a folder in OCI layout, or an archive of ``docker save``, to try first. Shows the total size; raises
-    `NoRoom`, and `TaskError` and `PrerequisiteError` for all failures together.
+    `offered` is an OCI layout or archive to try first. Raises `NoRoom`, and `TaskError` and `PrerequisiteError` for all
+    failures together.
     """
     user = SANDBOX_USER if os.geteuid() == 0 else None
     home = images_cache()
@@ -51,7 +51,7 @@ def prepare_images(
     check_reachable(home / "blobs")
     problems: list[CodeRepairError] = []
 
-    wanted = list(dict.fromkeys(names))
+    unique_names = list(dict.fromkeys(names))
 
     def ask(name: str) -> Offer | None:
         try:
@@ -70,29 +70,29 @@ def prepare_images(
         return None
 
     with ThreadPoolExecutor(jobs) as pool:
-        offers = dict(zip(wanted, pool.map(ask, wanted), strict=True))
+        offers = dict(zip(unique_names, pool.map(ask, unique_names), strict=True))
         _check_room({name: offer for name, offer in offers.items() if offer}, home, say)
-        made = list(pool.map(attempt, offers, offers.values()))
+        results = list(pool.map(attempt, offers, offers.values()))
     if problems:
         raise several(problems)
-    return [ready for ready in made if ready is not None]
+    return [ready for ready in results if ready is not None]
 
 
 def _check_room(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
-    """Show what `offers` take, each blob and layer once. Raises `NoRoom`."""
+    """Show the total size of `offers`. Raises `NoRoom`."""
     if not offers:
         return
     lacking = {digest: size for offer in offers.values() for digest, size in offer.lacking.items()}
     layers = {digest: size for offer in offers.values() for digest, size in offer.layers.items()}
     fetched, need = sum(lacking.values()), sum(lacking.values()) + sum(layers.values())
-    what = counted(len(offers), "image")
-    say(f"{what}: {fetched >> 20} MiB to fetch, about {need >> 20} MiB of disk with their files, in {home}")
+    summary = counted(len(offers), "image")
+    say(f"{summary}: {fetched >> 20} MiB to fetch, about {need >> 20} MiB of disk with their files, in {home}")
     if hub := sum(offer.hub for offer in offers.values()):
         say(
             f"{counted(hub, 'image')} of Docker Hub, where 100 may be pulled in six hours without a login (as of 2025; "
             "an image can count as two or three): skopeo login docker.io"
         )
-    check_room(home, need, what)
+    check_room(home, need, summary)
 
 
 def _ready(name: str, user: int | None) -> ReadyImage | None:
@@ -107,20 +107,20 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say, offer:
     home = images_cache()
     with alone(home / "names" / record_of(name).stem):
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
-        made = partial(dockerfile.find, name, home / "blobs", say, user=user, work=store(user) / f".building-{key}")
-        found = made(offer)
+        get = partial(dockerfile.find, name, home / "blobs", say, user=user, work=store(user) / f".building-{key}")
+        fetched = get(offer)
         try:
-            image = trees.build(found, user, say)
+            image = trees.build(fetched, user, say)
         except trees.CorruptLayer as error:
             if not (mine := home / "blobs" / error.layer.blob.replace(":", "/")).is_file():
                 raise
             say(f"{error}; fetching it again")
             mine.unlink()
-            found = made(dockerfile.look(name, home / "blobs", offered))
-            image = trees.build(found, user, say)
-        for key in {name, found.pinned, *(f"@{digest}" for digest in found.digests.values())}:
-            _note(record_of(f"image{key}" if key.startswith("@") else key), found.pinned, image.id)
-    return ReadyImage(name, found.pinned, image)
+            fetched = get(dockerfile.look(name, home / "blobs", offered))
+            image = trees.build(fetched, user, say)
+        for key in {name, fetched.pinned, *(f"@{digest}" for digest in fetched.digests.values())}:
+            _note(record_of(f"image{key}" if key.startswith("@") else key), fetched.pinned, image.id)
+    return ReadyImage(name, fetched.pinned, image)
 
 
 def _note(record: Path, named: str, image: str) -> None:

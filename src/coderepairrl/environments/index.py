@@ -1,4 +1,4 @@
-"""Settings of the package index, for builds outside and inside sandboxes."""
+"""Package index settings for builds outside and inside sandboxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Index(NamedTuple):
-    """User's package index, perhaps with a login, hidden from builds."""
+    """The user's package index, with a login hidden from builds."""
 
     origin: str
     """``https://HOST:PORT``."""
@@ -30,14 +30,14 @@ class Index(NamedTuple):
 
     @classmethod
     def of(cls, url: str, links: Sequence[str] = ()) -> Self:
-        """Index at `url`, which also serves `links` of its origin.
+        """Index at `url`, including `links` of the same origin.
 
         >>> index = Index.of("https://me:secret@example.org/team/simple/")
         >>> index.origin, index.paths
         ('https://example.org:443', ('/team/simple/',))
         """
         parts = urlsplit(url)
-        pages = [parts, *(own for own in map(urlsplit, links) if origin_of(own) == origin_of(parts))]
+        pages = [parts, *(link for link in map(urlsplit, links) if origin_of(link) == origin_of(parts))]
         login = ""
         if parts.username is not None:
             words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -46,7 +46,7 @@ class Index(NamedTuple):
 
 
 def origin_of(parts: SplitResult) -> str:
-    """``SCHEME://HOST:PORT``, without a login; "" for other URLs."""
+    """``SCHEME://HOST:PORT`` of an HTTP URL, else ""."""
     if parts.scheme not in _PORTS or not parts.hostname:
         return ""
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -54,45 +54,43 @@ def origin_of(parts: SplitResult) -> str:
 
 
 def own_index() -> Index | None:
-    """Index configured in place of PyPI, if any."""
+    """Configured replacement of PyPI, if any."""
     settings = _settings()
     url = settings.get("UV_DEFAULT_INDEX", "")
     return Index.of(url, _links(settings)) if origin_of(urlsplit(url)) else None
 
 
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
-    """Index settings as variables of uv, for a build that reaches `index` through `proxy` (``http://HOST:PORT``),
-    without login.
-    """
-    found = _settings()
-    urls = [_inside(url, index, proxy) for url in _links(found)]
-    if "UV_DEFAULT_INDEX" in found:
-        found["UV_DEFAULT_INDEX"] = _inside(found["UV_DEFAULT_INDEX"], index, proxy)
-    return found | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
+    """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``)."""
+    settings = _settings()
+    urls = [_inside(url, index, proxy) for url in _links(settings)]
+    if "UV_DEFAULT_INDEX" in settings:
+        settings["UV_DEFAULT_INDEX"] = _inside(settings["UV_DEFAULT_INDEX"], index, proxy)
+    return settings | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
 
 
 def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
-    """`settings_inside` as variables of pip, with lists separated by blanks."""
-    found = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
-    return found | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := found.get("PIP_FIND_LINKS")) else {})
+    """`settings_inside` as variables of pip."""
+    settings = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
+    return settings | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := settings.get("PIP_FIND_LINKS")) else {})
 
 
 def index_hosts() -> tuple[str, ...]:
-    """Hosts that a build reaches directly: PyPI's."""
+    """Hosts that builds reach directly."""
     return _PYPI
 
 
 def local_folders() -> list[str]:
-    """Local folders of wheels, to show to builds."""
+    """Local folders of wheels."""
     return [each for each in _links(_settings()) if each.startswith("/") and Path(each).is_dir()]
 
 
 def _settings() -> dict[str, str]:
-    found = {
-        name: next((os.environ[each] for each in (name, *others) if os.environ.get(each)), "")
-        for name, others in _SETTINGS.items()
+    values = {
+        name: next((os.environ[each] for each in (name, *alternatives) if os.environ.get(each)), "")
+        for name, alternatives in _SETTINGS.items()
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def _links(settings: dict[str, str]) -> list[str]:
@@ -100,7 +98,7 @@ def _links(settings: dict[str, str]) -> list[str]:
 
 
 def _inside(url: str, index: Index | None, proxy: str) -> str:
-    """`url` for a build: without its login, and through the proxy if within `index`."""
+    # without login, and through the proxy if within `index`
     parts = urlsplit(url)
     if not origin_of(parts):
         return url

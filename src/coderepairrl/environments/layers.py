@@ -1,12 +1,11 @@
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH112, PTH114, PTH115, PTH123, PTH211
-"""Unpacker of an image's layer onto a folder: ``python -I layers.py FOLDER SHARES < LAYER.tar``. Prints a JSON report.
+"""Unpacks an image layer: ``python -I layers.py FOLDER SHARES < LAYER.tar``. Prints a JSON report.
 
-Standard library alone: root runs it as the sandbox user, who may not be able to read the package.
+Standard library only: the sandbox user, who runs it, may not be able to read the package.
 
-The layer is untrusted: names with ``..`` are refused, symbolic links lead into the folder alone, and no entry is
-written through one. It follows the image specification (github.com/opencontainers/image-spec, layer.md), except what
-needs root: owners, devices, set-user-id bits and extended attributes are left out and counted, and the owner may read
-and write everything.
+Layers are untrusted: names with ``..`` are refused, symbolic links stay inside the folder, and no entry is written
+through one. Follows github.com/opencontainers/image-spec, layer.md, except what needs root: owners, devices,
+set-user-id bits and extended attributes are omitted and counted, and the owner may read and write everything.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Refused(Exception):
 
 
 class Layer:
-    """Layer on its way into `root`. Files with equal path, mode, time and content are linked with `shares`, if any."""
+    """A layer being extracted to `root`; equal files are hard links to `shares`, if given."""
 
     def __init__(self, root: str, shares: str) -> None:
         self.root, self.shares = root, shares
@@ -65,7 +64,7 @@ class Layer:
                 os.utime(folder, ns=(time, time))
 
     def report(self) -> dict[str, object]:
-        """Report ``files``, ``bytes``, ``shared`` (bytes), and number and names of left-out entries by difference."""
+        """Report ``files``, ``bytes``, ``shared`` (bytes), and omissions by kind."""
         done = {"files": self.files, "bytes": self.bytes, "shared": self.shared}
         return {**done, "counts": self.counts, "left_out": self.left_out}
 
@@ -126,19 +125,19 @@ class Layer:
                 named.append(path)
 
     def _parent(self, parts: list[str]) -> str:
-        """Folder of `parts`, created if missing; symbolic links are followed inside the root alone."""
+        # symbolic links stay inside the root
         key = "/".join(parts)
-        if (known := self._parents.get(key)) is not None:
-            return known
-        here, left, links = self.root, deque(parts), 0
+        if (cached := self._parents.get(key)) is not None:
+            return cached
+        current, left, links = self.root, deque(parts), 0
         while left:
             part = left.popleft()
             if part in ("", "."):
                 continue
             if part == "..":
-                here = here if here == self.root else os.path.dirname(here)  # noqa: PTH120
+                current = current if current == self.root else os.path.dirname(current)  # noqa: PTH120
                 continue
-            path = f"{here}/{part}"
+            path = f"{current}/{part}"
             try:
                 mode = os.lstat(path).st_mode
             except FileNotFoundError:
@@ -151,16 +150,16 @@ class Layer:
                 if links > LINKS:
                     raise Refused(f"too many symbolic links on the way to {key!r}")
                 target = os.readlink(path)
-                here = self.root if target.startswith("/") else here
+                current = self.root if target.startswith("/") else current
                 left.extendleft(reversed(target.split("/")))
             elif stat.S_ISDIR(mode):
-                here = path
+                current = path
                 self._added.add(path)
             else:
                 raise Refused(f"{key!r} leads through a file")
-        self._times.setdefault(here, os.lstat(here).st_mtime_ns)
-        self._parents[key] = here
-        return here
+        self._times.setdefault(current, os.lstat(current).st_mtime_ns)
+        self._parents[key] = current
+        return current
 
     def _folder(self, target: str, member: tarfile.TarInfo) -> None:
         try:
@@ -185,7 +184,7 @@ class Layer:
             self._parents.clear()
 
     def _linked(self, member: tarfile.TarInfo) -> str:
-        """Target of a hard link; empty for a device."""
+        # empty for a device
         parts = split(member.linkname)
         source = f"{self._parent(parts[:-1])}/{parts[-1]}" if parts else self.root
         try:
@@ -199,7 +198,7 @@ class Layer:
         return source
 
     def _hide(self, folder: str, name: str) -> None:
-        """Apply a whiteout of `name`, or of all of `folder`, to lower layers."""
+        """Apply the whiteout `name` to lower layers."""
         if name == OPAQUE:
             self._empty(folder)
             return
@@ -216,8 +215,8 @@ class Layer:
         left = [folder]
         while left:
             with os.scandir(left.pop()) as entries:
-                found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-            for path, is_folder in found:
+                children = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for path, is_folder in children:
                 if path not in self._added:
                     self._make_room(path)
                 elif is_folder:
@@ -247,7 +246,6 @@ class Layer:
             self._share(key.hexdigest(), target, member.size)
 
     def _share(self, key: str, target: str, size: int) -> None:
-        """Share `target`, or replace it by an earlier share."""
         share = self._shelf(key)
         try:
             os.link(target, share)
@@ -269,7 +267,7 @@ class Layer:
         return f"{self.shares}/{key[:2]}/{key[2:]}"
 
     def _taken(self, key: str, target: str, size: int) -> bool:
-        """Link `target` to an existing share; returns whether there was one."""
+        """Try to link `target` to an existing share."""
         share = self._shelf(key)
         try:
             os.link(share, target)
@@ -288,7 +286,7 @@ class Layer:
 
 
 def split(name: str) -> list[str]:
-    """Parts of an entry's name; none for the root. Raises `Refused` for unsafe names.
+    """Split an entry's name; empty for the root. Raises `Refused` for unsafe names.
 
     >>> split("./usr/bin/")
     ['usr', 'bin']
@@ -300,19 +298,19 @@ def split(name: str) -> list[str]:
 
 
 def mode_of(member: tarfile.TarInfo) -> int:
-    """Permission bits, and the sticky bit (of ``/tmp``)."""
+    """Permission bits, plus the sticky bit of folders."""
     return (member.mode & (0o1777 if member.isdir() else 0o777)) | 0o600
 
 
 def time_of(member: tarfile.TarInfo) -> int:
-    """Nanoseconds since 1970, exactly as in the archive."""
+    """Exact modification time in nanoseconds."""
     text = member.pax_headers.get("mtime", "")
     seconds, _, fraction = text.partition(".")
     if text and seconds.isdigit() and (fraction.isdigit() or not fraction):
-        whole, part = int(seconds), int((fraction + "0" * 9)[:9])
+        epoch_seconds, part = int(seconds), int((fraction + "0" * 9)[:9])
     else:
-        whole, part = int(member.mtime), 0
-    return min(max(whole, EARLIEST), LATEST) * 10**9 + part
+        epoch_seconds, part = int(member.mtime), 0
+    return min(max(epoch_seconds, EARLIEST), LATEST) * 10**9 + part
 
 
 def main(folder: str, shares: str) -> int:

@@ -1,4 +1,4 @@
-"""Manifest and configuration of an image, and their layers."""
+"""Image manifests, configurations and layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer(NamedTuple):
-    """Layer: the blob's digest (empty: none), its size in bytes, and the digest of its archive."""
+    """Blob digest (empty: none), blob size in bytes, and archive digest of a layer."""
 
     blob: str
     size: int
@@ -47,7 +47,7 @@ class Found:
 
 
 class Reference(NamedTuple):
-    """Parts of an image's name: transport (``docker``, ``oci``, ``docker-archive``, ``dockerfile``), tag and digest.
+    """A parsed image name; `transport` is ``docker``, ``oci``, ``docker-archive`` or ``dockerfile``.
 
     >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
@@ -81,44 +81,44 @@ class Reference(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """Digest of `data` in registries' form."""
+    """Registry digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def parsed(data: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raises `TaskError`."""
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{what} is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise TaskError(f"{what} is no JSON object")
-    return found
+    return value
 
 
 def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
-    """Digest of this machine's manifest in a list. Raises `TaskError`."""
-    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    """Digest of this machine's manifest. Raises `TaskError`."""
+    machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in listed.get("manifests", ()) if isinstance(entry, dict)]
     for entry in offered:
-        about = entry.get("platform") or {}
-        if about.get("os") == "linux" and about.get("architecture") == wanted:
+        offered_platform = entry.get("platform") or {}
+        if offered_platform.get("os") == "linux" and offered_platform.get("architecture") == machine:
             return checked(entry.get("digest"), what)
     if len(offered) == 1 and not offered[0].get("platform"):
         return checked(offered[0].get("digest"), what)
     names = sorted({str((entry.get("platform") or {}).get("architecture")) for entry in offered})
-    raise TaskError(f"{what} is not for linux/{wanted}, but for {', '.join(names) or 'nothing'}")
+    raise TaskError(f"{what} is not for linux/{machine}, but for {', '.join(names) or 'nothing'}")
 
 
 def checked(digest: object, what: str) -> str:
-    """`digest`, if valid. Raises `TaskError`."""
+    """Validate `digest`. Raises `TaskError`."""
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise TaskError(f"{what} names a blob by {digest!r}, which is no SHA-256")
     return digest
 
 
 def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], list[tuple[str, int]]]:
-    """Digest and size of the configuration, then of the layers. Raises `TaskError`."""
+    """Digest and size of configuration and layers. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
             f"{what} has a manifest of version 1, which says too little",
@@ -126,17 +126,17 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
         )
     try:
         entries = [manifest["config"], *manifest["layers"]]
-        found = [(checked(entry["digest"], what), int(entry["size"])) for entry in entries]
+        blobs = [(checked(entry["digest"], what), int(entry["size"])) for entry in entries]
     except (KeyError, TypeError, ValueError) as error:
         raise TaskError(f"{what} has a manifest that is none: {error}") from error
-    return found[0], found[1:]
+    return blobs[0], blobs[1:]
 
 
 def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
-    """Layers, lowest first. Raises `TaskError` if they do not fit the configuration or this machine."""
-    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
-    if (about := config.get("architecture") or wanted) != wanted or (config.get("os") or "linux") != "linux":
-        raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{about}, and this machine is linux/{wanted}")
+    """Layers, lowest first. Raises `TaskError` if they mismatch configuration or machine."""
+    machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    if (named := config.get("architecture") or machine) != machine or (config.get("os") or "linux") != "linux":
+        raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{named}, and this machine is linux/{machine}")
     ids = (config.get("rootfs") or {}).get("diff_ids") or []
     if len(ids) != len(blobs):
         raise TaskError(f"{what} has {len(blobs)} layers, and a configuration for {len(ids)}")

@@ -1,7 +1,7 @@
-"""Proxy of a sandbox that builds an environment: its only way out, to the package index.
+"""The proxy to the package index, the only network access of builds in sandboxes.
 
-PyPI is reached through tunnels (``CONNECT``). A user's index is fetched here, to hide the login from the build; the
-build gets its pages and what they name.
+PyPI is tunneled (``CONNECT``). A user's index is fetched here, to hide its login; builds get its pages and the files
+they link.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-mod
 
 @asynccontextmanager
 async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None) -> AsyncIterator[list[str]]:
-    """Serve on the Unix socket `socket`: tunnels to port 443 of `hosts`, and answers for `index`. Yields refusals."""
+    """Serve tunnels to port 443 of `hosts`, and `index`, on a Unix socket. Yields refused targets."""
     async with _client() as client:
         served = _Proxy(hosts, index, client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
@@ -91,13 +91,13 @@ class _Proxy:
         writer.close()
 
     def _path(self, target: str) -> str:
-        """Path and query of a request allowed for `index`, else ""."""
+        """Path and query of an allowed request to `index`, else ""."""
         parts = urlsplit(target)
         plain = unquote(parts.path)
         if self.index is None or not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
             return ""
-        known = plain.removesuffix(".metadata") in self._named
-        if not known and not f"{plain}/".startswith(self.index.paths):
+        is_named = plain.removesuffix(".metadata") in self._named
+        if not is_named and not f"{plain}/".startswith(self.index.paths):
             return ""
         return parts._replace(scheme="", netloc="", fragment="").geturl()
 
@@ -133,11 +133,11 @@ class _Proxy:
                 await writer.drain()
 
     def _rewritten(self, link: re.Match[bytes], page: str) -> bytes:
-        there = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
-        return link[0].replace(link[1], there.encode("utf-8", "surrogateescape"))
+        rewritten_url = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
+        return link[0].replace(link[1], rewritten_url.encode("utf-8", "surrogateescape"))
 
     def _own(self, url: str) -> str:
-        """Make `url` relative to the proxy, and allow it, if within the index."""
+        # relative to the proxy, and allowed, if within the index
         parts = urlsplit(url)
         if self.index is None or origin_of(parts) != self.index.origin:
             return url

@@ -1,7 +1,6 @@
-"""Python interpreters of given versions that sandboxes can run.
+"""Python interpreters for sandboxes, by version.
 
-Those in ``/usr`` serve as they are; pyenv's and uv's are copied into the cache, since sandboxes of root cannot enter a
-home.
+Those in ``/usr`` are used in place; pyenv's and uv's are copied, since sandboxes of root cannot enter a home.
 """
 
 from __future__ import annotations
@@ -26,46 +25,46 @@ _ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.
 
 
 def interpreter(version: str) -> Path:
-    """Find a Python ``MAJOR.MINOR`` that sandboxes can run, newest patch release. Raises `PrerequisiteError`."""
+    """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
         raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
-    found = next(_installed(version), None)
-    if found is None:
+    path = next(_installed(version), None)
+    if path is None:
         raise PrerequisiteError(
             f"this machine has no Python {version}, which the environment of a task needs",
             fix=f"uv python install {version}, or pyenv install {version}",
         )
-    if found.is_relative_to("/usr"):
-        return found
-    return _copied(found)
+    if path.is_relative_to("/usr"):
+        return path
+    return _copied(path)
 
 
 def sandbox_version() -> str:
     """``MAJOR.MINOR`` of the sandbox's Python. Raises `ConfigError` if unclear."""
-    found = re.fullmatch(r"python(3\.\d+)", python().name)
-    if found is None:
+    match = re.fullmatch(r"python(3\.\d+)", python().name)
+    if match is None:
         raise ConfigError(
             "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
         )
-    return found[1]
+    return match[1]
 
 
 def _installed(version: str) -> Iterator[Path]:
-    """Interpreters of that version: the distribution's, then pyenv's and uv's, newest first."""
+    # the distribution's first, then pyenv's and uv's, newest first
     for folder in ("/usr/bin", "/usr/local/bin"):
         if (python := Path(folder, f"python{version}")).exists():
             yield python.resolve()
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python")).expanduser()
-    kept = [*pyenv.glob(f"{version}.*"), *uv.glob(f"cpython-{version}.*-linux-*-gnu")]
-    for release in sorted(kept, key=_patch_release, reverse=True):
+    releases = [*pyenv.glob(f"{version}.*"), *uv.glob(f"cpython-{version}.*-linux-*-gnu")]
+    for release in sorted(releases, key=_patch_release, reverse=True):
         if (python := release / f"bin/python{version}").exists():
             yield python.resolve()
 
 
 def _patch_release(folder: Path) -> int:
-    found = re.search(r"3\.\d+\.(\d+)", folder.name)
-    return int(found[1]) if found else -1
+    match = re.search(r"3\.\d+\.(\d+)", folder.name)
+    return int(match[1]) if match else -1
 
 
 def _copied(python: Path) -> Path:

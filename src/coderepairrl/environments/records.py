@@ -1,4 +1,4 @@
-"""Records of built environments and unpacked images, and their differences."""
+"""Records of environments and images, and their differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 12
 
 
 class Difference(NamedTuple):
-    """Fact that differs between two environments; empty where missing.
+    """A difference of two environments; empty if missing.
 
     >>> Difference("package six", "1.16.0", "1.17.0").fact
     'package six'
@@ -33,50 +33,50 @@ class Difference(NamedTuple):
 
 
 def record(name: str) -> dict[str, Any]:
-    """Record of an environment or an image, by folder or name; images have files in ``tree``. Raises `UsageError`."""
+    """Record of an environment or image, by folder or name. Raises `UsageError`."""
     folder = Path(name) if "/" in name else environments_cache() / name
     try:
         if not (folder / ENVIRONMENT_RECORD).is_file():
             if not (folder / rootfs.IMAGE_RECORD).is_file():
                 user = SANDBOX_USER if os.geteuid() == 0 else None
                 folder, _ = rootfs.find(name.removeprefix("image:"), user)
-            about: dict[str, Any] = json.loads((folder / rootfs.IMAGE_RECORD).read_text(encoding="utf-8"))
-            return about | {"tree": str(folder / "tree")}
-        found: dict[str, Any] = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
-        assert {"packages", "digest", "specification"} <= found.keys()
+            image_values: dict[str, Any] = json.loads((folder / rootfs.IMAGE_RECORD).read_text(encoding="utf-8"))
+            return image_values | {"tree": str(folder / "tree")}
+        values: dict[str, Any] = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
+        assert {"packages", "digest", "specification"} <= values.keys()
     except (OSError, ValueError, AssertionError, TaskError) as error:
         raise UsageError(
             f"{name} is no environment that was built to its end, and no image that was unpacked",
             fix="crrl env verify SOURCE names those of a source's tasks",
         ) from error
-    return found
+    return values
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[Difference]:
-    """Differing facts of two records, packages one by one, and images' files outside differing packages."""
+    """Differing facts of two records: packages, and files of images outside differing packages."""
     one, other = _facts(first), _facts(second)
-    found = _unequal(one, other)
+    changes = _unequal(one, other)
     if "tree" in first and "tree" in second and first["digest"] != second["digest"]:
         trees = [Path(each["tree"]) for each in (first, second)]
-        changed = {each.fact for each in found}
+        changed = {each.fact for each in changes}
         explained = {path for tree in trees for fact, path in _belongings(tree, changed)}
         files = [_files(*trees), _files(*reversed(trees))]
-        found += [each for each in _unequal(*files) if each.fact.removeprefix("file ") not in explained]
-    return found
+        changes += [each for each in _unequal(*files) if each.fact.removeprefix("file ") not in explained]
+    return changes
 
 
 def _unequal(one: Mapping[str, str], other: Mapping[str, str]) -> list[Difference]:
     names = sorted(one.keys() | other.keys())
-    there = (Difference(name, one.get(name, ""), other.get(name, "")) for name in names)
-    return [each for each in there if each.first != each.second]
+    compared = (Difference(name, one.get(name, ""), other.get(name, "")) for name in names)
+    return [each for each in compared if each.first != each.second]
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:
     if "tree" in about:
         return _image_facts(about)
     packages = {f"package {name}": version for name, version in about["packages"].items()}
-    asked = {f"specification {name}": _text(value) for name, value in about["specification"].items()}
-    return {"python": about["python"], "uv": about["uv"], "files": about["digest"], **packages, **asked}
+    specification = {f"specification {name}": _text(value) for name, value in about["specification"].items()}
+    return {"python": about["python"], "uv": about["uv"], "files": about["digest"], **packages, **specification}
 
 
 def _text(value: Any) -> str:
@@ -116,7 +116,6 @@ def _distributions(tree: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
-    """Facts and file paths of the packages in `facts`."""
     for name, version, where in _distributions(tree):
         if (fact := _name(name, where)) in facts:
             listed = inside.text(tree, f"{where}/{name}-{version}.dist-info/RECORD", longest=1 << 26)
@@ -136,13 +135,12 @@ def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _files(tree: Path, other: Path) -> dict[str, str]:
-    """Kind and content of files that `tree` does not share with `other`."""
-    found = {}
+    contents = {}
     for parent, folders, files in os.walk(tree):
         for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):
             path = Path(parent, name)
             where, status = path.relative_to(tree), path.lstat()
             if os.path.lexists(other / where) and os.path.samestat(status, (other / where).lstat()):
                 continue
-            found[f"file {where}"] = f"{kind_of(status)} {content_of(path, status)[:_SHOWN]}".strip()
-    return found
+            contents[f"file {where}"] = f"{kind_of(status)} {content_of(path, status)[:_SHOWN]}".strip()
+    return contents

@@ -1,4 +1,4 @@
-"""Explanation of a failed build by its output: the index's fault, or the project's."""
+"""Classification of failed builds: the index's fault, or the project's."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|a
 
 
 def explained(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
-    """Error for the workspace `name` with that output, and hosts `refused` by the proxy."""
+    """Error for workspace `name`, from uv's output and `refused` hosts."""
     last = printable(printed[-_SHOWN:])
-    own = _OWN in printed
+    is_project_error = _OWN in printed
     for sign, words, fix in _OF_THE_INDEX:
-        if not own and re.search(sign, printed):
+        if not is_project_error and re.search(sign, printed):
             return PrerequisiteError(f"{words}: {last}", fix=fix)
-    if not own and "tunnel" in printed and not refused:
+    if not is_project_error and "tunnel" in printed and not refused:
         return PrerequisiteError(f"the package index cannot be reached from here: {last}", fix=_OTHER)
-    wanted = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
-    wanted = f" (it wanted {wanted}, which a build may not reach)" if wanted else ""
+    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
+    hosts = f" (it wanted {hosts}, which a build may not reach)" if hosts else ""
     fix = "correct its specification, or use its image"
     if "No module named 'pkg_resources'" in printed:
         fix += "; setuptools<81 has pkg_resources: among the requirements of a project, it holds for its build, too"
     if _GONE.search(printed):
         fix += "; UV_FIND_LINKS=FOLDER adds wheels that the index does not have"
-    return TaskError(f"no environment can be built for {name}{wanted}: {last}", fix=fix)
+    return TaskError(f"no environment can be built for {name}{hosts}: {last}", fix=fix)

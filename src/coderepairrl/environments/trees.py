@@ -1,7 +1,6 @@
-"""Unpacked image: its layers in one folder, ready for sandboxes.
+"""Unpacking of images into folders for sandboxes.
 
-Work is done in a temporary folder, renamed at the end. This process decompresses layers and checks both digests; one of
-the sandbox user applies them (`layers`), without access to other files.
+This process decompresses layers and checks both digests; a process of the sandbox user applies them (`layers`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 class CorruptLayer(TaskError):
-    """Layer with bytes of another digest."""
+    """Digest mismatch of a layer."""
 
     def __init__(self, found: Found, layer: Layer, why: str) -> None:
         super().__init__(
@@ -81,7 +80,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
 
 
 def folder(path: Path) -> Path:
-    """Make the folder `path`, open to everybody."""
+    """Create the folder `path`, open to all users."""
     for each in (*reversed(path.parents), path):
         if not each.is_dir():
             each.mkdir(exist_ok=True)
@@ -90,7 +89,7 @@ def folder(path: Path) -> Path:
 
 
 def owned(path: Path, user: int | None) -> None:
-    """Make the folder `path` for `user`."""
+    """Create the folder `path` for `user`."""
     if not path.is_dir():
         folder(path)
         if user is not None:
@@ -98,7 +97,7 @@ def owned(path: Path, user: int | None) -> None:
 
 
 class Unpacking:
-    """Unpacker of the layers of `found` into `tree`; equal files are linked from `shares`, if any."""
+    """Applies layers to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
         self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
@@ -132,7 +131,7 @@ class Unpacking:
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
-        """Apply a last layer: mount points (`further` ones, too), and hosts and names without traces of the build."""
+        """Add mount points and neutral host files."""
         self._apply(io.BytesIO(_mount_points(further)))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
@@ -145,7 +144,7 @@ class Unpacking:
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
-        """Apply one archive; returns report and digest. Raises `TaskError`, `PrerequisiteError`."""
+        # returns report and digest
         digest = hashlib.sha256()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             child = subprocess.Popen(
@@ -178,7 +177,7 @@ class Unpacking:
 
 
 def plain(blob: IO[bytes]) -> IO[bytes]:
-    """Decompress a blob, by its first bytes. Raises `PrerequisiteError`."""
+    """Decompress a blob. Raises `PrerequisiteError`."""
     magic = blob.read(6)
     blob.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -201,7 +200,7 @@ class _Zstandard(io.RawIOBase):
             )
         source: IO[bytes] = blob
         if not isinstance(blob, io.BufferedReader) or not isinstance(blob.raw, io.FileIO):  # a file in an archive
-            source = tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as the program
+            source = tempfile.TemporaryFile()  # noqa: SIM115 - it must outlive this function
             shutil.copyfileobj(blob, source)
             source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)  # whatever is in a buffer of ours
@@ -211,7 +210,7 @@ class _Zstandard(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read. Raises EOFError when the program fails."""
+        """Read. Raises EOFError if the program fails."""
         assert self._child.stdout is not None
         assert self._child.stderr is not None
         data: bytes = self._child.stdout.read(size)
@@ -226,8 +225,8 @@ class _Zstandard(io.RawIOBase):
 
 
 def _mount_points(further: Sequence[str]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, mode in (
             ("proc", 0o555),
             ("sys", 0o555),
@@ -244,7 +243,7 @@ def _mount_points(further: Sequence[str]) -> bytes:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(text), 0o644
             archive.addfile(entry, io.BytesIO(text.encode()))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 # -- what is known of the finished tree
@@ -252,8 +251,8 @@ def _mount_points(further: Sequence[str]) -> bytes:
 
 def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
     tree = partial / "tree"
-    about = found.config.get("config") or {}
-    where = _working_folder(found, tree, about)
+    config = found.config.get("config") or {}
+    where = _working_folder(found, tree, config)
     work = folder(partial / "work")
     if found.patches:
         _patch(found, tree / where, work, user)
@@ -264,8 +263,8 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     if found.patches:
         _begin(tree / where, partial / "git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    who, group, home = user_of(tree, str(about.get("User") or ""), found.name)
-    env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
+    who, group, home = user_of(tree, str(config.get("User") or ""), found.name)
+    env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     report = summary(reports) | {"removed": list(reduced.removed), **found.digests}
     for path in partial.glob("*.json"):
         path.chmod(0o644)
@@ -281,12 +280,12 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
 
 
 def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
-    """Apply the patches to the working folder, and remove its repository, which shows what they undo."""
-    own = place / ".git"
-    if own.is_dir() and not own.is_symlink():
-        shutil.rmtree(own)
+    # remove the repository first, as it shows what the patches undo
+    git_folder = place / ".git"
+    if git_folder.is_dir() and not git_folder.is_symlink():
+        shutil.rmtree(git_folder)
     else:
-        own.unlink(missing_ok=True)
+        git_folder.unlink(missing_ok=True)
     home = bare(work / "patching")
     for patch in found.patches:
         try:
@@ -296,19 +295,18 @@ def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
 
 
 def _begin(place: Path, source: Path) -> None:
-    """Create a repository of the one commit of `source` in the working folder, with the same owner."""
+    # owned like the working folder
     decoy(place, source)
-    about = place.stat()
+    status = place.stat()
     for path in (place / ".git", *(place / ".git").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-        os.chown(path, about.st_uid, about.st_gid)
+        os.chown(path, status.st_uid, status.st_gid)
 
 
 def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
-    """Folder of the repository, from the root: the image's working folder, else ``/testbed``."""
-    for asked in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
-        if asked:
-            where = inside.resolve(tree, asked)
+    for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
+        if candidate:
+            where = inside.resolve(tree, candidate)
             if where and (tree / where).is_dir():
                 return where
     raise TaskError(
@@ -317,14 +315,14 @@ def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
 
 
 def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
-    """User id, group id and home of an image's user. Raises `TaskError` for an unknown one."""
-    wanted, _, wanted_group = (asked or "0").partition(":")
+    """Ids and home of an image's user. Raises `TaskError` if unknown."""
+    user_name, _, wanted_group = (asked or "0").partition(":")
     users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]
     groups = [row.split(":") for row in inside.text(tree, "etc/group").splitlines()]
-    known = next((row for row in users if len(row) > 5 and wanted in (row[0], row[2])), None)
+    user_row = next((row for row in users if len(row) > 5 and user_name in (row[0], row[2])), None)
     try:
-        user = int(known[2] if known else wanted)
-        group = int(known[3]) if known else 0
+        user = int(user_row[2] if user_row else user_name)
+        group = int(user_row[3]) if user_row else 0
         if wanted_group:
             row = next((row for row in groups if len(row) > 2 and wanted_group in (row[0], row[2])), None)
             group = int(row[2] if row else wanted_group)
@@ -332,13 +330,13 @@ def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
         raise TaskError(f"image {name} is to run as {asked!r}, whom it does not know") from None
     if not 0 <= user < (1 << 32) - 1 or not 0 <= group < (1 << 32) - 1:
         raise TaskError(f"image {name} is to run as {asked!r}, which no kernel has")
-    return user, group, known[5] if known and known[5].startswith("/") else "/"
+    return user, group, user_row[5] if user_row and user_row[5].startswith("/") else "/"
 
 
 def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
     """Create a repository at `target` with the files of `source` as its one commit.
 
-    Returns its id; path, git mode and blob id of files; and the size on a file system of 4 KiB pages.
+    Returns its id; git mode and blob id by path; and the size in bytes on 4 KiB pages.
     """
     entries, size = [], 0
     for path, kind in _files(source):
@@ -354,21 +352,21 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
     home = bare(target)
     quick = ("-c", "pack.compression=0")  # it is read once in a while, and compressing takes longer than all else
     git(*quick, "fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
-    for made in (home, *home.rglob("*")):
-        made.chmod(0o755 if made.is_dir() else 0o644)
+    for written in (home, *home.rglob("*")):
+        written.chmod(0o755 if written.is_dir() else 0o644)
     base = (home / "refs/heads/main").read_text().strip()
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
 
 
 def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
     for parent, folders, files in os.walk(source):
-        here = Path(parent)
-        for name in (*files, *(name for name in folders if (here / name).is_symlink())):
-            yield str((here / name).relative_to(source)), (here / name).lstat()
+        parent_path = Path(parent)
+        for name in (*files, *(name for name in folders if (parent_path / name).is_symlink())):
+            yield str((parent_path / name).relative_to(source)), (parent_path / name).lstat()
 
 
 def _hidden(tree: Path) -> list[str]:
-    """Folders with this package, and so answers, in the image."""
+    """Folders in the image with this package, and so with answers."""
     return [
         f"/{Path(parent, name).relative_to(tree)}"
         for parent, folders, _ in os.walk(tree)

@@ -1,4 +1,4 @@
-"""Verification of environments and images by a digest over all files."""
+"""Verification of environments and images by digest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _SHARED = 512
 
 
 def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
-    """SHA-256 (hexadecimal) over path, kind, permission to execute and content of files in `folder`, except its
-    `record`.
+    """SHA-256 (hexadecimal) over path, kind, executability and content of files in `folder`, without `record`.
 
     `known` caches hashes by device and inode.
     """
-    whole, known = hashlib.sha256(), {} if known is None else known
+    digest, known = hashlib.sha256(), {} if known is None else known
     for parent, folders, files in os.walk(folder):
         folders.sort()
         links = [name for name in folders if Path(parent, name).is_symlink()]
@@ -38,13 +37,13 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
             status = path.lstat()
             if (inode := (status.st_dev, status.st_ino)) not in known:
                 known[inode] = content_of(path, status)
-            about = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
-            whole.update(about.encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()
+            line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def kind_of(status: os.stat_result) -> str:
-    """``link``, ``program`` (executable by its owner), ``file``, or ``pipe`` for anything unreadable."""
+    """``link``, ``program`` (executable by its owner), ``file``, or else ``pipe``."""
     if stat.S_ISLNK(status.st_mode):
         return "link"
     if not stat.S_ISREG(status.st_mode):
@@ -53,7 +52,7 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def content_of(path: Path, status: os.stat_result) -> str:
-    """SHA-256 (hexadecimal) of a file's content, or a link's target; empty for a pipe."""
+    """SHA-256 (hexadecimal) of content or link target; empty for a pipe."""
     if stat.S_ISLNK(status.st_mode):
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if not stat.S_ISREG(status.st_mode):
@@ -63,39 +62,39 @@ def content_of(path: Path, status: os.stat_result) -> str:
 
 
 def share(folder: Path) -> dict[tuple[int, int], str]:
-    """Replace files of `folder` by hard links to equal ones in a pool; returns hashes for `digest_of`."""
+    """Hard-link files of `folder` to equal ones in a pool; returns hashes for `digest_of`."""
     # environments of one project for many commits are almost the same
-    pool, own = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
+    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
     pool.mkdir(mode=0o755, exist_ok=True)
-    known: dict[tuple[int, int], str] = {}
+    hashes: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent, name) for name in files):
-            about = path.lstat()
-            if not stat.S_ISREG(about.st_mode) or about.st_size < _SHARED:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _SHARED:
                 continue
-            kind = "x" if about.st_mode & stat.S_IXUSR else ""
+            kind = "x" if status.st_mode & stat.S_IXUSR else ""
             content = path.read_bytes()
             hashed = hashlib.sha256(content).hexdigest()
-            kept = pool / f"{hashed}{kind}"
+            pooled = pool / f"{hashed}{kind}"
             try:
-                kept.hardlink_to(path)
+                pooled.hardlink_to(path)
             except FileExistsError:
-                own.hardlink_to(kept)
-                if own.read_bytes() == content:
-                    about = own.lstat()
-                    own.replace(path)
-                    own.unlink(missing_ok=True)  # names of one file are not renamed to each other
+                spare.hardlink_to(pooled)
+                if spare.read_bytes() == content:
+                    status = spare.lstat()
+                    spare.replace(path)
+                    spare.unlink(missing_ok=True)  # names of one file are not renamed to each other
                 else:  # damaged since, and so are those that share it, as their digests show
-                    own.unlink()
-                    own.hardlink_to(path)
-                    own.replace(kept)
-            known[about.st_dev, about.st_ino] = hashed
-    return known
+                    spare.unlink()
+                    spare.hardlink_to(path)
+                    spare.replace(pooled)
+            hashes[status.st_dev, status.st_ino] = hashed
+    return hashes
 
 
 def check_unchanged(*folders: Path) -> None:
-    """Raise `TaskError` if a file of the environments `folders` has changed."""
-    known: dict[tuple[int, int], str] = {}
+    """Raise `TaskError` if an environment has changed."""
+    hashes: dict[tuple[int, int], str] = {}
     for folder in folders:
         try:
             recorded = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))["digest"]
@@ -104,7 +103,7 @@ def check_unchanged(*folders: Path) -> None:
                 f"{folder} is no environment that was built to its end",
                 fix="prepare its tasks again (crrl data prepare)",
             ) from error
-        if digest_of(folder, known) != recorded:
+        if digest_of(folder, hashes) != recorded:
             raise TaskError(
                 f"the environment {folder} has changed since it was built",
                 fix="delete that folder, and prepare its tasks again (crrl data prepare)",
@@ -112,15 +111,13 @@ def check_unchanged(*folders: Path) -> None:
 
 
 def check_environments(tasks: Iterable[Task]) -> None:
-    """Run `check_unchanged` on the environments of `tasks` on this machine."""
+    """Check local environments of `tasks`. Raises `TaskError`."""
     needed = {environment_folder(task.environment) for task in tasks if task.environment.startswith("python:")}
     check_unchanged(*sorted(folder for folder in needed if folder.is_dir()))
 
 
 class State(NamedTuple):
-    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``, number of tasks, and
-    fix.
-    """
+    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``."""
 
     # unknown: an image unpacked before digests were recorded
 
@@ -131,30 +128,30 @@ class State(NamedTuple):
 
 
 def states(tasks: Sequence[Task]) -> list[State]:
-    """States of the environments and images of `tasks`. Reads every file of them."""
-    known: dict[tuple[int, int], str] = {}
+    """Verify the environments and images of `tasks`."""
+    hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
     places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))
     images = Counter(place for place in places if place.startswith("image:"))
-    found = []
+    results = []
     for text, count in needed.items():
         folder = environment_folder(text)
         try:
             check_unchanged(folder)
-            found.append(State(folder.name, "as built", count))
+            results.append(State(folder.name, "as built", count))
         except TaskError as error:
             state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
-            found.append(State(folder.name, state, count, error.fix))
+            results.append(State(folder.name, state, count, error.fix))
     for text, count in images.items():
         where = text.removeprefix("image:")
         try:
             folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
-            same = digest_of(folder, known, IMAGE_RECORD) == image.digest
+            same = digest_of(folder, hashes, IMAGE_RECORD) == image.digest
             state = "as built" if same else "changed" if image.digest else "unknown"
             # what is damaged may be shared: unpacked again, the image would be linked with it
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
             fix = "" if same else f"{command}, and prepare its tasks again (crrl data prepare)"
-            found.append(State(pinned(where), state, count, fix))
+            results.append(State(pinned(where), state, count, fix))
         except TaskError as error:
-            found.append(State(where, "missing", count, error.fix))
-    return found
+            results.append(State(where, "missing", count, error.fix))
+    return results

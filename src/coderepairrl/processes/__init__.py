@@ -1,1 +1,1 @@
-"""Starting and ending processes, git on the host, scratch folders and caches."""
+"""Child processes, git on the host, temporary folders and caches."""

@@ -1,6 +1,7 @@
-"""Cache folders: what can be built, installed or fetched again. Hidden from sandboxes (`sandbox.answers`).
+"""Cache folders, hidden from sandboxes (`sandbox.answers`).
 
-All are below ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``.
+All are below ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``; root's are below
+``/var/cache/coderepairrl`` if sandboxes must see them and ``$CRRL_CACHE`` is unset.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HOME = "~/.cache/coderepairrl"
 
 
 def user_cache() -> Path:
-    """Folder by the rule above. Raises `PrerequisiteError` for a missing home."""
+    """Main cache folder. Raises `PrerequisiteError`, like all below, without a home."""
     chosen = _chosen()
     try:
         return Path(chosen).expanduser().absolute()
@@ -29,32 +30,32 @@ def user_cache() -> Path:
 
 
 def agents_cache() -> Path:
-    """Folder of installed agents. Raises as `user_cache`."""
+    """Installed agents."""
     return _shown() / "agents"
 
 
 def environments_cache() -> Path:
-    """Folder of environments for tests of tasks. Raises as `user_cache`."""
+    """Built environments."""
     return _shown() / "environments"
 
 
 def images_cache() -> Path:
-    """Folder of images for tasks. Raises as `user_cache`."""
+    """Images."""
     return _shown() / "images"
 
 
 def environment_folder(specification: str) -> Path:
-    """Folder of the environment for `specification` (``python:...``). Raises as `user_cache`."""
+    """Cache folder for `specification` (``python:...``)."""
     return environments_cache() / hashlib.sha256(f"{_BUILDS}\0{specification}".encode()).hexdigest()[:16]
 
 
 def git_cache() -> Path:
-    """Folder of fetched repositories. Raises as `user_cache`."""
+    """Fetched repositories."""
     return user_cache() / "git"
 
 
 def folders() -> list[Path]:
-    """Possible cache folders, under any setting of the variables."""
+    """Cache folders under any setting."""
     result = []
     for where in (_chosen(), _HOME, _SYSTEM):
         with contextlib.suppress(RuntimeError):  # there is no home
@@ -63,7 +64,6 @@ def folders() -> list[Path]:
 
 
 def _shown() -> Path:
-    """Cache of files that sandboxes may see."""
     # sandboxes of root run as another user, who cannot enter root's home
     system = os.geteuid() == 0 and not os.environ.get("CRRL_CACHE")
     return _SYSTEM if system else user_cache()

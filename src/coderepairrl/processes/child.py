@@ -1,8 +1,7 @@
-"""Start of a child process: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
+"""Launcher of child processes: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
 
-It asks the kernel (on Linux) to be killed when PARENT ends, then runs MODULE, or with ``--`` the program that follows.
-Garbage is collected from `Parent.connect` or `cli.main` on, and not at exit: importing torch and transformers makes a
-million objects, and looking through them takes 2 of a learner's 5.5 CPU-seconds.
+On Linux it dies with PARENT. Runs MODULE or, after ``--``, a program. Garbage collection is off until `Parent.connect`
+or `cli.main`, and at exit: scanning the objects of torch and transformers takes 2 of a learner's 5.5 CPU-seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit if it has ended already."""
+    """Die with the parent; exit if it has ended already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

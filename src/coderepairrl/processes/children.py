@@ -1,8 +1,7 @@
-"""Child processes that talk in frames: how the controller runs an engine or a learner.
+"""Child processes that exchange frames, such as engines and learners.
 
-A frame is a JSON object after its length (4 bytes, big endian) on a socket pair; large data is sent as pieces: bytes
-objects after their number and lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),
-ignores Ctrl-C, and writes its output to a log file. `run` starts third-party programs.
+A frame is a JSON object after its length (4 bytes, big endian) on a socket pair; pieces are bytes objects after their
+number and lengths. Children die with their parent (`child`), ignore Ctrl-C, and log their output.
 """
 
 from __future__ import annotations
@@ -28,21 +27,19 @@ _LENGTH = struct.Struct(">I")
 _SLICE = 1 << 18
 _FD = "CRRL_FRAMES_FD"
 NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
-"""Environment against imports from the current folder, perhaps an untrusted repository (``crrl fix``) with a
-``json.py``.
-"""
+"""Environment that prevents imports from the current folder, perhaps an untrusted repository (``crrl fix``)."""
 
 Frame = dict[str, Any]
 
 
 def pack(frame: Mapping[str, Any]) -> bytes:
-    """Encode one frame."""
+    """Encode a frame."""
     body = json.dumps(frame, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 def last_words(log: Path, start: int = 0) -> list[str]:
-    """Last dozen lines of `log` after byte `start`."""
+    """Last 12 lines of `log` after byte `start`."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -60,9 +57,9 @@ def run(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a third-party program, and kill its process group at the end.
+    """Run a third-party program, then kill its process group. `stdout` includes stderr.
 
-    `stdout` gets stderr, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+    Raises `subprocess.TimeoutExpired` after `timeout` seconds.
     """
     process = None
     try:
@@ -108,13 +105,13 @@ def _handled_later() -> Iterator[None]:
 
 
 class ChildDied(Exception):
-    """End of the child process, with its exit status and the last lines of its log."""
+    """Death of the child: exit status and end of its log."""
 
     fix = ""
 
 
 class Child:
-    """Parent's end of a running child process."""
+    """The parent's end of a running child."""
 
     def __init__(
         self,
@@ -140,19 +137,19 @@ class Child:
         log: Path,
         env: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
-        ours, theirs = socket.socketpair()
+        """Start ``python -m module args...`` with one torch thread, appending output to `log`."""
+        ours, child_end = socket.socketpair()
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # MKL follows OMP
-        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
+        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(child_end.fileno())}
         log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as sink:
+        with child_end, log.open("ab") as sink:
             log_start = sink.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), module, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 env=variables,
                 start_new_session=True,
             )
@@ -187,7 +184,7 @@ class Child:
             return False
 
     async def send(self, frame: Mapping[str, Any]) -> None:
-        """Send one frame. Raises `ChildDied`."""
+        """Send a frame. Raises `ChildDied`."""
         try:
             self._writer.write(pack(frame))
             await self._writer.drain()
@@ -195,7 +192,7 @@ class Child:
             raise await self._obituary() from error
 
     async def receive(self) -> Frame:
-        """Receive one frame. Raises `ChildDied`. Cancellation loses nothing: the next call continues."""
+        """Receive a frame. Raises `ChildDied`. Safe to cancel."""
         try:
             if self._expected is None:
                 (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -218,7 +215,7 @@ class Child:
             raise await self._obituary() from error
 
     async def receive_pieces(self) -> list[bytes]:
-        """Receive bytes objects from `Parent.send_pieces`. Raises `ChildDied`; must not be cancelled."""
+        """Receive bytes objects. Raises `ChildDied`; must not be cancelled."""
         try:
             (count,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
@@ -227,7 +224,7 @@ class Child:
             raise await self._obituary() from error
 
     async def close(self, grace: float = 5.0) -> None:
-        """Close the connection, which ends the child; kill it after `grace` seconds."""
+        """Disconnect, which ends the child; kill it after `grace` seconds."""
         # killing loses nothing, since results were received before
         with contextlib.suppress(ConnectionError, OSError):
             self._writer.close()
@@ -253,7 +250,7 @@ class Child:
 
 
 class Parent:
-    """Child's end: blocking frames to and from its parent."""
+    """The child's end, blocking."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -261,7 +258,7 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Connect by the descriptor from `Child.spawn`, and exempt imported objects from garbage collection."""
+        """Connect to `Child.spawn`; freezes imported objects."""
         gc.freeze()
         gc.enable()
         # not inherited by this process's own children: one that outlives it would keep the stream open, and the parent
@@ -275,13 +272,11 @@ class Parent:
         return self._socket.fileno()
 
     def send(self, frame: Mapping[str, Any]) -> None:
-        """Send one frame. Raises BrokenPipeError when the parent closed the connection."""
+        """Send a frame. Raises BrokenPipeError without parent."""
         self._socket.sendall(pack(frame))
 
     def receive(self, *, block: bool = True) -> Frame | None:
-        """Receive one frame; None if there is not one yet and `block` is false. Raises EOFError once the parent is
-        gone.
-        """
+        """Receive a frame; None if not `block` and none has arrived. Raises EOFError without parent."""
         while True:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)
@@ -299,13 +294,13 @@ class Parent:
             self._buffer += data
 
     def send_pieces(self, pieces: Sequence[bytes]) -> None:
-        """Send bytes objects. Raises BrokenPipeError once the parent is gone."""
+        """Send bytes objects. Raises BrokenPipeError without parent."""
         self._socket.sendall(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
         for piece in pieces:
             self._socket.sendall(piece)
 
     def receive_pieces(self) -> list[bytes]:
-        """Receive bytes objects from `Child.send_pieces`. Raises EOFError once the parent is gone."""
+        """Receive bytes objects. Raises EOFError without parent."""
         (count,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return [self._exactly(size) for size in struct.unpack(f">{count}I", self._exactly(_LENGTH.size * count))]
 
@@ -315,6 +310,6 @@ class Parent:
             if not data:
                 raise EOFError("the parent hung up")
             self._buffer += data
-        taken = bytes(self._buffer[:size])
+        chunk = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return chunk

@@ -1,4 +1,4 @@
-"""Wall-clock time that does not jump."""
+"""Wall-clock time without jumps."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _BEGAN = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix seconds by a monotonic clock: adjustments of the machine's clock have no effect."""
+    """Unix time in seconds, unaffected by adjustments of the machine's clock."""
     return _BEGAN + time.monotonic()

@@ -1,4 +1,4 @@
-"""Packages of the installation's extras, and the command that installs them."""
+"""Optional dependencies and their install command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRAS = {
 
 
 def require_extra(extra: str, purpose: str) -> None:
-    """Raise `PrerequisiteError` for a missing package of `extra`, needed by `purpose` (a setting, say)."""
+    """Raise `PrerequisiteError` if a package of `extra`, needed by `purpose`, is missing."""
     missing = [name for name in EXTRAS[extra] if not (sys.modules.get(name) or find_spec(name))]
     if missing:
         packages = "package" if len(missing) == 1 else "packages"
@@ -31,12 +31,12 @@ def require_extra(extra: str, purpose: str) -> None:
 
 
 def require_train() -> None:
-    """Raise `PrerequisiteError` unless models can run and learn on this machine."""
+    """Raise `PrerequisiteError` unless models can run here."""
     require_extra("train", "a model on this machine")
 
 
 def install_extra(extra: str, checkout: Path = Path(__file__).parents[3]) -> str:
-    """Command that installs `extra`: the script of the `checkout` whose environment this is, else pip.
+    """Install command of `extra`: the script of `checkout` if this is its environment, else pip.
 
     >>> install_extra("train", Path("/usr"))
     "pip install 'coderepairrl[train]'"

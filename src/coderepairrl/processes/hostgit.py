@@ -1,12 +1,11 @@
-"""Git on the host. Only this module runs it, and never a repository's own programs.
+"""Git on the host, without a repository's own programs.
 
-A repository's settings can name programs in too many ways to list (filters, hooks, fsmonitor, textconv, ssh commands,
-included settings, submodules), so git never reads them. `view` makes a temporary git directory with links to the
-repository's objects, refs and index, and safe settings, including those that determine what unchanged files look like.
-The user's global ignore rules apply.
+A repository's settings can name programs (filters, hooks, fsmonitor, textconv, ssh commands, includes, submodules and
+more), so git never reads them. `view` makes a temporary git directory that links objects, refs and index, with safe
+settings, including those that affect how unchanged files look. The user's global ignore rules apply.
 
-Repositories must belong to the user or be declared safe (git-config, ``safe.directory``). Links elsewhere are refused:
-a ``.git`` file whose git directory does not point back, a foreign ``core.worktree``, borrowed objects (alternates).
+Repositories must belong to the user or be declared safe (``safe.directory``) and self-contained: no ``.git`` file whose
+git directory does not point back, no foreign ``core.worktree``, no alternates.
 """
 
 from __future__ import annotations
@@ -81,11 +80,11 @@ def git(
     timeout: float = 120.0,
     lock: int | None = None,
 ) -> bytes:
-    """Run git on a repository *that we made*, without any configuration, hooks or filters; returns its output.
+    """Run git on a repository *of ours*, without configuration, hooks or filters; returns its output.
 
-    `folder` is a git directory, `tree` its working tree, `then` a second git command for the same process, `prefix` a
-    command line that drops root privileges, `lock` the descriptor of a file that stays locked while git runs. Raises
-    CalledProcessError with `stderr`, TimeoutExpired, and `PrerequisiteError` without git.
+    `folder` is a git directory, `tree` its working tree, `then` a second command, `prefix` a command line that drops
+    root, `lock` a descriptor that git inherits. Raises CalledProcessError, TimeoutExpired, and `PrerequisiteError`
+    without git.
     """
     options = [part for setting in _HARDENED for part in ("-c", setting)]
     where = [f"--git-dir={folder}"] if folder is not None else []
@@ -114,7 +113,7 @@ def version() -> str | None:
 
 
 def reason(error: subprocess.CalledProcessError) -> str:
-    """Reason of git's failure: the first ``fatal`` line of its stderr, else the last line."""
+    """First ``fatal`` line of git's stderr, else the last line."""
     lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
     if lines:
         return next((line for line in lines if line.startswith("fatal: ")), lines[-1])
@@ -122,7 +121,7 @@ def reason(error: subprocess.CalledProcessError) -> str:
 
 
 def bare(folder: Path) -> Path:
-    """Make an empty bare repository, like ``git init``, without a process or a template."""
+    """Create an empty bare repository without starting git."""
     for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (folder / name).mkdir(parents=True)
     (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
@@ -136,7 +135,7 @@ def bare(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """Paths of a repository: working tree (None if bare), git directory, and the main repository's git directory."""
+    """Working tree (None if bare), git directory, and main git directory of a repository."""
 
     root: Path | None
     home: Path
@@ -149,9 +148,9 @@ class Repository:
 
 
 def find(path: Path, *, around: bool = False) -> Repository:
-    """Find the repository whose working tree is `path`, or, with `around`, the innermost one that contains it.
+    """Find the repository at `path`, or, with `around`, the innermost one that contains it.
 
-    Raises `TaskError` for none, another user's, or one that links elsewhere.
+    Raises `TaskError` if it is missing, another user's, or not self-contained.
     """
     path = path.resolve()
     places = [path]
@@ -171,7 +170,7 @@ def find(path: Path, *, around: bool = False) -> Repository:
 
 
 def find_local(url: str) -> Repository | None:
-    """Find the local repository at `url`; None if `url` is not a local path. Raises `TaskError`."""
+    """Find the repository at `url`; None if not a local path. Raises `TaskError`."""
     if url.startswith("file://"):
         path = Path(unquote(url.removeprefix("file://")))
     elif re.match(r"[^/]*:", url):
@@ -187,7 +186,6 @@ def find_local(url: str) -> Repository | None:
 
 
 def _checked(root: Path, git_path: Path) -> Repository:
-    """Repository at `root`. Raises `TaskError` unless the user's and self-contained."""
     try:
         home = git_path.resolve()
         if git_path.is_file():
@@ -216,7 +214,7 @@ def _is_git_directory(folder: Path) -> bool:
 
 
 def _check_owner(root: Path, paths: Sequence[Path]) -> None:
-    """Apply git's rule: the user's, under sudo also the calling user's, or declared safe."""
+    # git's rule: the user's, under sudo also the calling user's, or declared safe
     mine = {os.geteuid()}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         mine.add(int(os.environ["SUDO_UID"]))
@@ -243,7 +241,7 @@ def _declared_safe(root: Path) -> bool:
 
 
 def _users(*asked: str) -> bytes:
-    """Run ``git config`` on the user's and the system's settings, without any repository's."""
+    # the user's and the system's settings, without any repository's
     local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
     mine = {name: value for name, value in os.environ.items() if name not in local}
     command = [_program(), "--git-dir=/dev/null", "config", "--null", *asked]
@@ -263,7 +261,7 @@ def _by_key(listed: bytes) -> dict[str, str]:
 
 
 def _check_at_home(root: Path, home: Path, common: Path) -> None:
-    """Raise `TaskError` unless the git directory is in `root` or points to it (linked working tree, submodule)."""
+    # in `root`, or pointing to it (linked working tree, submodule)
     settings = _settings(common / "config", root)
     if home == root / ".git":
         at_home = common == home
@@ -271,9 +269,9 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
         at_home = Path(_text(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
     else:
         at_home = common == home and "core.worktree" in settings
-    there = settings.get("core.worktree") if common == home else None
-    if there is not None:
-        at_home = at_home and (home / there).resolve() == root
+    work_tree = settings.get("core.worktree") if common == home else None
+    if work_tree is not None:
+        at_home = at_home and (home / work_tree).resolve() == root
     if not at_home:
         raise TaskError(
             f"{root} is no usable git repository: its git directory {home} belongs to another folder, or does not say "
@@ -297,7 +295,7 @@ def _check_closed(root: Path, common: Path) -> None:
 
 
 def _check_files(root: Path, paths: Sequence[Path]) -> None:
-    """Raise `TaskError` for a pipe or a device, which git would read without end, among `paths` and what is below."""
+    # git would read a pipe or a device without end
     for path in (below for each in paths for below in (each, *each.rglob("*"))):
         if path.exists() and not (path.is_file() or path.is_dir()):
             _refuse(root, f"{path} is no file")
@@ -329,29 +327,29 @@ def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Repository seen through `folder`, our temporary git directory."""
+    """`repository` seen through our temporary git directory `folder`."""
 
     repository: Repository
     folder: Path
 
     def head(self) -> str:
-        """Id of the checked-out commit. Raises `TaskError` without any."""
-        asked = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        return self._asked(*asked, otherwise="it has no commit yet").decode().strip()
+        """Checked-out commit. Raises `TaskError` without any."""
+        args = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        return self._asked(*args, otherwise="it has no commit yet").decode().strip()
 
     def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
-        """Paths that differ from HEAD in the index or the working tree, submodules excluded."""
+        """Paths that differ from HEAD, without submodules."""
         root = self.repository.root
         if root is not None:
             read = (Path(folder) / name for folder, _, names in os.walk(root) for name in _READ.intersection(names))
             _check_files(root, [*read])
         which = "normal" if untracked else "no"
-        asked = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
-        rows = self._asked(*asked, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
+        args = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
+        rows = self._asked(*args, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
         return [os.fsdecode(row[3:]) for row in rows if row]
 
     def files(self, commit: str, within: str = "") -> list[str]:
-        """Paths of the files in `commit`, or below `within`."""
+        """Files in `commit`, or below `within`."""
         listed = self._asked("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within]))
         return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
@@ -370,7 +368,7 @@ class View:
 
 @contextmanager
 def view(repository: Repository) -> Iterator[View]:
-    """View `repository` through a temporary git directory with its objects, not its settings. Raises `TaskError`."""
+    """Open `repository` without its settings. Raises `TaskError`."""
     home, common, root = repository.home, repository.common, repository.name
     mine, settings = _by_key(_users("--list")), _settings(common / "config", root)
     with scratch("git") as folder:
@@ -391,20 +389,20 @@ def view(repository: Repository) -> Iterator[View]:
 
 def _appearance(settings: dict[str, str]) -> dict[str, str]:
     # what unchanged files look like
-    kept = {f"core.{name}" for name in _KEPT}
-    return {key: value for key, value in settings.items() if key in kept}
+    keys = {f"core.{name}" for name in _KEPT}
+    return {key: value for key, value in settings.items() if key in keys}
 
 
 def _safe_config(settings: dict[str, str], root: Path) -> str:
     formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
-    kept = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
-    for name, value in (*formats, *kept):
+    core = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
+    for name, value in (*formats, *core):
         if not _WORD.fullmatch(value):
             _refuse(root, f"its setting {name} is {value!r}")
     lines = [
         "[core]",
         f"repositoryformatversion = {int(bool(formats))}",
-        *(f"{name} = {value}" for name, value in kept),
+        *(f"{name} = {value}" for name, value in core),
     ]
     return "\n".join([*lines, "[extensions]", *(f"{name} = {value}" for name, value in formats)]) + "\n"
 

@@ -1,4 +1,4 @@
-"""Virtual environments that sandboxes see read-only, for agents and tests of tasks."""
+"""Virtual environments shared with sandboxes, for agents and tests of tasks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls 
 
 
 def python() -> Path:
-    """Find an interpreter that sandboxes see: in ``/usr``, since sandboxes of root show no home folders."""
-    own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    return own if own.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
+    """Python in ``/usr``, visible to all sandboxes."""
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    return base if base.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Hold the lock for installing `target`, with new files readable for all users. Raises `PrerequisiteError`."""
+    """Lock `target` for installation; new files are readable by all. Raises `PrerequisiteError`."""
     with _locked(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -47,7 +47,7 @@ def alone(target: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def alone_in_turn(target: Path) -> AsyncIterator[None]:
-    """Hold `alone` without blocking other coroutines, one of which may have the lock."""
+    """Hold `alone` without blocking other coroutines."""
     with _locked(target) as lock:
         while True:
             try:
@@ -59,12 +59,12 @@ async def alone_in_turn(target: Path) -> AsyncIterator[None]:
 
 
 def sweep_partial(folder: Path) -> None:
-    """Remove our ``NAME.partial`` in `folder` from killed installations (`alone`)."""
+    """Remove our ``NAME.partial`` in `folder`, left by killed installations."""
     for partial in folder.glob("*.partial"):
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
                 continue
-        with _locked(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # somebody is, or was, at it
+        with _locked(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # in use, or just removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(partial)
 
@@ -103,7 +103,7 @@ def _readable() -> Iterator[None]:
 
 
 def check_reachable(target: Path) -> None:
-    """Raise `PrerequisiteError` if sandboxes of root, which run as another user, could not see `target`."""
+    """Raise `PrerequisiteError` if the user of sandboxes could not reach `target`."""
     closed = [parent for parent in target.parents if not parent.stat().st_mode & stat.S_IXOTH]
     if os.geteuid() == 0 and closed:
         raise PrerequisiteError(
@@ -113,7 +113,7 @@ def check_reachable(target: Path) -> None:
 
 
 def make_venv(folder: Path, *, stdout: int) -> Path:
-    """Make a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
+    """Create a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
     base = python()
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
@@ -124,20 +124,20 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
 
 
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip with the interpreter `inside` an environment, with `options` of `children.run`."""
+    """Run pip of the environment with interpreter `inside`; `options` as for `children.run`."""
     command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
     return run(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
 def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Folder of the tool `name` with these exact `requirements`."""
+    """Folder of a tool with these exact `requirements`."""
     words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
-    asked = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
-    return environments_cache() / "tools" / f"{name}-{asked}"
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+    return environments_cache() / "tools" / f"{name}-{digest}"
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Virtual environment with `requirements` (`whole`: and dependencies), cached. Raises `PrerequisiteError`."""
+    """Install `requirements` (`whole`: with dependencies), cached. Raises `PrerequisiteError`."""
     target = tool_folder(name, requirements, whole=whole)
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target

@@ -1,8 +1,8 @@
-"""Meter of the time, processors, GPUs and energy used by this process and its descendants.
+"""Meter of time, processors, GPUs and energy used by this process and its descendants.
 
-Processor time is that of processes below this one in /proc, ended ones included, without a daemon's containers. Energy
-is that of whole devices: RAPL's packages (/sys/class/powercap) and NVML's GPUs. GPU time is the wall time of visible
-GPUs, busy or not. Unreadable values are None: most kernels show RAPL to root alone, and virtual machines have none.
+Containers of a daemon are not included. Energy is that of whole devices: RAPL packages (/sys/class/powercap) and NVML
+GPUs. GPU time is the wall time of visible GPUs, busy or not. Most kernels show RAPL to root only, and virtual machines
+have none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Used(NamedTuple):
     gpu_joules: float | None = 0.0
 
     def plus(self, other: Used) -> Used:
-        """Add `other`; unknown values make the sum unknown.
+        """Add `other`; None if either is.
 
         >>> Used(1.0, 2.0, None).plus(Used(1.0, 0.5, 3.0))[:3]
         (2.0, 2.5, None)
@@ -50,9 +50,7 @@ class Used(NamedTuple):
 
 
 class Meter:
-    """Meter since its creation. RAPL's counters wrap after some 260 kJ: `read` more often than every quarter of an
-    hour.
-    """
+    """Meter since its creation. `read` it at least every 15 minutes: RAPL counters wrap after some 260 kJ."""
 
     def __init__(self, *, powercap: Path = POWERCAP, nvml: str = NVML) -> None:
         self._powercap, self._gpus = powercap, _gpus(nvml)
@@ -61,7 +59,7 @@ class Meter:
         self._gpu_joules = self._gpu_energy()
 
     def read(self) -> Used:
-        """Use since the meter's creation."""
+        """Usage since creation."""
         seconds = time.monotonic() - self._started
         now, before = self._counters(), self._rapl
         if now is None or before is None or now.keys() != before.keys():
@@ -102,19 +100,19 @@ class Meter:
 
 
 def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
-    """Sum of all processes' ``used`` records in a run's log; None for older runs."""
+    """Sum of a run's ``used`` records; None for older runs."""
     sessions: list[Used | None] = [None]
     for record in records:
         if record["type"] == "start":
             sessions.append(None)
         elif record["type"] == "used":
             sessions[-1] = Used(*(record[key] for key in Used._fields))
-    known = [each for each in sessions if each is not None]
-    return reduce(Used.plus, known) if known else None
+    complete = [each for each in sessions if each is not None]
+    return reduce(Used.plus, complete) if complete else None
 
 
 def as_words(used: Used) -> str:
-    """Text for people.
+    """Format for people.
 
     >>> as_words(Used(60.0, 90.0, None, None, None))
     '60 s; processors 90 s, energy not readable; GPUs not readable'
@@ -132,7 +130,7 @@ def _number(path: Path) -> int:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and its descendants, ended ones included."""
+    """Processor time of this process and its descendants, including ended ones."""
     used: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -147,7 +145,7 @@ def cpu_seconds() -> float:
 
 
 def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
-    """Driver's library, and the GPUs that this process sees; None without a driver."""
+    # NVML and handles of the visible GPUs
     try:
         library = ctypes.CDLL(name)
         if library.nvmlInit_v2():

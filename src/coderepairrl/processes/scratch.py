@@ -1,7 +1,7 @@
-"""Folders that live while their owner does: temporary ones, and those for weights on their way to an engine.
+"""Folders removed with their owner.
 
-The owner locks a file in the folder; the kernel releases the lock, so the next process recognises abandoned folders.
-That file is made first and removed last; an empty folder is recognised by its name.
+The owner locks a file in the folder; the kernel releases the lock, so the next process recognizes abandoned folders.
+Empty folders, without that file, are recognized by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EMPTY = re.compile(rf"{PREFIX}(.+-)?[0-9a-f]{{16}}")
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """Create a temporary folder for the duration, and remove those of killed processes. Raises `UsageError`."""
+    """Create a temporary folder for the duration; removes abandoned ones. Raises `UsageError`."""
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -55,7 +55,7 @@ def owned(path: Path) -> Iterator[None]:
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders in `base` of dead owners; those of other users stay, and files without an owner file."""
+    """Remove our folders in `base` whose owner is dead."""
     for path in base.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, already gone, or its owner lives (BlockingIOError)
             if _EMPTY.fullmatch(path.name) and not any(path.iterdir()):
@@ -70,7 +70,7 @@ def sweep(base: Path) -> None:
 
 
 def sweep_aside(base: Path) -> None:
-    """`sweep` in a thread: removing a large folder takes long."""
+    """`sweep` in a thread."""
     threading.Thread(target=sweep, args=(base,), name="sweep").start()
 
 
@@ -85,8 +85,7 @@ def _remove(path: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """Create the folder and lock its owner file; returns the lock's descriptor."""
-    # another process may `sweep` the folder before it is locked: then it is made again
+    # returns the lock's descriptor; another process may `sweep` the folder before it is locked: then it is made again
     while True:
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Clean ends of commands on signals: one cancellation."""
+"""Cancellation of commands by signals."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 class Interrupted(CodeRepairError):
-    """Clean end by one of `STOPPING`. A run of `crrl train` can be resumed."""
+    """Clean end by a signal. A run of `crrl train` can be resumed."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def stoppable() -> Iterator[list[str]]:
-    """Cancel the current task at the first of `STOPPING`; yields the names of signals received.
+    """Cancel the current task at the first of `STOPPING`; yields names of received signals.
 
-    Later signals do not interrupt its cleanup. Schedulers send SIGUSR1 in advance (Slurm: ``--signal=USR1@300``). After
-    SIGHUP output to the terminal is discarded; under ``nohup`` it is ignored.
+    Later signals do not interrupt cleanup. Schedulers send SIGUSR1 in advance (Slurm: ``--signal=USR1@300``). SIGHUP
+    silences the terminal; under ``nohup`` it is ignored.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -55,7 +55,7 @@ def stoppable() -> Iterator[list[str]]:
 
 
 async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
-    """Result of `job`. Raises `Interrupted` when one of `STOPPING` cancelled it, with the `fix` to continue."""
+    """Await `job`. Raises `Interrupted`, with `fix`, if one of `STOPPING` cancelled it."""
     with stoppable() as received:
         try:
             return await job

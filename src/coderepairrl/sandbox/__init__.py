@@ -1,4 +1,4 @@
-"""Workspaces in isolation: `make` a backend by name, `open` a task on it, take the `diff`."""
+"""Isolated workspaces: `make` a backend by name, `open` a task on it, take the `diff`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ WEAKER = (
     "weaker than bwrap: no namespaces, so file names elsewhere can be guessed, tables of the host read in /proc, "
     "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
 )
-"""What a user of `sandlock` must know; its module says more."""
+"""Caveats for users of `sandlock`; see its module."""
 REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
-"""What of that a program may run into."""
+"""The caveat that a program may run into."""
 
 
 def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
-    """The backend `name`, one of `SHIPPED` or ``module:Class`` of your own; `options` go to its constructor.
+    """Create the backend `name`: one of `SHIPPED`, or your own ``module:Class``; `options` go to its constructor.
 
-    `show` are folders of the host that its commands must see (`SandboxBackend.show`). Nothing is started or checked
-    yet, and no other backend ever takes its place. What a class of your own raises beside its contract is a
-    `SandboxFault` that names it. Raises `ConfigError` for an unknown name or option, naming the nearest.
+    `show` lists host folders that commands must see. Starts and checks nothing. A class of your own is `Guarded`.
+    Raises `ConfigError` for an unknown name or option.
     """
     with contextlib.nullcontext() if name in SHIPPED else guard(name):
         backend: SandboxBackend = registry.make("sandbox", name, SHIPPED, SandboxBackend, options)
@@ -60,20 +59,20 @@ def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBacke
 
 
 def available() -> list[Finding]:
-    """Whether each backend works here, strongest first, with the command that would help. Takes up to two seconds."""
+    """Report whether each backend works here, strongest first. Takes up to 2 s."""
     detail = "no isolation: commands run as you; only when named"
     return [*_isolating(), *_containers(), Finding("unsafe-local", True, detail, required=False)]
 
 
 class Choice(NamedTuple):
-    """A backend by name, and why it is this one; `fix` is the command with which a stronger one would work, if any."""
+    """A backend by name and the reason for it; `fix` is the command that enables a stronger one, if any."""
 
     name: str
     why: str
     fix: str = ""
 
     def __str__(self) -> str:
-        """The line that a run begins with.
+        """Format the line printed at the start of a run.
 
         >>> print(Choice("sandlock", "bubblewrap is not installed", "sudo apt-get install bubblewrap"))
         sandbox sandlock: bubblewrap is not installed; for a stronger one: sudo apt-get install bubblewrap
@@ -82,9 +81,9 @@ class Choice(NamedTuple):
 
 
 def choose(name: str = "auto") -> Choice:
-    """What `name` stands for here: ``auto`` is `bwrap` where it works, else `sandlock`, and never anything weaker.
+    """Resolve `name`: ``auto`` is `bwrap` where it works, else `sandlock`, never anything weaker.
 
-    Raises `PrerequisiteError` if neither works; its `fix` makes `bwrap` work, or names what else would do.
+    Raises `PrerequisiteError` if neither works; its `fix` says how to get one.
     """
     if name != "auto":
         return Choice(name, "as sandbox.name asks")
@@ -97,29 +96,29 @@ def choose(name: str = "auto") -> Choice:
         else:
             return Choice(entry.name, "the strongest that works here")
     reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in lacking)
-    others = [entry.fix for entry in lacking[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
+    other_fixes = [entry.fix for entry in lacking[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
     raise PrerequisiteError(
-        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([lacking[0].fix, *others])
+        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([lacking[0].fix, *other_fixes])
     )
 
 
 def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
-    """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` are reasons by backend.
+    """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` maps backends to reasons.
 
-    Raises `ConfigError` for a reason that belongs to no backend.
+    Raises `ConfigError` for an unknown backend in `not_in`.
     """
     for name in not_in:
         resolve("sandbox", name, SHIPPED)
     if choice.name in not_in:
-        why = f", which was chosen because {choice.why}" if choice.fix else ""
+        reason = f", which was chosen because {choice.why}" if choice.fix else ""
         raise PrerequisiteError(
-            f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{why}",
+            f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{reason}",
             fix=choice.fix or "another sandbox (crrl check), or another agent",
         )
 
 
 def _containers() -> Iterator[Finding]:
-    """With their default image; another is an option, so neither is ever chosen for you."""
+    # with the default image; `choose` never picks one of these
     from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
     for backend in (Docker(image=IMAGE), Podman(image=IMAGE)):

@@ -1,7 +1,7 @@
-"""Folders of this project that hold answers: references, unbroken originals, other runs' tasks. No sandbox shows them.
+"""Folders with answers (references, unbroken originals, other runs' tasks), hidden from sandboxes.
 
-They come into view where the package is installed below a folder that sandboxes are shown: by pip as root, in an image
-of Python, in conda, or in a checkout below ``/usr``. So do those of another version, whichever one runs.
+They would be visible where a copy of the package lies below a shown folder: installed by pip as root, in a Python
+image, in conda, or as a checkout below ``/usr``.
 """
 
 from __future__ import annotations
@@ -16,48 +16,45 @@ from coderepairrl.processes import caches
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DEPTH = 3
-"""How far below a folder that is shown environments are looked for; further, where one of these is on the way."""
+"""Levels below a shown folder searched for environments; deeper below one of `_ENVIRONMENTS`."""
 _ENVIRONMENTS = ("envs", "pipx", "venvs", "uv", "tools")
 
 IN_IMAGES = tuple(
     f"{way}/lib*/python3*/*-packages/coderepairrl"
     for way in ("", "/*", "/usr/*", "/opt/*", "/opt/*/*", "/opt/*/*/*", "/root/*", "/home/*/*", "/srv/*")
 )
-"""Where an image of containers may have the package."""
+"""Places of the package in container images."""
 
 
 def folders() -> tuple[Path, ...]:
-    """The package, the checkout that it may lie in, and the caches that it may have."""
+    """The package, its checkout and its caches, as far as they exist."""
     checkout = _PACKAGE.parents[1]
-    own = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
-    return (*own, _PACKAGE, *caches.folders())
+    checkouts = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
+    return (*checkouts, _PACKAGE, *caches.folders())
 
 
 def outermost_first(folders: Iterable[str]) -> list[str]:
-    """The order to show `folders` in: one that lies in a folder of ours, which is hidden, comes into view again.
-
-    That is an agent's own, in a cache.
-    """
+    """Sort `folders` in mounting order: an agent's folder inside a hidden cache must become visible again."""
     return sorted(folders, key=lambda folder: len(Path(folder).parts))
 
 
 def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
-    """Each of `shown` (paths of the host) with the path, by way of it, of a folder of ours that lies in it."""
-    found: list[tuple[str, str]] = []
+    """Pair each host path in `shown` with the paths, below it, of the folders of ours it contains."""
+    pairs: list[tuple[str, str]] = []
     for path in dict.fromkeys(shown):
         real = Path(path).resolve()
         for folder in (*folders(), *installed(real)):
             if folder.is_dir() and folder.resolve().is_relative_to(real):
                 seen = Path(path) / folder.resolve().relative_to(real)
-                if not any(seen.is_relative_to(outer) for _, outer in found):
-                    found.append((path, str(seen)))
-    return found
+                if not any(seen.is_relative_to(outer) for _, outer in pairs):
+                    pairs.append((path, str(seen)))
+    return pairs
 
 
 @cache
 def installed(shown: Path) -> tuple[Path, ...]:
-    """Copies of the package below `shown`, wherever pip, conda, pipx and uv put packages. Takes a tenth of a second."""
-    found = [
+    """Copies of the package below `shown` in places used by pip, conda, pipx and uv. Takes 0.1 s."""
+    copies = [
         shown / "coderepairrl",
         *shown.glob("*-packages/coderepairrl"),
         *shown.glob("python3*/*-packages/coderepairrl"),
@@ -68,8 +65,8 @@ def installed(shown: Path) -> tuple[Path, ...]:
         level = [Path(path) for folder in deeper for path in _subfolders(folder)]
         for folder in level:
             if folder.name.startswith("lib"):
-                found += folder.glob("python3*/*-packages/coderepairrl")
-    return tuple(folder for folder in found if (folder / "tasks").is_dir())
+                copies += folder.glob("python3*/*-packages/coderepairrl")
+    return tuple(folder for folder in copies if (folder / "tasks").is_dir())
 
 
 def _subfolders(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What backends with a guest process share: their folder on the host, and opening and destroying a sandbox."""
+"""Shared base of backends with a guest process: the folder on the host, opening and destroying sandboxes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 _PREFIX = "crrl-sandbox-"
 _LOCK = ".lock"
 _reported: set[Path] = set()
-"""What killed processes left and we cannot remove."""
+"""Leftovers of killed processes that we cannot remove."""
 _GROUPS = "groups"
-_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need beside the commands
+_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need besides the commands
 _OWN_PROCESSES = 8
 _SOCKET_BYTES = 416 << 10  # what the kernel lets a socket hold unread; only a control group counts it as memory
 BASE_ENV = {
@@ -53,15 +53,13 @@ BASE_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
-"""For sandboxes without a network: npm would try again for 70 seconds."""
+"""Settings for sandboxes without a network, where npm would retry for 70 seconds."""
 
 
 class StateFolder:
-    """A folder under ``$TMPDIR`` that goes away with the process, or with the next one if that was killed.
+    """A folder under ``$TMPDIR``, removed with this process or, if it was killed, in the background of the next.
 
-    The next one removes it beside its own work, however large it is, and does not end before.
-
-    With `group`, members of that group may pass through it (an unprivileged sandbox must).
+    Members of `group` may traverse it (an unprivileged sandbox must).
     """
 
     def __init__(self, group: int | None = None) -> None:
@@ -81,28 +79,25 @@ class StateFolder:
         threading.Thread(target=_sweep, args=(self.path.parent,), name="sweep").start()
 
     def find_groups(self) -> Groups:
-        """Where control groups named after this folder can be made; noted in it, for a later `_sweep`."""
+        """Parents for control groups named after this folder; recorded in it for a later `_sweep`."""
         if self.groups is None:
             self.groups = find()
             (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in self.groups.parents.values()))
         return self.groups
 
     def remove(self) -> None:
-        """Delete it now (not in a forked child)."""
+        """Delete it now (a no-op in a forked child)."""
         if os.getpid() == self._pid:
             _destroy_state(self.path)
             self._lock.close()
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left: folders of ours whose lock no process holds, and those that never got one.
-
-    What cannot be removed is logged, once.
-    """
+    """Remove leftovers of killed processes: folders that are unlocked or half-created."""
     for stale in folder.glob("crrl-new-*"):
         with contextlib.suppress(OSError):
-            about = stale.lstat()
-            if about.st_uid == os.getuid() and time.time() - about.st_mtime > 60:
+            status = stale.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > 60:
                 _remove(stale)
     for stale in folder.glob(f"{_PREFIX}*"):
         try:
@@ -129,9 +124,9 @@ def _remove(stale: Path) -> None:
 
 
 def _end_half_started(folder: Path) -> None:
-    """Kill each bubblewrap that was to open a sandbox in `folder`, whose owner is dead.
+    """Kill every bubblewrap that was opening a sandbox in `folder`, whose owner is dead.
 
-    One that is killed while it starts, as its owner's death does, leaves a child that waits for its user ids.
+    Killed during startup, it leaves a child that waits for its user ids.
     """
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -141,13 +136,13 @@ def _end_half_started(folder: Path) -> None:
 
 
 def _destroy_state(state: Path) -> None:
-    """Delete a folder of ours, its lock last: what is left when we are killed is still known as ours."""
+    # delete the lock last, so that leftovers of an interrupted deletion are recognized
     destroy(*(path for path in state.glob("*") if path.name != _LOCK))
     destroy(state)
 
 
 def destroy(*folders: Path) -> None:
-    """Delete trees that an agent worked in. No process of it is alive; they may be deeper than Python recurses."""
+    """Delete trees an agent worked in, possibly deeper than Python can recurse."""
     if not folders:
         return
     if subprocess.run(["rm", "-rf", "--", *folders], stderr=subprocess.DEVNULL).returncode != 0:
@@ -156,14 +151,14 @@ def destroy(*folders: Path) -> None:
 
 
 class GuestBackend(SandboxBackend, ABC):
-    """Opens a copy of the task's tree with a guest process on it. Subclasses say how the guest is started."""
+    """Opens a copy of the task's tree with a guest process on it. Subclasses start the guest."""
 
     name: str
     startup_seconds = STARTUP_SECONDS
     slowdown = 3.0
-    """As `SandboxInfo.slowdown`."""
+    """See `SandboxInfo.slowdown`."""
     groups_need = DELEGATE
-    """What lets limits be kept by control groups, where they are not."""
+    """Requirement for control groups, reported where they are unavailable."""
 
     def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
         self.limits = limits
@@ -174,61 +169,58 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def user(self) -> int | None:
-        """The user id to drop to before anything of the task runs; None to stay who we are."""
+        """User id to drop to before running anything of the task; None to keep ours."""
         return None
 
     @property
     def isolated(self) -> bool:
-        """Whether the guest is pid 1 of its own world."""
+        """Whether the guest is pid 1 of a pid namespace."""
         return True
 
     @property
     def archive(self) -> str:
-        """`Prepared.archive` as the guest sees it, who then fills the workspace; empty where ``box/work`` is copied."""
+        """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
         return ""
 
     @property
     def pack_up_to(self) -> int:
-        """Bytes of a workspace up to which it becomes an archive."""
+        """Largest workspace, in bytes, that is packed into an archive."""
         return sys.maxsize if self.archive else 0
 
     @property
     def images(self) -> Images | None:
-        """What reads the files of an image; None where a sandbox is made of this machine's own programs."""
+        """Reader of image files; None for sandboxes that use the programs of this machine."""
         return None
 
     @property
     def unpacked(self) -> Unpacked | None:
-        """What has images whole, as `Workspaces` takes it."""
+        """Provider of unpacked images (see `Workspaces`)."""
         return None
 
     def check_image(self, name: str) -> None:
-        """As `SandboxBackend.check_image`."""
+        """Implement `SandboxBackend.check_image`."""
         if self.images is None and self.unpacked is None:
             raise no_images(f"image:{name}")
 
     @property
     def held(self) -> Sequence[str]:
-        """File systems in memory, as the guest sees them."""
+        """Paths of in-memory file systems in the sandbox."""
         return ()
 
     @abstractmethod
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start a guest in `group`, as `StartedGuest.spawn` does; files may still be arriving in ``box/work``.
-
-        It is shown `environment`, the task's own (`environment_of`), read-only.
-        """
+        """Start a guest in `group` that sees `environment` read-only; files may still be arriving in ``box/work``."""
 
     def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
-        """What starts a guest for the diff alone, outside the sandbox; None where the one inside does it."""
+        """Factory of a guest outside the sandbox for the diff; None to use the one inside."""
         return None
 
     @abstractmethod
     def workdir(self, box: Path) -> str:
-        """``box/work`` as the guest sees it."""
+        """``box/work`` as seen by the guest."""
 
     def clean(self, box: Path) -> None:
-        """Remove what a sandbox left that was not ours to start: called when its last process was killed."""
+        """Remove leftovers started by others, after the guest was killed."""
 
     @property
     def state(self) -> Path:
@@ -238,7 +230,7 @@ class GuestBackend(SandboxBackend, ABC):
         return self._state.path
 
     def open(self, task: Task) -> contextlib.AbstractAsyncContextManager[GuestSandbox]:
-        """As `SandboxBackend.open`. A workspace is read when it is first opened, and then remembered."""
+        """Implement `SandboxBackend.open`; workspaces are read once."""
         return self._open(task)
 
     @asynccontextmanager
@@ -290,32 +282,32 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def groups(self) -> Groups:
-        """The control groups that sandboxes get here."""
+        """Control groups available to sandboxes here."""
         if self._state is None:
             self._state = StateFolder(self.user)
         return self._state.find_groups()
 
     @property
     def ungrouped(self) -> Sequence[str]:
-        """Controllers of control groups that sandboxes do without here."""
+        """Control group controllers unavailable to sandboxes here."""
         return self.groups.missing
 
     def info(self) -> SandboxInfo:
-        """As `SandboxBackend.info`. What the whole workspace may grow by is limited where its files are in memory."""
+        """Implement `SandboxBackend.info`. Includes `disk_bytes` only if workspaces are in memory."""
         limits = {name: value for name, value in asdict(self.limits).items() if self.held or name != "disk_bytes"}
         return SandboxInfo(
             self.isolated, self.user, limits, self.how_limits_are_kept(), self.how_workspaces_open(), self.slowdown
         )
 
     def how_limits_are_kept(self) -> str:
-        """By what, on this machine, and what is not; for the exam and ``crrl check``."""
+        """Describe which limits are enforced, for the exam and ``crrl check``."""
         if not (missing := self.ungrouped):
             return "limits by control groups"
         words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
         return f"limits per process, none on {', '.join(words[name] for name in missing)} ({self.groups_need})"
 
     def how_workspaces_open(self) -> str:
-        """By what means, on this machine; for the exam."""
+        """Describe how workspaces are opened, for the exam."""
         return "copied"
 
     def _check_limits(self) -> None:
@@ -325,8 +317,7 @@ class GuestBackend(SandboxBackend, ABC):
             )
 
     def _group(self, name: str, held: int = 0) -> Group | None:
-        """The control group of the sandbox `name`, with `held` bytes of its own files in memory; None where none can
-        be made. Raises OSError."""
+        """Create the control group of a sandbox with `held` bytes of files in memory. Raises OSError."""
         if not self.groups.parents:
             return None
         limits = self.limits
@@ -345,7 +336,6 @@ class GuestBackend(SandboxBackend, ABC):
     async def _end(
         self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
     ) -> None:
-        """Close what was opened and leave nothing of it."""
         if sandbox is not None:
             await sandbox.close()
             process = sandbox.guest.process
@@ -381,14 +371,13 @@ class GuestBackend(SandboxBackend, ABC):
         }
 
     def close(self) -> None:
-        """Delete this backend's folder; it makes a new one if it is used again."""
+        """Delete the state folder; the next use creates a new one."""
         if self._state is not None:
             self._state.remove()
         self._state = self._workspaces = None
 
 
 def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:
-    """The guest's settings for commands that find the programs of `environment` first."""
     if environment is None:
         return settings
     path = settings["env"].get("PATH", os.defpath)

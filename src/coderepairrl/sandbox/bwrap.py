@@ -1,23 +1,20 @@
 """`bwrap`: unprivileged bubblewrap.
 
-Layers, each with a probe in ``tests/sandbox`` that fails where the layer is missing:
+Layers, each with a probe in ``tests/sandbox`` that fails without it:
 
-- *who*: as root we first become an unprivileged user id without groups; bubblewrap then gives up every capability
-  and the right to gain any;
-- *namespaces*: user, pid, network, ipc, uts, mount, cgroup. The network has a loopback and nothing behind it;
-- *files*: read-only ``/usr`` and the few files of ``/etc`` that programs need; a bounded ``/tmp``; ``/dev`` and
-  ``/`` read-only; no home, no ``/run``, no ``/sys``; ``/proc`` is the sandbox's own and ``/proc/sys`` read-only; where
-  this package lies in any of it, an empty folder (`answers`);
+- *user*: an unprivileged user id (root switches to one) without groups, capabilities or the right to gain any;
+- *namespaces*: user, pid, network (loopback only), ipc, uts, mount, cgroup;
+- *files*: read-only ``/usr``, needed files of ``/etc``, ``/dev``, ``/`` and ``/proc/sys``; a bounded ``/tmp``; a
+  private ``/proc``; no home, ``/run`` or ``/sys``; an empty folder over each copy of this package (`answers`);
 - *system calls*: the filter of `seccomp`;
 - *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+), and
-  again by a control group around it all where one can be made (`cgroups`); the workspace is a file system of a
-  fixed size in memory;
-- *lifetime*: the guest is pid 1, so when it ends the kernel ends everything; and it dies with us.
+  again by a control group where possible (`cgroups`); the workspace is an in-memory file system of a fixed size;
+- *lifetime*: the guest is pid 1, so its end ends everything; and it dies with us.
 
-Where all that differs between sandboxes is in memory, bubblewrap is started once and their guests are forked inside it
-(`template`), into namespaces of their own below bubblewrap's. Capabilities (none), filter and limits are the same.
+Sandboxes that differ only in their in-memory files share one bubblewrap, in which guests are forked (`template`) into
+nested namespaces with the same capabilities (none), filter and limits.
 
-The kernel itself is shared: this is no virtual machine.
+The kernel is shared: this is no virtual machine.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ _ARCHIVE_INSIDE = "/run/workspace"
 _INNER_ID = "1000"
 _PYTHON = ("-I", "-S", "-B", "-X", "utf8")
 OVERLAY_ABOVE = 2 << 20
-"""Bytes (and 4 KiB for each file) from which mounting an overlay costs less than copying the workspace."""
+"""Bytes (plus 4 KiB per file) above which an overlay mount is cheaper than copying the workspace."""
 _OVERLAY = """
 cd "$1" && mount -t tmpfs -o size="$2",mode=755,nosuid,nodev tmpfs layers && mkdir layers/work layers/upper &&
 chown "$3:$3" layers/upper && mount -t overlay -o \
@@ -58,16 +55,16 @@ chown "$3:$3" layers/upper && mount -t overlay -o \
 """
 
 _OWN_SETTINGS = ("--ro-bind", "/proc/sys", "/proc/sys")
-"""Options for what runs commands; a template mounts a ``/proc`` for each, which takes one that nothing lies upon."""
+"""Extra options to run commands directly; a template mounts ``/proc`` per guest, which needs one without submounts."""
 _OWN = (WORKDIR, "/tmp", "/var/tmp", "/dev", "/proc", "/etc")
-"""Folders of which a sandbox has one of its own: what it is shown below would be hidden, or its to move away."""
+"""Folders private to each sandbox: a bind below one would be hidden, or could be moved by the sandbox."""
 _PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")
 
 
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
        "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
        "java-21-openjdk", "maven", "php", "perl", "lua")  # fmt: skip
-"""What programs need of ``/etc``, and nobody minds to show."""
+"""Entries of ``/etc`` that programs need and that are safe to show."""
 _MANY_FILES = ("alternatives", "ssl/certs", "pki")  # of these: half a second to copy, a fifth of a millisecond to mount
 _FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{_INNER_ID}:{_INNER_ID}:agent:/tmp:/bin/bash\n",
@@ -79,14 +76,12 @@ _FILES = {
 class Bubblewrap(GuestBackend):
     """Sandboxes of bubblewrap.
 
-    `binds` are further host paths to show read-only (a tool chain under ``/opt``, say, and none where a sandbox has its
-    own: `_OWN`), `env` variables for every command; `commands`, if given, are the only programs there are beside
-    ``bash``; `copy` workspaces of any size, where large ones would be overlays; without `fork`, bubblewrap is started
-    anew for every sandbox; the rest are the
-    fields of `ResourceLimits`. Prerequisites are checked when first opened.
+    `binds` are further host paths to show read-only, not below `_OWN`; `env` are variables for every command;
+    `commands`, if given, are the only programs besides ``bash``; `copy` disables overlays for large workspaces; without
+    `fork`, every sandbox starts its own bubblewrap; the rest are the fields of `ResourceLimits`.
 
-    An allow-list makes a task look like another tool set. It is no further wall: the guest's interpreter has to exist,
-    and can be called by its path; a shell can write files without any program.
+    `commands` is not a security boundary: the guest's interpreter can be called by its path, and a shell can write
+    files without any program.
     """
 
     name = "bwrap"
@@ -117,42 +112,42 @@ class Bubblewrap(GuestBackend):
         self._image_python: list[str] = []
 
     def show(self, folders: Sequence[str]) -> None:
-        """As option `binds`."""
+        """Add to option `binds`."""
         for folder in folders:
             _check_bind(folder)
         self._binds += tuple(folders)
 
     @property
     def user(self) -> int | None:
-        """As root an unprivileged id; otherwise we are unprivileged already."""
+        """An unprivileged id for root; None for anyone else."""
         return SANDBOX_USER if os.geteuid() == 0 else None
 
     def workdir(self, box: Path) -> str:
-        """The same in every sandbox, but for images."""
+        """`WORKDIR`, or the working folder of the image."""
         noted = box / "workdir"
         return noted.read_text() if noted.exists() else WORKDIR
 
     def check_image(self, name: str) -> None:
-        """As `SandboxBackend.check_image`: it opens those that were prepared."""
+        """Implement `SandboxBackend.check_image`: the image must be prepared."""
         rootfs.check_present(name, self.user)
 
     @property
     def unpacked(self) -> Unpacked | None:
-        """As `prepare_image`."""
+        """See `prepare_image`."""
         return self._prepared
 
     @property
     def archive(self) -> str:
-        """Where the guest finds the files."""
+        """Path of the archive in the sandbox."""
         return _ARCHIVE_INSIDE
 
     @property
     def pack_up_to(self) -> int:
-        """Larger ones are seen through an overlay, where that works."""
+        """`OVERLAY_ABOVE` where overlays work; larger workspaces use one."""
         return OVERLAY_ABOVE if self._overlays else super().pack_up_to
 
     def how_workspaces_open(self) -> str:
-        """As `GuestBackend.how_workspaces_open`."""
+        """Override `GuestBackend.how_workspaces_open`."""
         if not self._overlays:
             return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
         but = "" if self.user is not None else ", whose folders can be moved but not renamed"
@@ -160,11 +155,11 @@ class Bubblewrap(GuestBackend):
 
     @property
     def held(self) -> Sequence[str]:
-        """The workspace and the temporary folders are in memory, each with its size."""
+        """The workspace and the temporary folders, each of a fixed size."""
         return (WORKDIR, "/tmp", "/dev/shm")
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` unless bubblewrap is there, may make namespaces, and finds an interpreter."""
+        """Raise `PrerequisiteError` unless bubblewrap and an interpreter work here."""
         with self._checking:
             if self._python is not None:
                 return
@@ -183,8 +178,7 @@ class Bubblewrap(GuestBackend):
             self._python = python
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start bubblewrap, unprivileged, with the guest as pid 1; or have a guest forked, where all that differs from
-        other sandboxes is in memory."""
+        """Start bubblewrap with the guest as pid 1, or fork a guest if only in-memory files differ."""
         if self._forks and environment is None and prepared.image is None and prepared.packed:
             sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
             return self._template().fork(sizes, prepared.archive, group, log=box / "guest.log")
@@ -207,27 +201,26 @@ class Bubblewrap(GuestBackend):
         return StartedGuest.spawn(command, log=log, user=self.user, group=group, first=first, info=info_read)
 
     def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
-        """bubblewrap and its options for a workspace among this machine's programs."""
         if prepared.packed:
-            own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
-            own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
+            mounts = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
+            mounts += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
         else:
-            own = ["--bind", str(box / "merged"), WORKDIR]
+            mounts = ["--bind", str(box / "merged"), WORKDIR]
         if environment is not None:
-            for shown in filter(None, (environment, interpreter_of(environment))):
-                own += ["--ro-bind", str(shown), str(shown)]
-        return [*self._arguments, *_OWN_SETTINGS, *own, "--chdir", WORKDIR, "--remount-ro", "/"]
+            for folder in filter(None, (environment, interpreter_of(environment))):
+                mounts += ["--ro-bind", str(folder), str(folder)]
+        return [*self._arguments, *_OWN_SETTINGS, *mounts, "--chdir", WORKDIR, "--remount-ro", "/"]
 
     def _template(self) -> Template:
-        """The template of this thread's guests; another one where it has died."""
-        found = self._templates.get(threading.get_ident())
-        if found is not None and not found.alive:
-            found.close()
-            found = None
-        if found is None:
+        # one per thread: a template dies with the thread that started it
+        template = self._templates.get(threading.get_ident())
+        if template is not None and not template.alive:
+            template.close()
+            template = None
+        if template is None:
             assert self._python is not None
-            found = self._templates[threading.get_ident()] = self._new_template(self._python)
-        return found
+            template = self._templates[threading.get_ident()] = self._new_template(self._python)
+        return template
 
     def _new_template(self, python: Path) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
@@ -239,11 +232,9 @@ class Bubblewrap(GuestBackend):
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Bytes of the file systems in memory beside the workspace."""
         return dict.fromkeys(("/tmp", "/dev/shm"), self.limits.tmp_bytes)
 
     def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
-        """bubblewrap and its options for a workspace in its image. Raises `TaskError`."""
         if environment is not None:  # of this machine's Python, which the image has not
             raise TaskError(
                 f"{environment}, the environment of a task, is none of image {image.name}",
@@ -257,12 +248,10 @@ class Bubblewrap(GuestBackend):
         return [self._arguments[0], *apart, *mounted]
 
     def _prepared(self, where: str, root: Path) -> Prepared:
-        """As `prepare_image`."""
         self._gather()
         return prepare_image(where, root, self.user, packed=not self._overlays)
 
     def _gather(self) -> None:
-        """Put together what the guest needs in images, once."""
         with self._checking:
             if not self._image_python:
                 guest = self.state / "guest"
@@ -275,7 +264,6 @@ class Bubblewrap(GuestBackend):
 
     @property
     def _inside(self) -> Path:
-        """What images are shown beside their own files."""
         return self.state / "inside"
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
@@ -287,7 +275,7 @@ class Bubblewrap(GuestBackend):
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
     def close(self) -> None:
-        """As `GuestBackend.close`; the machine is checked again before the next use."""
+        """Close as `GuestBackend.close` does; the next use checks the machine again."""
         for template in self._templates.values():
             template.close()
         self._templates.clear()
@@ -296,20 +284,20 @@ class Bubblewrap(GuestBackend):
         self._image_python = []
 
     def _mounting(self, box: Path, lower: Path) -> list[str]:
-        """What goes before an argv so that it sees ``lower/tree`` as ``box/merged`` and what it changes is in memory.
+        """Prefix an argv to see ``lower/tree`` as ``box/merged``, with changes in memory.
 
-        In a mount namespace of its own, which ends with it. Root mounts before it becomes somebody else, since only
-        then the kernel lets folders be renamed; others need a user namespace.
+        Root mounts before it drops its rights, since only then the kernel lets folders be renamed; others need a user
+        namespace.
         """
         for name in ("layers", "merged"):
             (box / name).mkdir()
             (box / name).chmod(0o755)
-        own, options = (["--user", "--map-root-user"], "userxattr") if self.user is None else ([], "redirect_dir=on")
+        enter, options = (["--user", "--map-root-user"], "userxattr") if self.user is None else ([], "redirect_dir=on")
         size, owner = str(self.limits.disk_bytes), str(self.user or 0)
-        return ["unshare", "--mount", *own, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
+        return ["unshare", "--mount", *enter, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
     def _view(self, python: Path) -> list[str]:
-        """bubblewrap's options that are the same for every sandbox: what is seen, and as whom."""
+        """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
         view = [*_apart(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -320,10 +308,10 @@ class Bubblewrap(GuestBackend):
                 view += ["--ro-bind", str(path), str(path)]
         view += self._etc()
         prefix = prefix_of(python)
-        shown = [*([str(prefix)] if prefix is not None else []), *self._binds]
+        visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
-        for folder in ("/usr", *answers.outermost_first(shown)):
-            view += ["--ro-bind", folder, folder] if folder in shown else []
+        for folder in ("/usr", *answers.outermost_first(visible)):
+            view += ["--ro-bind", folder, folder] if folder in visible else []
             for _, at in answers.in_view([folder]):
                 view += ["--size", "4096", "--tmpfs", at]
                 hidden.append(at)
@@ -339,10 +327,9 @@ class Bubblewrap(GuestBackend):
         return view
 
     def _etc(self) -> list[str]:
-        """Options that show what programs need of ``/etc``: a copy, as bubblewrap's work is quadratic in mounts.
+        """Options that show parts of ``/etc`` as a copy, since bubblewrap's work is quadratic in mounts.
 
-        Modes and owners are kept, so a file that the sandbox's user may not read stays unreadable; what we ourselves
-        may not read is left out.
+        Modes and owners are kept; files closed to us are left out.
         """
         etc = self.state / "etc"
         etc.mkdir(exist_ok=True)
@@ -364,25 +351,23 @@ class Bubblewrap(GuestBackend):
         return view
 
     def _only(self, python: Path) -> list[str]:
-        """Options that hide every program but those that were listed and what we need ourselves."""
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
-        wanted = [name for name in self._commands if name not in builtin]
+        programs = [name for name in self._commands if name not in builtin]
         view = []
         for folder in (Path(name) for name in _PROGRAMS if not Path(name).is_symlink() and Path(name).is_dir()):
             view += ["--size", str(1 << 20), "--tmpfs", str(folder)]
-            for name in {"bash", "sh", *wanted, *([python.name] if python.parent == folder else [])}:
+            for name in {"bash", "sh", *programs, *([python.name] if python.parent == folder else [])}:
                 if (folder / name).exists():
                     view += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
             view += ["--remount-ro", str(folder)]
-        missing = [name for name in wanted if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
+        missing = [name for name in programs if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
         if missing:
             raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
         return view
 
     def _probe(self, python: Path) -> None:
-        """Run the interpreter once behind everything but the workspace."""
         rules = _pipe_with(self._filter)
         try:
             done = subprocess.run(
@@ -403,8 +388,10 @@ class Bubblewrap(GuestBackend):
             )
 
     def _probe_template(self, python: Path) -> None:
-        """Fork a guest, if the kernel lets us: it may refuse namespaces within namespaces, and an old one (before
-        5.16) asks who writes to a control group, not who has opened it."""
+        """Try to fork a guest: the kernel may refuse nested namespaces.
+
+        Before 5.16 it also checks who writes to a control group instead of who opened it.
+        """
         group = self._group("probe")
         template = self._new_template(python)
         try:
@@ -416,7 +403,6 @@ class Bubblewrap(GuestBackend):
                 group.remove()
 
     def _probe_overlay(self) -> None:
-        """Mount one, if the kernel lets us."""
         box, lower = self.state / "box-probe", self.state / "task-probe"
         for folder in (box, lower / "tree"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -442,10 +428,9 @@ class Bubblewrap(GuestBackend):
 
 
 class ImageBuilder(Bubblewrap):
-    """Sandboxes whose commands change the files in `tree` themselves, to make an `image` of: a task's workspace is
-    ``image:`` and whatever name. Nothing else may use `tree` meanwhile, nor share its files by hard links.
+    """Sandboxes whose commands change `tree` in place, to build an `image`; the workspace is ``image:`` and any name.
 
-    `options` are those of `Bubblewrap`.
+    Nothing else may use `tree` meanwhile or share its files by hard links.
     """
 
     def __init__(self, tree: Path, image: Image, **options: Any) -> None:
@@ -453,7 +438,6 @@ class ImageBuilder(Bubblewrap):
         self._tree, self._image = tree, image
 
     def _prepared(self, where: str, root: Path) -> Prepared:
-        """The tree as it is."""
         self._gather()
         root.mkdir()
         root.chmod(0o755)
@@ -462,7 +446,6 @@ class ImageBuilder(Bubblewrap):
 
 
 def _apart(user: str, group: str) -> list[str]:
-    """bubblewrap's options that keep a sandbox apart, in which commands run as `user` and `group`."""
     apart = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     apart += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
     return [*apart, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
@@ -480,7 +463,7 @@ def _check_bind(bind: str) -> None:
 
 
 def _pipe_with(data: bytes) -> int:
-    """A descriptor to read `data` from (a filter of 3 KB, where a pipe holds 64)."""
+    # written at once: the filter has 3 KB, a pipe holds 64
     read, write = os.pipe()
     try:
         os.write(write, data)

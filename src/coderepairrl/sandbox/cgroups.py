@@ -1,9 +1,8 @@
-"""Control groups: limits that the kernel keeps over all processes of a sandbox together, at once and to the byte.
+"""Control groups: kernel-enforced limits on all processes of a sandbox together.
 
-Version 1 lets us nest a group in our own wherever that is writable. Version 2 wants processes in leaves only, so the
-groups become siblings of ours, under the nearest parent that is writable and hands the controllers down. An ordinary
-user without a delegated group is left with resource limits of processes; `Groups.missing` names what is then
-missing, and the exam and ``crrl check`` report it.
+Version 1 nests groups in our own where that is writable. Version 2 allows processes in leaves only, so groups become
+siblings of ours, under the nearest writable parent that delegates the controllers. Without delegation users get
+per-process limits only; the exam and ``crrl check`` report `Groups.missing`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 CONTROLLERS = ("pids", "memory", "cpu")
 DELEGATE = "systemd-run --user --scope -p Delegate=yes crrl ..."
-"""How a user gets groups of his own, where systemd runs."""
+"""Command that gives a user delegated groups, with systemd."""
 _PERIOD_US = 100_000
 _ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
 REMOVAL_SECONDS = 5.0
@@ -30,18 +29,18 @@ REMOVAL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Groups:
-    """Where groups can be made: controller to the parent folder, and which of these are of version 2."""
+    """Places to create groups: parent folder by controller, and the controllers of version 2."""
 
     parents: Mapping[str, Path]
     unified: frozenset[str] = frozenset()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Controllers that cannot be used here."""
+        """Unavailable controllers."""
         return tuple(name for name in CONTROLLERS if name not in self.parents)
 
     def make(self, name: str, *, processes: int, memory: int, cpus: int) -> Group:
-        """A group of `name` with these limits (bytes, CPUs). Raises OSError; what was made by then is removed."""
+        """Create group `name` with these limits (bytes, CPUs). Raises OSError and removes partial results."""
         group = Group(tuple(dict.fromkeys(parent / name for parent in self.parents.values())))
         try:
             for folder in group.folders:
@@ -59,19 +58,18 @@ class Groups:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of one sandbox: a folder for each hierarchy."""
+    """The group of one sandbox: one folder per hierarchy."""
 
     folders: tuple[Path, ...]
 
     def entering(self) -> list[str]:
-        """What goes before an argv so that the program, and all that it starts, is in the group from the first."""
+        """Prefix for an argv that starts the program inside the group."""
         return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.folders), "--"]
 
     def entrances(self) -> list[int]:
-        """Descriptors, the caller's to close: a process that writes 0 to them all is in the group. Raises OSError.
+        """Open descriptors, owned by the caller; a process enters the group by writing 0 to each. Raises OSError.
 
-        It needs no rights of its own, as the kernel asks for those of who has opened them, and nobody has to name it
-        by a number that may be another's by then.
+        The kernel checks the rights of the opener, so the process needs none.
         """
         opened: list[int] = []
         try:
@@ -84,7 +82,7 @@ class Group:
         return opened
 
     def remove(self) -> None:
-        """End whatever is left in it and remove it. Blocks for a moment; safe to call twice."""
+        """Kill the remaining processes and remove it. Blocks briefly; safe to call twice."""
         deadline = time.monotonic() + REMOVAL_SECONDS
         for folder in self.folders:
             while folder.exists():
@@ -105,14 +103,14 @@ def _kill(folder: Path) -> None:
 
 
 def sweep(name: str, parents: list[str]) -> None:
-    """Remove the groups whose names begin with `name`, which a killed process left under `parents`."""
+    """Remove groups under `parents` whose names begin with `name`, left by a killed process."""
     for parent in parents:
         for folder in Path(parent).glob(f"{name}-*"):
             Group((folder,)).remove()
 
 
 def find(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Groups:
-    """Where this process may make groups; empty where it may not."""
+    """Find where this process can create groups; empty if nowhere."""
     if not own.exists():  # not Linux
         return Groups({})
     mine: dict[str, str] = {}
@@ -139,7 +137,6 @@ def find(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/
 
 
 def _within(point: Path, root: str, path: str) -> Path | None:
-    """The folder of group `path` in a hierarchy whose `root` is mounted at `point`."""
     prefix = root.rstrip("/")
     if path != prefix and not path.startswith(f"{prefix}/"):
         return None
@@ -148,10 +145,10 @@ def _within(point: Path, root: str, path: str) -> Path | None:
 
 
 def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
-    """Controllers of version 2, each with the nearest parent that hands it down and lets us in."""
-    found: dict[str, Path] = {}
+    """Version 2 controllers, each with the nearest writable parent that delegates it."""
+    delegated: dict[str, Path] = {}
     if folder is None:
-        return found
+        return delegated
     for parent in (folder, *folder.parents):
         if not parent.is_relative_to(point):
             break
@@ -159,12 +156,12 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
             continue  # ours is a leaf, since we are in it; only the root of all may be both
         if _writable(parent):
             for name in set(CONTROLLERS) & set((parent / "cgroup.subtree_control").read_text().split()):
-                found.setdefault(name, parent)
-    return found
+                delegated.setdefault(name, parent)
+    return delegated
 
 
 def _writable(folder: Path) -> bool:
-    """Whether groups can be made in `folder` and processes moved there: tried, since a mount may be read-only."""
+    # test it: the mount may be read-only
     probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # others try at the same time
     try:
         if not os.access(folder / "cgroup.procs", os.W_OK):

@@ -1,4 +1,4 @@
-"""Commits of repositories elsewhere, in a cache on this machine."""
+"""Local cache of commits of remote repositories."""
 
 from __future__ import annotations
 
@@ -24,27 +24,24 @@ from coderepairrl.processes.hostgit import bare, git, reason
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
 _NOT_THERE = ("not our ref", "couldn't find remote ref", "does not exist", "not found", "unadvertised object")
-"""How git and servers say that they have not got a commit, or hand it out to nobody."""
+"""Messages of git and servers for a commit that is missing or not served."""
 _LATER = "run it again, where that host can be reached: what was fetched is kept"
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
 @contextmanager
 def commit_folder(url: str, commit: str) -> Iterator[Path]:
-    """A git directory in the cache that has `commit` of `url`, fetched unless it is there already.
+    """A cached git directory that contains `commit` of `url`, fetched if necessary.
 
-    Raises `TaskError` for a commit that there is not, `SandboxFault` where fetching failed for reasons that may pass,
-    and `PrerequisiteError` where the cache cannot be written or is full.
+    Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
+    `PrerequisiteError` if the cache is full or not writable.
     """
     fetch_commits(url, [commit])
     yield cache_of(url)
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> None:
-    """Bring `commits` of `url` to the cache, those that are not there in one fetch: all of them or none.
-
-    Raises as `commit_folder`; a `TaskError` may be about any of them.
-    """
+    """Fetch the missing ones of `commits` of `url` at once: all or none. Raises as `commit_folder`."""
     named = without_login(url)
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
@@ -61,7 +58,6 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
 
 
 def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
-    """Fetch `commits`, but those that another process just did, on top of what one that was killed left."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -69,30 +65,27 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
             partial = cache.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             bare(partial).rename(cache)
-        here = commits_at_hand(url, commits)
-        if not (lacking := [commit for commit in commits if commit not in here]):
+        cached = commits_at_hand(url, commits)
+        if not (lacking := [commit for commit in commits if commit not in cached]):
             return
-        # only who has the lock runs git there, which no longer runs: these are nobody's
+        # git runs there only under this lock, so these files are left over from a killed one
         for left in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
             left.unlink()
         _fetch_once(url, lacking, cache, lock.fileno())
 
 
 def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
-    """Which of `commits` of `url` the cache has, so that opening them needs no network.
-
-    None is ever taken away, so nobody has to be kept out meanwhile.
-    """
+    """Select those of `commits` of `url` in the cache. Needs no lock, as commits are never removed."""
     cache = cache_of(url)
     if not cache.exists():
         return []
-    asked = "".join(f"{commit}^{{tree}}\n" for commit in commits)
-    answers = git("cat-file", "--batch-check=%(objecttype)", folder=cache, stdin=asked.encode()).splitlines()
+    query = "".join(f"{commit}^{{tree}}\n" for commit in commits)
+    answers = git("cat-file", "--batch-check=%(objecttype)", folder=cache, stdin=query.encode()).splitlines()
     return [commit for commit, answer in zip(commits, answers, strict=True) if answer == b"tree"]
 
 
 def cache_of(url: str) -> Path:
-    """Where the commits of `url` are, or will be."""
+    """Cache folder for commits of `url`."""
     return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
 
@@ -105,26 +98,26 @@ def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> Non
     try:
         _fetch(url, commits, cache, lock)
     except subprocess.CalledProcessError as error:
-        printed, why = error.stderr.decode(errors="replace"), without_login(reason(error))
+        printed, cause = error.stderr.decode(errors="replace"), without_login(reason(error))
         if "No space left" in printed or "Disk quota" in printed:
             raise _no_room(named) from None
         if any(sign in printed for sign in _NOT_THERE):
             raise TaskError(  # from None: its command line has the login
-                f"{named} has no commit {some}: {why}",
+                f"{named} has no commit {some}: {cause}",
                 fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
                 "task out",
             ) from None
         fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
-        raise SandboxFault(f"cannot fetch {some} of {named}: {why}", fix=fix) from None
+        raise SandboxFault(f"cannot fetch {some} of {named}: {cause}", fix=fix) from None
     except subprocess.TimeoutExpired as error:
         raise SandboxFault(f"fetching {some} of {named} took more than {error.timeout:.0f} s", fix=_LATER) from None
 
 
 def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
-    """Bring `commits` from `url` to `cache`, whose `lock` we hold. Raises `TaskError` and what `git` raises."""
+    # the caller holds `lock`
 
     def fetch(place: str, env: dict[str, str]) -> None:
-        # in a pack, which is there at once: of loose objects, a commit is there before its files
+        # in a pack, which appears at once: among loose objects, a commit appears before its files
         command = ("-c", "fetch.unpackLimit=1", "fetch", "--quiet", "--depth=1", "--no-tags", "--", place, *commits)
         git(*command, folder=cache, env=env, timeout=1800, lock=lock)
 

@@ -1,17 +1,17 @@
-"""`docker` and `podman`: containers of an image that has what the task needs (one code path, two programs).
+"""`docker` and `podman`: containers of an image with what the task needs.
 
-The guest is the container's pid 1 and connects to a Unix socket that only this container is shown; everything else is
-as with `bwrap`, and so are the layers:
+The guest is the container's pid 1 and connects to a Unix socket that only this container sees. The layers are those of
+`bwrap`:
 
-- *who*: an unprivileged user without capabilities or the right to gain any, never root of the host;
-- *namespaces*: the runtime's, with a network that has a loopback and nothing behind it;
+- *user*: unprivileged, without capabilities or the right to gain any, never root of the host;
+- *namespaces*: the runtime's; the network is loopback only;
 - *files*: the image, read-only; the workspace and ``/tmp`` in memory, each of a fixed size;
-- *system calls*: the runtime's own filter, and the one of `seccomp` on top;
-- *limits*: each by a control group where the runtime may make one, resource limits of processes besides;
-- *lifetime*: the guest ends when we hang up, and with it the container, which is removed.
+- *system calls*: the runtime's own filter, plus that of `seccomp`;
+- *limits*: control groups where the runtime may create them, and per-process resource limits;
+- *lifetime*: hanging up ends the guest and removes the container.
 
-The image must have ``python3`` (3.9 or later), ``bash`` and ``git``. Nothing is pulled for you. Starting a
-container takes half a second to a second, and a command afterwards no longer than elsewhere.
+The image must have ``python3`` (3.9 or later), ``bash`` and ``git``, and is never pulled. A container starts in 0.5 to
+1 s; commands are as fast as elsewhere.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
 IMAGE = "docker.io/library/python:3.12"
-"""What a workspace without an image of its own runs in: Python, git and a compiler."""
+"""Default image for workspaces that are no image: Python, git and a compiler."""
 WORKDIR = "/workspace"
 _GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace"
 _PER_USER = 16_384
-"""Processes of one user id on the whole machine, at most; Podman's own default may be more than it may give."""
+"""Limit on processes per user id on this machine; Podman's default may exceed what it may set."""
 _NEVER_STARTED = (125, 126)
-"""Exit codes of the program itself, and of its runtime."""
+"""Exit codes of the container program and of its runtime."""
 _NEEDED = f"""
 import glob, shutil, sys
 print(*(path for where in {answers.IN_IMAGES!r} for path in glob.glob(where)), sep="\\n")
@@ -58,16 +58,15 @@ sys.exit(" ".join(p for p in ("bash", "git") if not shutil.which(p)) or 0)
 class Container(GuestBackend):
     """Sandboxes of a container program, named by subclasses.
 
-    `image` is what they run in (default: `IMAGE`), unless the task's workspace is an image: then that one, and its
-    working folder is the workspace. `flags` go before the program's subcommand (``["--runtime", "runc"]``), `binds` are
-    further host paths to show read-only, `env` variables for every command beside the image's own; the rest are the
-    fields of `ResourceLimits`.
+    `image` is the image to run (default: `IMAGE`) unless the task's workspace is an image, whose working folder then is
+    the workspace. `flags` precede the program's subcommand (``["--runtime", "runc"]``), `binds` are further host paths
+    to show read-only, `env` further variables for every command; the rest are the fields of `ResourceLimits`.
     """
 
     package: str
-    """The distribution's package."""
+    """Package name in the distribution."""
     start_it: str
-    """What helps where it is installed and does not answer."""
+    """Fix if the program is installed but does not answer."""
     startup_seconds = 120.0
     groups_need = "a rootless runtime needs control groups of version 2, delegated to its user"
 
@@ -91,51 +90,51 @@ class Container(GuestBackend):
         self._checked = False
 
     def show(self, folders: Sequence[str]) -> None:
-        """As option `binds`."""
+        """Add to option `binds`."""
         self._binds += tuple(folders)
 
     @property
     def user(self) -> int | None:
-        """As root an unprivileged id; otherwise we are unprivileged already."""
+        """An unprivileged id for root; None for anyone else."""
         return SANDBOX_USER if os.geteuid() == 0 else None
 
     @property
     def archive(self) -> str:
-        """Where the guest finds the files."""
+        """Path of the archive in the container."""
         return _ARCHIVE
 
     @property
     def held(self) -> Sequence[str]:
-        """As with bubblewrap."""
+        """The workspace and the temporary folders, each of a fixed size."""
         return (WORKDIR, "/tmp", "/dev/shm")
 
     @property
     def groups(self) -> Groups:
-        """None of ours: the runtime makes them."""
+        """Empty: the runtime creates its own."""
         return Groups({})
 
     @property
     def images(self) -> Images | None:
-        """Taken from a container that is made for it and never started: none of the image's code runs."""
+        """Reader of image files, from a container that is never started."""
         return self._files_of
 
     def workdir(self, box: Path) -> str:
-        """Where `launch` put the workspace."""
+        """Path of the workspace, recorded by `launch`."""
         return (box / "workdir").read_text()
 
     @property
     def ungrouped(self) -> Sequence[str]:
-        """Those that the runtime may not use, by its own account, and that nothing stands in for."""
-        kept = self._controllers | ({"pids"} if self._counted_apart else set())
-        return tuple(name for name in CONTROLLERS if name not in kept)
+        """Controllers that the runtime reports as unavailable and that have no substitute."""
+        limited = self._controllers | ({"pids"} if self._counted_apart else set())
+        return tuple(name for name in CONTROLLERS if name not in limited)
 
     @property
     def _counted_apart(self) -> bool:
-        """Whether a container's processes are none of our own user's: then a resource limit counts them."""
+        """Whether containers have other user ids than ours, so that a resource limit can count their processes."""
         return False
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` unless the program is there, its daemon answers, and the image has what we need."""
+        """Raise `PrerequisiteError` unless program, daemon and image are usable."""
         with self._checking:
             if self._checked:
                 return
@@ -145,20 +144,20 @@ class Container(GuestBackend):
             if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
                 raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
             self._controllers = self._usable(json.loads(answer.stdout))
-            shown = self.state / "guest"
-            for folder in (shown, self.state / "nothing"):
+            guest_folder = self.state / "guest"
+            for folder in (guest_folder, self.state / "nothing"):
                 folder.mkdir(exist_ok=True)
                 folder.chmod(0o755)
-            (shown / "filter").write_bytes(seccomp.program())
-            (shown / "guest.py").write_text(guest.source(), "utf-8")
-            for file in shown.iterdir():
+            (guest_folder / "filter").write_bytes(seccomp.program())
+            (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
+            for file in guest_folder.iterdir():
                 file.chmod(0o644)
             if self._image:
                 self._check_image(self._image)
             self._checked = True
 
     def _check_image(self, image: str) -> str:
-        """Raise `PrerequisiteError` unless `image` is here and serves as a sandbox; returns its working folder."""
+        """Return the working folder of `image`. Raises `PrerequisiteError`."""
         if image not in self._found:
             seen = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
             if seen.returncode != 0:
@@ -180,14 +179,13 @@ class Container(GuestBackend):
         return self._found[image]
 
     def _files_of(self, image: str) -> Iterator[Entry]:
-        """The files in the working folder of `image`. Raises `TaskError`, `PrerequisiteError`, `SandboxFault`."""
         workdir = self._check_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
-        made = self._call("create", "--pull", "never", "--network", "none", image, "true")
-        if made.returncode != 0:
-            raise SandboxFault(f"cannot read the files of {image}: {_last(made)}")
-        name = made.stdout.strip()
+        created = self._call("create", "--pull", "never", "--network", "none", image, "true")
+        if created.returncode != 0:
+            raise SandboxFault(f"cannot read the files of {image}: {_last(created)}")
+        name = created.stdout.strip()
         try:
             argv = self._argv("cp", f"{name}:{workdir}/.", "-")
             with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as copy:
@@ -199,7 +197,7 @@ class Container(GuestBackend):
             self._call("rm", "--force", name)
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start a container whose pid 1 is the guest, which connects to a socket in a folder that it is shown."""
+        """Start a container with the guest as pid 1."""
         if environment is not None:  # of this machine's Python, which the image has not
             raise TaskError(
                 f"{self.name} cannot use {environment}, the environment of a task",
@@ -207,9 +205,9 @@ class Container(GuestBackend):
             )
         kind, _, where = prepared.workspace.partition(":")
         image, workdir = where if kind == "image" else self._image or IMAGE, WORKDIR
-        found = self._check_image(image)
+        image_workdir = self._check_image(image)
         if kind == "image":
-            workdir = found
+            workdir = image_workdir
         (box / "workdir").write_text(workdir)
         door = box / "door"
         door.mkdir()
@@ -225,34 +223,34 @@ class Container(GuestBackend):
             raise SandboxFault(
                 f"cannot make the socket {door}/control: {error}", fix="set TMPDIR to a shorter path"
             ) from error
-        shown = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
-        shown += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
+        mounts = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
+        mounts += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
         for bind in answers.outermost_first(self._binds):
-            shown += ["-v", f"{bind}:{bind}:ro"]
+            mounts += ["-v", f"{bind}:{bind}:ro"]
             for _, hidden in answers.in_view([bind]):
-                shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
+                mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         for hidden in self._answers.get(image, ()):
-            shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
+            mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
-        argv = self._argv("run", "--rm", *shown, *self._isolation(workdir, prepared.size), *start)
+        argv = self._argv("run", "--rm", *mounts, *self._isolation(workdir, prepared.size), *start)
         return AwaitedGuest.spawn(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
-        """Remove the container if it is still there: the program that should have done it was killed."""
+        """Remove the container, if the program that should have done so was killed."""
         self._call("rm", "--force", self._name(box))
 
     def close(self) -> None:
-        """As `GuestBackend.close`; the machine is checked again before the next use."""
+        """Close as `GuestBackend.close` does; the next use checks the machine again."""
         super().close()
         self._checked = False
         self._found = {}
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         # Elsewhere processes are counted by the control group: a user id's are counted over all of the host.
-        own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=self._counted_apart)}
-        own |= {"held": [self.workdir(box), *self.held[1:]]}
-        return super()._settings(box, prepared) | own
+        overrides = {"inherit": True, "rlimits": self.limits.rlimits(per_user=self._counted_apart)}
+        overrides |= {"held": [self.workdir(box), *self.held[1:]]}
+        return super()._settings(box, prepared) | overrides
 
     def _name(self, box: Path) -> str:
         return f"{self.state.name}-{box.name}"
@@ -264,7 +262,7 @@ class Container(GuestBackend):
         return subprocess.run(self._argv(*arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
     def _isolation(self, workdir: str, size: int) -> list[str]:
-        """Options that say what a container may; `size` is that of the files in `workdir` at the start."""
+        """Options that restrict a container; `size` is the initial size in bytes of the files in `workdir`."""
         limits = self.limits
         user, group = (self.user, self.user) if self.user is not None else (os.getuid(), os.getgid())
         options = ["--pull", "never", "--network", "none", "--read-only", "--user", f"{user}:{group}"]
@@ -283,17 +281,17 @@ class Container(GuestBackend):
 
     @abstractmethod
     def _usable(self, info: dict[str, Any]) -> Set[str]:
-        """The controllers of control groups that the runtime may use, as its ``info`` has it."""
+        """Available controllers, from the runtime's ``info``."""
 
     @abstractmethod
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
-        """A file system in memory at `path` that belongs to `user`."""
+        """Options for an in-memory file system at `path`, owned by `user`."""
 
 
 class Docker(Container):
-    """Sandboxes of Docker; options as in `Container`. Another daemon is named by ``DOCKER_HOST``.
+    """Sandboxes of Docker; options as in `Container`. ``DOCKER_HOST`` selects another daemon.
 
-    A rootless daemon is refused: its containers know our user by another id, and could not reach the guest's socket.
+    Rootless daemons are rejected: they map our user to another id, which could not connect to the guest's socket.
     """
 
     name = "docker"
@@ -303,8 +301,8 @@ class Docker(Container):
     def _usable(self, info: dict[str, Any]) -> Set[str]:
         if "name=rootless" in (info.get("SecurityOptions") or ()):
             raise PrerequisiteError("this docker is rootless, which sandboxes cannot use", fix="sandbox=podman")
-        known = {"pids": "PidsLimit", "memory": "MemoryLimit", "cpu": "CpuCfsQuota"}
-        return {name for name, key in known.items() if info.get(key)}
+        info_keys = {"pids": "PidsLimit", "memory": "MemoryLimit", "cpu": "CpuCfsQuota"}
+        return {name for name, key in info_keys.items() if info.get(key)}
 
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
         return ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,mode=755,uid={user},gid={group},size={size}"]
@@ -319,7 +317,7 @@ class Podman(Container):
 
     @property
     def _counted_apart(self) -> bool:
-        return os.geteuid() != 0  # `keep-id` gives every container a user namespace of its own
+        return os.geteuid() != 0  # `keep-id` gives every container its own user namespace
 
     def _usable(self, info: dict[str, Any]) -> Set[str]:
         return set(info["host"].get("cgroupControllers") or ())
@@ -328,12 +326,11 @@ class Podman(Container):
         return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true,notmpcopyup"]
 
     def _isolation(self, workdir: str, size: int) -> list[str]:
-        own = ["--read-only-tmpfs=false", "--ulimit", f"nproc={_most_processes()}:{_most_processes()}"]
-        return [*super()._isolation(workdir, size), *own, *(["--userns", "keep-id"] if self._counted_apart else [])]
+        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={_most_processes()}:{_most_processes()}"]
+        return [*super()._isolation(workdir, size), *extra, *(["--userns", "keep-id"] if self._counted_apart else [])]
 
 
 def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
-    """Files and links of a tar stream, but for ``.git`` and what Python compiled. Raises `TaskError`."""
     contents: dict[str, tuple[str, bytes]] = {}
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:

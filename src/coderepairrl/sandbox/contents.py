@@ -1,6 +1,6 @@
-"""The files of a workspace, byte for byte: from a folder, a commit or an image, never through a checkout.
+"""Exact files of a workspace: from a folder, a commit or an image, never through a checkout.
 
-No line ending is converted, no filter and no hook runs, and no later commit, remote or reference patch can be reached.
+No line ending conversion, filters or hooks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import find
 
 Images = Callable[[str], Iterable["Entry"]]
-"""What reads the files of an image by its name."""
+"""Reader of the files of an image, by its name."""
 Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
 
 
 def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
-    """Every file of ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
+    """Files of ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
-    Raises `TaskError` (missing, unreadable, dirty, no such commit, a kind that copies cannot serve) and
-    `SandboxFault` (the fetch failed for reasons that may pass).
+    Raises `TaskError` (missing, unreadable, dirty, no such commit, unsupported kind) and `SandboxFault` (the fetch
+    failed for possibly transient reasons).
     """
     kind, _, where = workspace.partition(":")
     if kind == "dir" and where:
@@ -49,15 +49,14 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
 
 
 def no_images(workspace: str) -> TaskError:
-    """What a sandbox without images raises for one."""
+    """The error for an image in a sandbox without image support."""
     return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
 
 
 def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
-    """Those of `paths` in `workspace` that can be read on this machine as it is, None for a file that is not there.
+    """Read those of `paths` in `workspace` that are available locally; None for a missing file.
 
-    Nothing is fetched or unpacked: of an image or a commit that is not in the cache, of a folder that is gone or dirty,
-    and of paths that lead out of it, nothing is at hand.
+    Omits paths that lead outside; empty if the image or commit is not cached, or the folder is missing or dirty.
     """
     kind, _, where = workspace.partition(":")
     safe = [path for path in paths if "\n" not in path and not {"", ".", ".."} & set(path.split("/"))]
@@ -76,9 +75,9 @@ def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | Non
 
 @contextmanager
 def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    """A git directory on this machine that has the files of `workspace`, and their commit; None without one.
+    """A local git directory with the files of `workspace`, and their commit; None if not available.
 
-    Raises `TaskError` for a folder that is missing, dirty or no usable repository, and an image that was not unpacked.
+    Raises `TaskError` for a folder that is missing, dirty or an unusable repository, and for an image not unpacked.
     """
     kind, _, where = workspace.partition(":")
     url, _, commit = where.rpartition("@")
@@ -88,26 +87,25 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
         folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
-        with _clean(folder) as found:
-            yield found
+        with _clean(folder) as base:
+            yield base
     else:
         yield None
 
 
 def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:
-    found: dict[str, bytes | None] = {}
+    files: dict[str, bytes | None] = {}
     for path in paths:
-        asked = os.fsencode(f"{commit}:{path}\n")
-        head, _, content = git("cat-file", "--batch", folder=home, stdin=asked).partition(b"\n")
-        found[path] = content[:-1] if head.split()[1:2] == [b"blob"] else None
-    return found
+        query = os.fsencode(f"{commit}:{path}\n")
+        head, _, content = git("cat-file", "--batch", folder=home, stdin=query).partition(b"\n")
+        files[path] = content[:-1] if head.split()[1:2] == [b"blob"] else None
+    return files
 
 
 def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda _: None) -> None:
-    """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository,
-    and what the sandbox has against an image (`SandboxBackend.check_image`).
+    """Raise `TaskError` for a ``dir:`` workspace that is missing, dirty or an unusable repository.
 
-    Nothing is fetched or copied: what else can be wrong with other kinds shows when they are opened.
+    For images calls `check_image`. Fetches and copies nothing, so other errors appear only on opening.
     """
     kind, _, where = workspace.partition(":")
     if kind == "image":
@@ -130,7 +128,7 @@ def _from_folder(folder: Path) -> Iterator[Entry]:
 
 
 def plain(folder: Path) -> Iterator[Entry]:
-    """Every file of a folder that is no repository."""
+    """Files of a folder that is no repository."""
 
     def stop(error: OSError) -> None:
         raise error
@@ -149,10 +147,7 @@ def plain(folder: Path) -> Iterator[Entry]:
 
 
 def _is_repository(folder: Path) -> bool:
-    """Whether `folder` is a git repository rather than plain files.
-
-    Raises `TaskError` unless it is a folder, and one that agents may be shown (`check_shown`).
-    """
+    """Whether `folder` is a git repository. Raises `TaskError` unless it is a folder that agents may see."""
     try:
         if folder.is_dir():
             check_shown(folder)
@@ -166,7 +161,7 @@ def _is_repository(folder: Path) -> bool:
 
 @contextmanager
 def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
-    """A git directory of the repository at `folder`, and its HEAD. Raises `TaskError` if it is dirty or broken."""
+    """Git directory and HEAD of the repository at `folder`. Raises `TaskError` if it is dirty or broken."""
     with hostgit.view(hostgit.find(folder)) as view:
         commit = view.head()
         if changes := view.changes():
@@ -183,13 +178,13 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
 
 
 def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
-    """Every file of `commit`, byte for byte. Submodules are left out: they are not this repository's files."""
+    # no submodules: they belong to other repositories
     listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
     rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
-    wanted = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
-    answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in wanted))
+    blobs = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
+    answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in blobs))
     at = 0
-    for path, mode, _ in wanted:
+    for path, mode, _ in blobs:
         check_path(path, f"commit {commit}")
         end = answer.index(b"\n", at)
         if answer.endswith(b" missing", at, end):
@@ -200,6 +195,6 @@ def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
 
 
 def check_path(path: str, source: str) -> None:
-    """Raise `TaskError` if a `path` in `source` would lead out of the workspace, or into its ``.git``."""
+    """Raise `TaskError` if `path` in `source` leads outside the workspace or into ``.git``."""
     if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
         raise TaskError(f"{source} holds a path that no repository may have: {path!r}")

@@ -1,8 +1,7 @@
-"""What no sandbox may allow, tried inside one: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
+"""Escape attempts run inside a sandbox: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
 
-Prints one line for each attempt, which ends in ``works`` or ``refused``, and last what must work. The targets are open
-to every user of this machine: a file to read, a file to write, a Unix socket, a port that the sandbox may connect to,
-and one that it may not. No import of this project: the text alone reaches the sandbox.
+Prints one line per attempt, ending in ``works`` or ``refused``, and last what must work. Targets, open to all users: a
+file to read, one to write, a Unix socket, a permitted port and a forbidden one. Imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def tried(action: Callable[[], object]) -> str:
 
 
 def connect(port: int, host: str = "127.0.0.1") -> None:
-    """Connect by TCP. Raises OSError."""
+    """Connect over TCP. Raises OSError."""
     with socket.socket() as connection:
         connection.connect((host, port))
 
@@ -35,7 +34,7 @@ def connect_unix(address: str) -> None:
 
 
 def main(secret: str, outside: str, address: str, port: int, other: int) -> None:
-    """Try everything."""
+    """Try every escape."""
     attempts: dict[str, Callable[[], object]] = {
         "reads a file of the host": lambda: open(secret).close(),
         "writes outside the workspace": lambda: open(outside, "w").close(),
@@ -46,8 +45,8 @@ def main(secret: str, outside: str, address: str, port: int, other: int) -> None
         "has UDP": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9)),
         "signals its supervisor": lambda: os.kill(os.getppid(), 0),
     }
-    for what, attempt in attempts.items():
-        print(what, tried(attempt))
+    for description, attempt in attempts.items():
+        print(description, tried(attempt))
     print("WORKSPACE", tried(lambda: open("probe", "w").close()), "BRIDGE", tried(lambda: connect(port)))
 
 

@@ -1,4 +1,4 @@
-"""A sandbox without processes, for tests of everything that needs one: files in memory, answers from a script."""
+"""A sandbox without processes for tests: files in memory, scripted answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ScriptedSandbox(Sandbox):
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """The scripted answer: by the whole command line first, then by the program."""
+        """Look the answer up by the full command line, then by the program."""
         self._alive()
         line = tuple(argv)
         self.calls.append(line)
@@ -71,7 +71,7 @@ class ScriptedSandbox(Sandbox):
         return answer if isinstance(answer, ExecResult) else answer(line, self)
 
     async def read(self, path: str) -> bytes:
-        """A file of the dict. Raises FileNotFoundError, PermissionError (outside)."""
+        """Read a file of the dict. Raises FileNotFoundError, PermissionError."""
         self._alive()
         name = self._inside(path)
         if name not in self.files:
@@ -79,18 +79,18 @@ class ScriptedSandbox(Sandbox):
         return self.files[name]
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Put a file into the dict, which has no links. Raises PermissionError (outside)."""
+        """Put a file into the dict. Raises PermissionError."""
         self._alive()
         self.files[self._inside(path)] = data
 
     async def reach(self, address: str) -> str:
-        """Nothing is bridged; `address` is noted in `reached`."""
+        """Record `address` in `reached` without bridging it."""
         self._alive()
         self.reached.append(address)
         return "http://127.0.0.1:1"
 
     async def diff(self) -> bytes:
-        """A unified diff of text files against what they were at the start, by difflib."""
+        """A unified diff of text files, by difflib."""
         self._alive()
         parts = []
         for name in sorted({*self._before, *self.files}):
@@ -111,7 +111,7 @@ class ScriptedSandbox(Sandbox):
         return b"".join(parts)
 
     def kill(self) -> None:
-        """From now on every method raises `SandboxFault`, as when the guest was killed."""
+        """Make every later call raise `SandboxFault`."""
         self.dead = True
 
     def _alive(self) -> None:
@@ -126,10 +126,7 @@ class ScriptedSandbox(Sandbox):
 
 
 class ScriptedBackend(SandboxBackend):
-    """Opens a `ScriptedSandbox` per task, with the files and the script given here.
-
-    `sandboxes` are those that were opened; `fault`, if set, is raised on opening instead.
-    """
+    """Opens a `ScriptedSandbox` per task, listed in `sandboxes`; `fault`, if set, is raised instead."""
 
     name = "scripted"
 
@@ -143,10 +140,10 @@ class ScriptedBackend(SandboxBackend):
         self.sandboxes: list[ScriptedSandbox] = []
 
     def show(self, folders: Sequence[str]) -> None:
-        """Its files are those that it was given."""
+        """Do nothing: the files are scripted."""
 
     def open(self, task: Task) -> AbstractAsyncContextManager[ScriptedSandbox]:
-        """A new `ScriptedSandbox`."""
+        """Open a new `ScriptedSandbox`."""
         return self._open()
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A sandbox class of the user's own, whose bugs are faults that name it and end neither the run nor its record."""
+"""A user's sandbox class, wrapped so that its bugs become faults that name it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @contextmanager
 def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Raise `SandboxFault` for whatever `what`, a class or a method of the user's, raises beside its contract."""
+    """Turn errors of `what`, except `allowed` ones and our own, into `SandboxFault`."""
     try:
         yield
     except Exception as error:
@@ -32,7 +32,7 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
 
 
 class Guarded(SandboxBackend):
-    """The backend `inner`, of the class `path` (``module:Class``). Errors of it and of its sandboxes are faults."""
+    """Wraps backend `inner` of class `path` (``module:Class``)."""
 
     def __init__(self, inner: SandboxBackend, path: str) -> None:
         self.name = inner.name
@@ -40,32 +40,32 @@ class Guarded(SandboxBackend):
         self._path = path
 
     def check_image(self, name: str) -> None:
-        """As the inner one's."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.check_image"):
             self._inner.check_image(name)
 
     def show(self, folders: Sequence[str]) -> None:
-        """As the inner one's."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.show"):
             self._inner.show(folders)
 
     def require(self) -> None:
-        """As the inner one's. Raises `SandboxFault`, and what that raises."""
+        """Forward to `inner`. Raises its errors and `SandboxFault`."""
         with guard(f"{self._path}.require"):
             self._inner.require()
 
     def info(self) -> SandboxInfo:
-        """As the inner one's."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.info"):
             return self._inner.info()
 
     def close(self) -> None:
-        """As the inner one's."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.close"):
             self._inner.close()
 
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
-        """As `SandboxBackend.open`."""
+        """Open a guarded sandbox of `inner`."""
         return self._open(task)
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The host's end of a guest: starting it, asking it, and being sure that it is gone."""
+"""The host's end of a guest: starting, requests, reliable termination."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STARTUP_SECONDS = 30.0
 
 Header = dict[str, Any]
 Command = Callable[[int], tuple[Sequence[str], Sequence[int]]]
-"""From the descriptor of a socket to argv, and to further descriptors to pass on."""
+"""Maps the descriptor of a socket to argv and to further descriptors to pass on."""
 
 
 def started(
@@ -38,16 +38,15 @@ def started(
     first: Sequence[str] = (),
     kind: socket.SocketKind = socket.SOCK_STREAM,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start ``command(fd of its end of a socket)`` as `user`, in `group`; the process, and our end.
+    """Start ``command(fd)``, with fd its end of a socket, as `user` in `group`; return the process and our end.
 
-    `first` goes before it: a program that does something with our rights and becomes what follows.
-    Must be called from the event loop's own thread: what is started dies with the *thread* that started it.
-    Raises `SandboxFault`.
+    `first` precedes the command line: a program that uses our rights and execs the rest. Call it from the event loop's
+    thread: the process dies with its starting *thread*. Raises `SandboxFault`.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    argv, descriptors = command(theirs.fileno())
+    ours, guest_end = socket.socketpair(socket.AF_UNIX, kind)
+    argv, descriptors = command(guest_end.fileno())
     try:
-        with theirs, log.open("ab") as sink:
+        with guest_end, log.open("ab") as sink:
             process = subprocess.Popen(
                 [*(group.entering() if group else ()), *first, *command_as(user, argv)],
                 stdin=subprocess.DEVNULL,
@@ -55,7 +54,7 @@ def started(
                 stderr=sink,
                 env=dict(env or {}),
                 cwd="/",
-                pass_fds=[theirs.fileno(), *descriptors],
+                pass_fds=[guest_end.fileno(), *descriptors],
                 start_new_session=True,  # the terminal's Ctrl-C is the controller's to handle
             )
     except OSError as error:
@@ -68,17 +67,17 @@ def started(
 
 
 class GuestProcess:
-    """The guest of one sandbox behind one socket. One request at a time. A kind for each way of bringing it about.
+    """The guest of one sandbox behind one socket, with one request at a time, on one event loop.
 
-    All methods belong to one event loop. Once a method raised `SandboxFault` the guest is dead and stays dead.
+    A `SandboxFault` means that the guest is dead.
     """
 
     process: subprocess.Popen[bytes] | None = None
-    """What it was started by; None where it was forked from another (`template`)."""
+    """Process that started the guest; None if it was forked (`template`)."""
     doors: list[socket.socket] | None = None
-    """Bound to ports of the host's loopback, all that the guest can reach; None if it has a loopback itself."""
+    """Sockets bound to host loopback ports, the only reachable ones; None if the guest has its own loopback."""
     inner: int | None = None
-    """Pidfd of the guest, where its end brings about that of every process of the sandbox."""
+    """Pidfd of the guest, if its end ends every process of the sandbox."""
 
     def __init__(self, connection: socket.socket, log: Path) -> None:
         connection.setblocking(False)
@@ -91,14 +90,14 @@ class GuestProcess:
 
     @property
     def pid(self) -> int:
-        """Of what it was started by, or of the guest itself where that is nobody."""
+        """Id of the starting process; of the guest itself if forked."""
         assert self.process is not None
         return self.process.pid
 
     async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
-        """First contact: hand over the `settings`, wait until it is ready.
+        """Send the `settings` and wait until the guest is ready.
 
-        Raises `SandboxFault`, and `TaskError` where the sandbox cannot run the Python of the task's environment.
+        Raises `SandboxFault`, and `TaskError` if the sandbox cannot run the Python of the task's environment.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -116,10 +115,10 @@ class GuestProcess:
             )
 
     async def _arrive(self) -> None:
-        """Wait until there is somebody to hand the settings to."""
+        """Wait until the guest can receive settings."""
 
     def _arrived(self, pid: int) -> None:
-        """Called when it is ready, with its own process id as it sees it."""
+        """Called when the guest is ready, with its process id as seen by itself."""
 
     async def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one request. Raises `SandboxFault`."""
@@ -135,7 +134,7 @@ class GuestProcess:
             raise await self.died() from error
 
     async def receive(self) -> tuple[Header, bytes]:
-        """The next reply. Raises `SandboxFault` when the guest is gone or sends what no guest sends."""
+        """Receive the next reply. Raises `SandboxFault`."""
         header_size, body_size = _FRAME.unpack(await self._exactly(_FRAME.size))
         if header_size > _MAX_HEADER or body_size > _MAX_BODY:
             raise await self.died("sent a frame beyond all measure")
@@ -146,13 +145,13 @@ class GuestProcess:
         return header, await self._exactly(body_size)
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the last reply, now the caller's. Raises `SandboxFault`."""
+        """Take the descriptor sent with the last reply. Raises `SandboxFault`."""
         if not self._descriptors:
             raise SandboxFault("the guest sent no descriptor")
         return self._descriptors.pop()
 
     async def died(self, how: str = "") -> SandboxFault:
-        """End what is left of the guest; returns the fault to raise, with its last words."""
+        """End the guest and return the fault to raise, with the end of its log."""
         await self.close()
         status = self.process.returncode if self.process is not None else None
         if not how and status is None:
@@ -163,7 +162,7 @@ class GuestProcess:
         return SandboxFault(f"the sandbox {how}" + (f": {words}" if words else ""))
 
     async def close(self) -> None:
-        """Kill everything inside and wait until it is gone. Safe to call twice."""
+        """Kill everything inside and wait. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -181,7 +180,7 @@ class GuestProcess:
             await self._reap(self.process)
 
     async def _leave(self) -> None:
-        """Called first of all when it is closed, which may be before it has arrived."""
+        """Called first on closing, possibly before the guest has arrived."""
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
@@ -203,13 +202,13 @@ class GuestProcess:
             if not data:
                 raise await self.died()
             self._buffer += data
-        taken = bytes(self._buffer[:size])
+        chunk = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return chunk
 
 
 class StartedGuest(GuestProcess):
-    """One that holds its end of the socket from the first."""
+    """A guest that inherits its end of the socket."""
 
     def __init__(
         self,
@@ -235,9 +234,9 @@ class StartedGuest(GuestProcess):
         first: Sequence[str] = (),
         info: int | None = None,
     ) -> StartedGuest:
-        """As `started`, which says what the parameters are, and `doors` those of the guest.
+        """Start as `started` does; takes ownership of `doors` and `info`.
 
-        From the descriptor `info` we read which process bubblewrap has made its pid 1. Both are ours from now on.
+        bubblewrap writes the pid of its pid 1 to the pipe that `info` reads.
         """
         try:
             process, ours = started(command, log=log, user=user, env=env, group=group, first=first)
@@ -264,7 +263,7 @@ class StartedGuest(GuestProcess):
 
 
 class AwaitedGuest(GuestProcess):
-    """One that connects to us: where no descriptor can be handed on, as to a container."""
+    """A guest that connects to us, as from a container, which inherits no descriptors."""
 
     def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path) -> None:
         super().__init__(listener, log)
@@ -272,10 +271,7 @@ class AwaitedGuest(GuestProcess):
 
     @classmethod
     def spawn(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> AwaitedGuest:
-        """Start `argv`, which brings about a guest that connects to `listener` (ours from now on).
-
-        Raises `SandboxFault`.
-        """
+        """Start `argv`, whose guest connects to `listener`; takes ownership of it. Raises `SandboxFault`."""
         try:
             with log.open("ab") as sink:
                 process = subprocess.Popen(
@@ -292,7 +288,7 @@ class AwaitedGuest(GuestProcess):
         return cls(process, listener, log)
 
     async def _arrive(self) -> None:
-        """Take its connection, the first of all: it runs nothing before it is asked."""
+        # the first connection is the guest: it runs nothing before a request
         loop, listener = asyncio.get_running_loop(), self._socket
         ended = os.pidfd_open(self._bringing.pid)
         accepting = loop.create_task(loop.sock_accept(listener))
@@ -316,8 +312,7 @@ class AwaitedGuest(GuestProcess):
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and what it forked: a bubblewrap that is killed while it starts leaves a child which waits
-    forever for its user ids."""
+    """Kill the process and its children: a half-started bubblewrap leaves one that waits forever."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
         os.killpg(process.pid, signal.SIGKILL)
 

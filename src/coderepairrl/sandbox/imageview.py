@@ -1,8 +1,8 @@
-"""What a sandbox of bubblewrap sees of an unpacked image: all of its files, and little else.
+"""An unpacked image as seen in a sandbox of bubblewrap.
 
-The image's root is an overlay whose changes are in memory, or, where the kernel lets us mount none, read-only but for
-the working folder. What the image's programs run as is one user id, that of its ``USER``, to whom all files belong; it
-has no capability, root included: owners cannot be changed, and other ids do not exist.
+The root is an overlay with changes in memory or, if the kernel allows none, read-only except for the working folder.
+Programs run as one user id, that of ``USER``, which owns all files and has no capabilities, even as root: owners cannot
+be changed, and other ids do not exist.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
 MOUNTED = f"/{rootfs.MOUNTED}"
-"""The one folder of ours inside: the guest and its Python."""
+"""Our only folder inside: the guest and its Python."""
 ARCHIVE = f"{MOUNTED}/workspace"
-"""Where the guest finds the files of a working folder that is copied."""
+"""Archive of a working folder that is copied, as seen by the guest."""
 
 
 def options(
     image: Image, prepared: Prepared, files: Path, limits: ResourceLimits, inside: Path, binds: Sequence[str]
 ) -> list[str]:
-    """bubblewrap's options that show the `files` of `image`, the folder `inside` of ours, and the `binds` of the user.
+    """Options of bubblewrap that mount the `files` of `image`, our folder `inside`, and the user's `binds`.
 
-    Raises `TaskError` where a bind would be mounted by way of a link in the image, or on nothing.
+    Raises `TaskError` if a bind crosses a link in the image, or has no mount point.
     """
     size = str(limits.tmp_bytes)
     view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
@@ -52,13 +52,13 @@ def options(
 
 
 def variables(image: Image, prepared: Prepared, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of commands: the image's own where it says, and before all what the user has `given`."""
+    """Environment of commands: defaults, overridden by the image's variables, then by the user's (`given`)."""
     home = "/tmp" if prepared.packed else image.home  # which could not be written
     return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **given}
 
 
 def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:
-    """bubblewrap follows links, by the host's paths at that: there may be none on the way."""
+    # bubblewrap follows links and resolves them on the host
     at = prepared.tree
     for part in Path(folder).parts[1:]:
         at = at / part

@@ -1,4 +1,4 @@
-"""Paths in the tree of an image, whose symbolic links lead nowhere but into it."""
+"""Path resolution confined to the tree of an image."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from collections import deque
 from pathlib import Path
 
 LINKS = 40
-"""As many as the kernel follows."""
+"""Most links followed, like the kernel."""
 
 
 def resolve(tree: Path, path: str, base: str = "") -> str | None:
-    """Where `path`, absolute or from the folder `base`, is, as a path from `tree` without links; None: nowhere.
-
-    Nobody changes the tree meanwhile.
-    """
-    here: list[str] = []
+    """Resolve `path`, from `base` unless absolute, to a link-free path relative to `tree`; None if missing."""
+    resolved: list[str] = []
     left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
     while left:
         part = left.popleft()
         if part in ("", "."):
             continue
         if part == "..":
-            del here[-1:]
+            del resolved[-1:]
             continue
-        at = tree.joinpath(*here, part)
+        at = tree.joinpath(*resolved, part)
         try:
             kind = at.lstat().st_mode
         except OSError:
@@ -35,19 +32,19 @@ def resolve(tree: Path, path: str, base: str = "") -> str | None:
             if links > LINKS:
                 return None
             target = os.fspath(at.readlink())
-            here = [] if target.startswith("/") else here
+            resolved = [] if target.startswith("/") else resolved
             left.extendleft(reversed(target.split("/")))
         elif left and not stat.S_ISDIR(kind):
             return None
         else:
-            here.append(part)
-    return "/".join(here)
+            resolved.append(part)
+    return "/".join(resolved)
 
 
 def text(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
-    """What the file there holds, the first `longest` bytes; nothing without a regular file."""
-    found = resolve(tree, path, base)
-    if not found or not stat.S_ISREG((tree / found).lstat().st_mode):
+    """Read up to `longest` bytes of a regular file; empty without one."""
+    resolved = resolve(tree, path, base)
+    if not resolved or not stat.S_ISREG((tree / resolved).lstat().st_mode):
         return ""
-    with (tree / found).open("rb") as file:
+    with (tree / resolved).open("rb") as file:
         return os.fsdecode(file.read(longest))

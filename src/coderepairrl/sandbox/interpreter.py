@@ -1,4 +1,4 @@
-"""Which Python runs the guest, and how this distribution installs what is missing."""
+"""The Python that runs the guest, and install commands of this distribution."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from coderepairrl.sandbox.privileges import command_as
 
 
 def find_python(work: Path, user: int | None) -> Path:
-    """An interpreter that the sandbox's user can run; it proves it by compiling the guest to ``work/guest.pyc``.
-
-    Raises `PrerequisiteError`.
-    """
+    """Find a Python that `user` can run, by compiling the guest to ``work/guest.pyc``. Raises `PrerequisiteError`."""
     compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
     (work / "guest.py").write_text(guest.source(), "utf-8")
@@ -33,10 +30,7 @@ def find_python(work: Path, user: int | None) -> Path:
 
 
 def first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, bytes]:
-    """The first interpreter that `user` can run with these `arguments`, and what it printed then.
-
-    (Through ``env``, since setpriv itself may still open what root can.) Raises `PrerequisiteError`.
-    """
+    """Return the first Python that `user` can run with `arguments`, and its output. Raises `PrerequisiteError`."""
     tried = []
     for python in dict.fromkeys((Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve())):
         argv = command_as(user, ["/usr/bin/env", str(python), *arguments])
@@ -52,7 +46,7 @@ def first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, byte
 
 
 def prefix_of(python: Path) -> Path | None:
-    """The folder besides ``/usr`` that `python` needs, None if none. Raises `PrerequisiteError` if it holds a home."""
+    """Folder outside ``/usr`` that `python` needs, or None. Raises `PrerequisiteError` if it is ``/`` or the home."""
     prefix = python.parent.parent
     if prefix.is_relative_to("/usr"):
         return None
@@ -67,7 +61,7 @@ def search_path(python: Path) -> str:
 
 
 def install_command(package: str, release: Path = Path("/etc/os-release")) -> str:
-    """How this distribution installs `package`; for root without ``sudo``, which containers lack."""
+    """Install command of this distribution; root gets no ``sudo``, which containers lack."""
     sudo = "" if os.geteuid() == 0 else "sudo "
     text = release.read_text() if release.exists() else ""
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -1,7 +1,6 @@
 """`unsafe-local`: commands run as you, on this machine, in a temporary copy. No isolation whatsoever.
 
-For a machine without any sandbox (macOS, Colab) and a model you trust. Never chosen for you: it must be named.
-The guest is the same process as elsewhere, so timeouts, output caps, process clean-up and diffs are the same.
+For machines without any sandbox (macOS, Colab) and trusted models; never chosen automatically.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _KEPT = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class UnsafeLocal(GuestBackend):
-    """Runs commands with your rights in a copy of the workspace; API keys in your environment are not passed on."""
+    """Runs commands with your rights in a copy of the workspace, without your API keys."""
 
     name = "unsafe-local"
 
@@ -36,11 +35,11 @@ class UnsafeLocal(GuestBackend):
 
     @property
     def isolated(self) -> bool:
-        """False: other processes of yours are in sight, so neither they nor their memory can be counted."""
+        """False: your other processes are visible, so nothing can be counted."""
         return False
 
     def show(self, folders: Sequence[str]) -> None:
-        """Nothing is hidden."""
+        """Do nothing: every folder is visible."""
 
     def workdir(self, box: Path) -> str:
         """The folder itself."""

@@ -1,9 +1,9 @@
-"""The archive that a guest fills its workspace from by itself: starting a program to unpack one takes longer.
+"""The archive a guest unpacks itself, which is faster than starting a program.
 
-A list of entries, folders before what is in them: the length of a JSON object in 4 bytes, big endian, the object, and
-the content of a regular file. The object has ``path`` (with surrogates for bytes that are no UTF-8), ``mode`` and
-``time`` (of the last change, in nanoseconds), of a regular file its ``size``, of a symbolic link its ``target``, and of
-a further name of a file only ``same``, its first one. What reads it is `guest.files.unpack`.
+A list of entries, folders first: the length of a JSON object (4 bytes, big endian), the object, and the content of a
+regular file. The object has ``path`` (surrogates for bytes that are not UTF-8), ``mode`` and ``time`` (last change,
+ns); regular files have ``size``, symbolic links ``target``, further hard links only ``same``, the first name. Read by
+`guest.files.unpack`.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import IO, Any
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write all that is in `folder` to the file `archive`, but for owners and extended attributes. Raises OSError."""
+    """Write the contents of `folder` to `archive`, without owners and extended attributes. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    known: dict[tuple[int, int], str] = {}
+    first_names: dict[tuple[int, int], str] = {}
     with archive.open("wb") as file:
-        for here, folders, names in os.walk(folder, onerror=fail):
-            links = [name for name in folders if Path(here, name).is_symlink()]
-            for path in (Path(here), *(Path(here, name) for name in sorted(names + links))):
-                _add(file, path, "" if path == folder else str(path.relative_to(folder)), known)
+        for parent, folders, names in os.walk(folder, onerror=fail):
+            links = [name for name in folders if Path(parent, name).is_symlink()]
+            for path in (Path(parent), *(Path(parent, name) for name in sorted(names + links))):
+                _add(file, path, "" if path == folder else str(path.relative_to(folder)), first_names)
 
 
 def _add(file: IO[bytes], path: Path, name: str, known: dict[tuple[int, int], str]) -> None:
-    about = path.lstat()
-    entry: dict[str, Any] = {"path": name, "mode": about.st_mode, "time": about.st_mtime_ns}
-    if stat.S_ISLNK(about.st_mode):
+    status = path.lstat()
+    entry: dict[str, Any] = {"path": name, "mode": status.st_mode, "time": status.st_mtime_ns}
+    if stat.S_ISLNK(status.st_mode):
         entry["target"] = os.readlink(path)  # noqa: PTH115 - a Path spells it another way
-    elif stat.S_ISREG(about.st_mode):
-        first = known.setdefault((about.st_dev, about.st_ino), name) if about.st_nlink > 1 else name
-        entry |= {"size": about.st_size} if first == name else {"same": first}
+    elif stat.S_ISREG(status.st_mode):
+        first = known.setdefault((status.st_dev, status.st_ino), name) if status.st_nlink > 1 else name
+        entry |= {"size": status.st_size} if first == name else {"same": first}
     text = json.dumps(entry).encode()
     file.write(len(text).to_bytes(4) + text)
     if "size" in entry:

@@ -1,14 +1,12 @@
 """The canonical diff.
 
-Git never sees the tree that an agent worked in, so nothing the agent left there (hooks, filters, fsmonitor,
-textconv, nested repositories, a broken or missing ``.git``) can run or hide anything. The guest lists the files
-whose bytes or modes differ from the task's commit; here they become a second commit, whose objects are thrown away
-with it, and ``git diff-tree`` compares the two.
+Git never sees the tree an agent worked in, so nothing left there (hooks, filters, textconv, nested repositories, a
+broken ``.git``) can run or hide anything. The guest lists the files that differ from the task's commit; they become a
+second, temporary commit, and ``git diff-tree`` compares both.
 
-Choices, the same for every backend: all files count, ignored ones too (``add -A -f``), except untracked caches
-that tools drop (``__pycache__``, ``*.pyc``, ``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames are
-written out as deletion and creation, so that no similarity heuristic decides what a patch says; full object ids;
-binary files as binary patches; three lines of context; bytes, never text.
+All files count, including ignored ones (``add -A -f``), except untracked caches of tools (``__pycache__``, ``*.pyc``,
+``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames appear as deletion and creation, independent of similarity
+heuristics; full object ids; binary patches; three lines of context; bytes, never text.
 """
 
 from __future__ import annotations
@@ -27,28 +25,27 @@ from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.workspace import Prepared, commit_stream, quoted
 
 _REMEMBERED, _SHORT = 256, 1 << 16
-"""Diffs of a workspace that are kept, and how long each may be, in bytes: attempts at a task often end alike."""
+"""Number and largest size (bytes) of cached diffs per workspace: attempts often end in the same change."""
 
 
 def compose(
     prepared: Prepared, changed: Sequence[Entry], deleted: Sequence[str], scratch: Path, *, user: int | None = None
 ) -> bytes:
-    """The diff from `prepared`'s commit to it with `changed` files put in and `deleted` ones taken out.
+    """Diff `prepared`'s commit against it with `changed` files added and `deleted` ones removed.
 
-    Blocks for two git commands (as `user` where we are root); none when nothing changed, or what other attempts changed
-    in the same way. `scratch` is a path to use and remove, unlike that of any other sandbox of `prepared`. Raises
-    `SandboxFault`.
+    Blocks for two git commands, unless nothing changed or the diff is cached. `scratch` is a unique temporary path.
+    Raises `SandboxFault`.
     """
     if not changed and not deleted:
         return b""
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
     stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
-    if (known := prepared.diffs.get(change)) is None:
-        known = _compared(prepared, ref, stream, scratch, user)
-        if len(prepared.diffs) < _REMEMBERED and len(known) < _SHORT:
-            prepared.diffs[change] = known
-    return known
+    if (diff := prepared.diffs.get(change)) is None:
+        diff = _compared(prepared, ref, stream, scratch, user)
+        if len(prepared.diffs) < _REMEMBERED and len(diff) < _SHORT:
+            prepared.diffs[change] = diff
+    return diff
 
 
 def _compared(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:

@@ -1,5 +1,4 @@
-"""Folders of the host that no task may name as its workspace: a file of tasks may come from anybody, and an agent would
-be shown all that is in them."""
+"""Host folders that untrusted task files may not name as a workspace, which agents see as a whole."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import folders, git_cache
 
 _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
-"""Closed with all that is in them."""
+"""Closed, with everything below."""
 _WHOLE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
-"""Closed as a whole: what is in them may be a project."""
+"""Closed themselves; a project may lie below."""
 _OF_A_USER = (
     ".aws",
     ".azure",
@@ -28,27 +27,27 @@ _OF_A_USER = (
     ".password-store",
     ".ssh",
 )
-"""In a home, with all that is in them."""
+"""Below a home: closed, with everything below."""
 _KEPT_SECONDS = 60
 
 
 def check_shown(folder: Path) -> None:
-    """Raise `TaskError` unless `folder` may be shown to an agent.
+    """Raise `TaskError` unless an agent may see `folder`.
 
-    It may not be, nor contain, the user's home, a cache of ours or a folder of the system, nor lie in one that holds
-    secrets: those of the system, keys and settings in the home, repositories that were fetched.
+    It must not be or contain the home, one of our caches or a system folder, nor lie in a folder with secrets: system
+    folders, keys and settings in the home, fetched repositories.
     """
     place = folder.resolve()
     home: Path | None = None
-    with contextlib.suppress(RuntimeError):  # there is none
+    with contextlib.suppress(RuntimeError):  # no home
         home = Path.home()
     caches: tuple[Path, ...] = ()
-    with contextlib.suppress(PrerequisiteError):  # nor a cache
+    with contextlib.suppress(PrerequisiteError):  # no cache
         caches = (git_cache(), *folders())
     around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
-    if found := around.get(place):
-        each, there = found
-        raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
+    if match := around.get(place):
+        each, private_path = match
+        raise _refused(folder, f"contains {each}" if private_path != place else f"is {each}")
     for parent in (place, *place.parents):
         if parent in closed:
             raise _refused(folder, f"lies in {closed[parent]}")
@@ -58,24 +57,22 @@ def check_shown(folder: Path) -> None:
 def _private(
     home: Path | None, caches: tuple[Path, ...], period: int
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
-    """By each folder that is or contains a private one: that one, as it is called and where it is. By each folder of
-    which all that is in it is closed (the first of `caches` is): what it is called.
+    """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
 
-    Kept for a `period`: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a
-    hundred of these. Not longer, since they may be moved, and links be set elsewhere.
+    Cached for a `period`: a plan checks a thousand folders, but links may change later.
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
-    whole = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
-    within = [*map(Path, _SYSTEM), *(own / name for own in homes for name in _OF_A_USER), *caches[:1]]
+    shallow = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
+    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _OF_A_USER), *caches[:1]]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
-    for number, each in enumerate((*whole, *within)):
-        there = each.resolve()
-        for outer in (there, *there.parents):
-            around.setdefault(outer, (each, there))
-        if number >= len(whole):
-            closed.setdefault(there, each)
+    for number, each in enumerate((*shallow, *within)):
+        resolved = each.resolve()
+        for outer in (resolved, *resolved.parents):
+            around.setdefault(outer, (each, resolved))
+        if number >= len(shallow):
+            closed.setdefault(resolved, each)
     return around, closed
 
 

@@ -1,4 +1,4 @@
-"""Becoming an unprivileged user before anything of a task runs."""
+"""Dropping privileges before anything of a task runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from functools import cache
 from coderepairrl.errors import PrerequisiteError
 
 SANDBOX_USER = 65533
-"""The user id that root becomes: one without an account. Not 65534, ``nobody``, whose processes it could signal."""
+"""Unused user id for root to drop to. Not 65534 (``nobody``), whose processes it could signal."""
 
 
 def command_as(user: int | None, argv: Sequence[str]) -> list[str]:
-    """`argv`, run by user (and group) id `user` without groups or any way back; None changes nothing.
+    """Prefix `argv` to run as user and group `user`, without other groups or a way back; None changes nothing.
 
-    A program rather than ``Popen(user=...)``, which cannot use vfork: copying the controller's page tables
-    takes longer than ``setpriv`` does, and holds up its event loop. Raises `PrerequisiteError`.
+    ``Popen(user=...)`` cannot use vfork, so it would copy the controller's page tables. Raises `PrerequisiteError`.
     """
     if user is None:
         return list(argv)

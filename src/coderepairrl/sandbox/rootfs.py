@@ -1,11 +1,10 @@
-"""Images that were unpacked: where each lies, and what is known of it. `coderepairrl.environments` makes them.
+"""Unpacked images and their records, created by `coderepairrl.environments`.
 
-Below the cache's folder for images:
+In the image cache:
 
-- ``names/KEY.json``: which image a name or a digest stands for;
-- ``trees-USER/ID/``: an image for sandboxes that run as that user, and there whole or not at all: its files (``tree``),
-  a repository of ours with the files of the working folder as its one commit (``git``, ``manifest.json``), and the
-  `Image` (``image.json``).
+- ``names/KEY.json``: the image for a name or digest;
+- ``trees-USER/ID/``: an image for sandboxes of that user, complete or absent: its files (``tree``), our repository with
+  the working folder as its one commit (``git``, ``manifest.json``), and the `Image` (``image.json``).
 """
 
 from __future__ import annotations
@@ -26,65 +25,64 @@ from coderepairrl.processes.caches import images_cache
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 IMAGE_RECORD = "image.json"
-"""The file of an unpacked image that says what it is; written last, so that one without it is half unpacked."""
+"""Record of an unpacked image; written last, so an image without it is incomplete."""
 SHARES = "shares"
-"""The folder beside unpacked images with the files that they share."""
+"""Folder of files shared by the unpacked images next to it."""
 MOUNTED = "run/crrl"
-"""Folder of an image that sandboxes mount what they need upon."""
+"""Folder in an image where sandboxes mount their files."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""``PATH`` in an image that does not set it."""
+"""Default ``PATH`` for images that set none."""
 _PREPARE = "crrl data prepare with the task's source, on a machine with a network: it fetches and unpacks images"
 
 
 @dataclass(frozen=True)
 class Image:
-    """An unpacked image, as JSON in ``image.json``. Paths are as commands inside see them."""
+    """An unpacked image, stored as ``image.json``. Paths are those inside."""
 
     name: str
     id: str
-    """SHA-256 of its configuration, in hex: that of the same layers with the same settings."""
+    """SHA-256 of its configuration, in hex; equal for the same layers and settings."""
     workdir: str
-    """The working folder, whose files are the task's repository."""
+    """Working folder: the task's repository."""
     env: Mapping[str, str]
     user: int
     group: int
-    """Whom its programs run as."""
+    """User and group of its programs."""
     home: str
     base: str
     """Id of the one commit in ``git``."""
     size: int
     """Bytes that a file system of 4 KiB pages needs for the working folder."""
     head: str = ""
-    """The commit that the image's own repository is at, and later than which there is none; empty without one."""
+    """HEAD of the image's own repository, which has no later commits; empty without one."""
     hidden: tuple[str, ...] = ()
-    """Folders in it with answers to the tasks that ship."""
+    """Folders in it with answers to the shipped tasks."""
     report: Mapping[str, Any] | None = None
-    """How it was made, what was left out."""
+    """Report of the build: counts, omissions, digests."""
     digest: str = ""
-    """SHA-256 in hex over all its files, and over those of ``git``, as they were unpacked; empty if they were before
-    there was one."""
+    """SHA-256 in hex over all its files and those of ``git``; empty for images unpacked before digests existed."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The image that was unpacked to `folder`. Raises FileNotFoundError where none was, or not to its end."""
+        """Read the image in `folder`. Raises FileNotFoundError if it is missing or incomplete."""
         values = json.loads((folder / IMAGE_RECORD).read_text())
         return cls(**values | {"hidden": tuple(values["hidden"])})
 
 
 def store(user: int | None) -> Path:
-    """Where the images of sandboxes that run as `user` (None: as we do) lie."""
+    """Folder of the images of sandboxes that run as `user` (None: as we do)."""
     return images_cache() / f"trees-{os.getuid() if user is None else user}"
 
 
 def record_of(where: str) -> Path:
-    """The file that says which image `where` (``NAME``, ``NAME@DIGEST``) stands for. A digest says it all."""
+    """Record file of image `where` (``NAME`` or ``NAME@DIGEST``)."""
     name, _, digest = where.rpartition("@")
     key = digest.replace(":", "-") if name and DIGEST.fullmatch(digest) else hashlib.sha256(where.encode()).hexdigest()
     return images_cache() / "names" / f"{key}.json"
 
 
 def pinned(where: str) -> str:
-    """`where` with the digest that it had when it was prepared; as it is where it has one, or was not prepared."""
+    """Add the digest recorded at preparation to `where`, if any."""
     if DIGEST.fullmatch(where.rpartition("@")[2]):
         return where
     try:
@@ -94,10 +92,7 @@ def pinned(where: str) -> str:
 
 
 def find(where: str, user: int | None) -> tuple[Path, Image]:
-    """The folder of the unpacked image that `where` stands for, and what is known of it.
-
-    Raises `TaskError` when it was not prepared for sandboxes that run as `user`.
-    """
+    """Folder and record of the unpacked image `where`. Raises `TaskError` if not prepared for `user`."""
     try:
         record = json.loads(record_of(where).read_text())
     except FileNotFoundError:
@@ -110,10 +105,7 @@ def find(where: str, user: int | None) -> tuple[Path, Image]:
 
 
 def check_present(where: str, user: int | None) -> None:
-    """`find`, and raise `TaskError` where a file of the working folder, or our repository of it, is not there any more.
-
-    What the files contain, and those of the rest of the image, are not looked at: that takes seconds for each image.
-    """
+    """Raise `TaskError` unless the image's working folder and our repository are complete; ignores contents."""
     folder, image = find(where, user)
     work = folder / "tree" / image.workdir.lstrip("/")
     try:
@@ -130,7 +122,6 @@ def check_present(where: str, user: int | None) -> None:
 
 
 def _mode(path: Path) -> str:
-    """As git's."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return "120000"

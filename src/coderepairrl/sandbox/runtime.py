@@ -1,8 +1,7 @@
-"""A Python of this machine in a folder of its own: what the guest runs by in an image, which may have none.
+"""A relocated copy of this machine's Python that runs the guest in images, which may have none.
 
-Only what the guest loads is there, found by loading it once: the interpreter, the modules, the shared libraries, and
-the loader, which is started first, since the image's own may be older or another. Some 10 MB, copied in a hundredth of
-a second.
+It has what the guest loads: interpreter, modules, shared libraries, and the loader, which is started directly, as the
+image's may be older or different. Some 10 MB, copied in 10 ms.
 """
 
 from __future__ import annotations
@@ -32,22 +31,21 @@ print(json.dumps({"modules": modules, "mapped": mapped, "prefix": sys.base_prefi
 
 
 def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
-    """Fill the folder `target`, which the sandbox sees as `seen`; the beginning of a command line that runs Python.
+    """Copy Python to `target`, seen inside as `seen`; return the start of a command line that runs it.
 
-    The module `guest` lies where `user` can read it. Raises `PrerequisiteError` where no interpreter can be taken
-    apart so.
+    `user` must be able to read the module `guest`. Raises `PrerequisiteError`.
     """
     _, printed = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
-    found = json.loads(printed)
-    program = Path(found["program"]).resolve()
-    for source, cached in found["modules"]:
+    loaded = json.loads(printed)
+    program = Path(loaded["program"]).resolve()
+    for source, cached in loaded["modules"]:
         for path in (Path(name) for name in (source, cached) if name):
             if path.exists():
                 _copy(path, target / str(path).lstrip("/"))
     _copy(program, target / str(program).lstrip("/"))
-    modules = {source for source, _ in found["modules"]}
+    modules = {source for source, _ in loaded["modules"]}
     loader = ""
-    for library in (Path(name) for name in found["mapped"] if name not in modules and name != str(program)):
+    for library in (Path(name) for name in loaded["mapped"] if name not in modules and name != str(program)):
         if ".so" not in library.name or not library.is_file():
             continue
         for name in (library.name, *_names(library)):
@@ -62,7 +60,7 @@ def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
 
 
 def _names(library: Path) -> list[str]:
-    """What else a library is called: programs name it by its version of the interface."""
+    # programs load a library by its interface version, which is a link
     return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
 
 

@@ -2,32 +2,29 @@
 
 PyPI ``sandlock`` on Linux 6.12 or later (Landlock ABI 6). Layers, each with a probe in ``tests/sandbox``:
 
-- *who*: as root we first become an unprivileged user id without groups or capabilities;
-- *files*: Landlock, default deny: the workspace and one temporary folder (``$TMPDIR``, also ``$HOME``) are writable;
-  ``/usr``, ``/proc`` and a few files of ``/etc`` and ``/dev`` readable. Modes and times of files, which Landlock does
-  not govern, are changed by the supervisor on behalf, in those two folders alone; owners and attributes not at all;
-- *network*: no UDP, no servers, no Unix sockets but those in the workspace; TCP only to ports of 127.0.0.1 that this
-  process holds for the bridge, the address checked by the supervisor;
-- *system calls*: the filter of `seccomp` with what namespaces would otherwise cover;
-- *processes*: signals and tracing end at a Landlock domain. Commands run in one of their own, below the guest's,
-  which is below the supervisor's: each can end all that is below it at once, and nothing above;
-- *lifetime*: the guest ends what a command started; the supervisor what outlives the guest, the guest what outlives
-  the supervisor.
+- *user*: an unprivileged user id (root switches to one) without groups or capabilities;
+- *files*: Landlock, default deny: the workspace and one temporary folder (``$TMPDIR``, ``$HOME``) are writable;
+  ``/usr``, ``/proc`` and a few files of ``/etc`` and ``/dev`` readable. The supervisor changes modes and times, which
+  Landlock does not govern, in those two folders only; owners and attributes never;
+- *network*: no UDP, no servers, Unix sockets in the workspace only; TCP only to the bridge's ports on 127.0.0.1;
+- *system calls*: the filter of `seccomp`, plus what namespaces would otherwise cover;
+- *processes*: nested Landlock domains (supervisor, guest, command) confine signals and tracing: each can kill what is
+  below, and nothing above;
+- *lifetime*: the guest ends what outlives a command; guest and supervisor end what outlives the other.
 
-Weaker than `bwrap`, since nothing has a namespace of its own:
+Weaker than `bwrap`, as there are no namespaces:
 
-- that a file exists, and how large it is, can be found out by guessing its path; not what is in it, or in a folder;
-- ``/proc`` shows only the sandbox's processes, but by the supervisor, not the kernel; tables of the host such as
-  mounts and connections can be read there. Memory, environment and descriptors of others are closed by the kernel.
-  The guest's own memory, which holds nothing that commands do not know, they can read but not change;
-- the bridge listens on the host's own loopback: other users of this machine can connect to it, too (they lack the
-  episode's key), and nothing inside can listen at all, so a test that starts a local server fails;
-- ``/tmp`` and ``/dev/shm`` are refused rather than private, POSIX semaphores with them;
-- threads are counted, and memory of all processes together, within a tenth of a second only, where there is no control
-  group; what sockets hold unread is then not counted at all. The disk is bounded per file only;
-- files whose names are not UTF-8 cannot be opened (the diff, taken by a guest outside, has them).
+- existence and size of files can be probed by guessing paths, but not contents or listings;
+- ``/proc`` is filtered by the supervisor, not the kernel; host tables such as mounts and connections are readable, but
+  not memory, environment or descriptors of other processes. Commands can read the guest's memory, which has no secrets;
+- the bridge listens on the host's loopback, where other users can connect (without the episode's key); nothing inside
+  can listen, so a test that starts a local server fails;
+- ``/tmp``, ``/dev/shm`` and so POSIX semaphores are refused rather than private;
+- without a control group, threads and total memory are checked only every 0.1 s, and unread data in sockets not at all.
+  Disk use is bounded per file only;
+- files with names that are not UTF-8 cannot be opened (the diff, taken by a guest outside, has them).
 
-Every opened file, socket and process costs a round trip to the supervisor: commands take a few milliseconds more.
+Every opened file, socket and process costs a round trip to the supervisor: a few milliseconds per command.
 """
 
 from __future__ import annotations
@@ -58,9 +55,9 @@ from coderepairrl.sandbox.workspace import Prepared
 
 PACKAGE = "sandlock==0.9.0"
 MACHINES = ("x86_64", "aarch64")
-"""Those that `PACKAGE` has wheels for."""
+"""Machines with wheels of `PACKAGE`."""
 PORTS = 4
-"""How many addresses one sandbox can `reach`: sandlock wants the ports beforehand."""
+"""Addresses that one sandbox can `reach`; sandlock needs the ports in advance."""
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _ESCAPES = Path(__file__).with_name("escapes.py")
 _FLAGS = ("-I", "-S", "-B", "-X", "utf8")
@@ -71,14 +68,11 @@ _ENV = {"USER": "agent", "LOGNAME": "agent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_AT
 
 
 class Sandlock(GuestBackend):
-    """Sandboxes of sandlock; options as for `Bubblewrap`, but for limits on disk, which nothing here could enforce.
-
-    Prerequisites are checked when first opened.
-    """
+    """Sandboxes of sandlock; options as for `Bubblewrap`, without disk limits, which cannot be enforced."""
 
     name = "sandlock"
     slowdown = 10.0
-    """What the exam lets a short command cost, in times of a plain one (about five as measured)."""
+    """Limit of the exam on the time of a short command, relative to a plain one (measured: about five)."""
 
     def __init__(self, *, env: Mapping[str, str] | None = None, binds: Sequence[str] = (), **limits: int) -> None:
         for name in ("tmp_bytes", "disk_bytes", "files"):
@@ -93,20 +87,20 @@ class Sandlock(GuestBackend):
         self._readable: list[str] = []
 
     def show(self, folders: Sequence[str]) -> None:
-        """As option `binds`."""
+        """Add to option `binds`."""
         self._binds += tuple(folders)
 
     @property
     def user(self) -> int | None:
-        """As root an unprivileged id; otherwise we are unprivileged already."""
+        """An unprivileged id for root; None for anyone else."""
         return SANDBOX_USER if os.geteuid() == 0 else None
 
     def workdir(self, box: Path) -> str:
-        """The folder itself: there is only one file system."""
+        """The folder itself, as the file system is shared."""
         return str((box / "work").resolve())
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` unless package and kernel are there and every promise holds in a trial."""
+        """Raise `PrerequisiteError` unless package and kernel are suitable and every escape attempt fails."""
         with self._checking:
             if self._python is not None:
                 return
@@ -117,19 +111,19 @@ class Sandlock(GuestBackend):
             (self.state / "guest" / "filter").chmod(0o644)
             self.env["PATH"] = self._given.get("PATH", search_path(python))
             prefix = prefix_of(python)
-            wanted = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
-            self._readable = [path for path in [*wanted, *([str(prefix)] if prefix else [])] if Path(path).exists()]
+            paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
+            self._readable = [path for path in [*paths, *([str(prefix)] if prefix else [])] if Path(path).exists()]
             if exposed := answers.in_view(self._readable):
-                shown, hidden = exposed[0]
+                visible, hidden = exposed[0]
                 raise PrerequisiteError(
-                    f"a sandbox of sandlock sees all of {shown}, and so the answers to tasks in {hidden}",
-                    fix=f"install CodeRepairRL into a virtual environment outside {shown}, or {_instead()}",
+                    f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
+                    fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
                 )
             self._try(python)
             self._python = python
 
     def reader(self, box: Path) -> Callable[[], GuestProcess]:
-        """For sandlock opens no file whose name is not UTF-8. It runs once all is dead, and nothing but our code."""
+        """Factory of an unsandboxed guest, as sandlock cannot open file names that are not UTF-8."""
         argv = [str(self._python), *_FLAGS, str(self.state / "guest/guest.pyc")]
 
         def start() -> GuestProcess:
@@ -140,20 +134,20 @@ class Sandlock(GuestBackend):
         return start
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start the supervisor, which starts the guest; ports for its bridges are ours from now on."""
+        """Start the supervisor, which starts the guest; reserves ports for its bridges."""
         self._make_tmp(box)
         doors = [_door() for _ in range(PORTS)]
         guest = self.state / "guest"
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            shown = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
-            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, shown), []
+            extra = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
+            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
 
         return StartedGuest.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
     def close(self) -> None:
-        """As `GuestBackend.close`; the machine is checked again before the next use."""
+        """Close as `GuestBackend.close` does; the next use checks the machine again."""
         super().close()
         self._python = None
 
@@ -163,8 +157,8 @@ class Sandlock(GuestBackend):
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        own = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
-        return super()._settings(box, prepared) | own | {"rlimits": self.limits.rlimits(per_user=False)}
+        overrides = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
+        return super()._settings(box, prepared) | overrides | {"rlimits": self.limits.rlimits(per_user=False)}
 
     def _make_tmp(self, box: Path) -> None:
         (box / "tmp").mkdir()
@@ -191,7 +185,7 @@ class Sandlock(GuestBackend):
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 
     def _try(self, python: Path) -> None:
-        """Run `escapes` under sandlock. Raises `PrerequisiteError` if it does not start, or an attempt works."""
+        """Run `escapes` under sandlock. Raises `PrerequisiteError` if one works."""
         box = self.state / "trial"
         destroy(box)
         (box / "work").mkdir(parents=True)
@@ -233,13 +227,12 @@ class Sandlock(GuestBackend):
 
 
 def _find_package() -> str:
-    """The folder that sandlock is imported from."""
-    found = importlib.util.find_spec("sandlock")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("sandlock")
+    if spec is None or spec.origin is None:
         if platform.machine() not in MACHINES:
             raise PrerequisiteError(f"there is no sandlock for {platform.machine()} machines", fix=_instead())
         raise PrerequisiteError("sandlock is not installed", fix=f"{sys.executable} -m pip install {PACKAGE}")
-    return str(Path(found.origin).parent.parent)
+    return str(Path(spec.origin).parent.parent)
 
 
 def _check_kernel() -> None:
@@ -261,7 +254,7 @@ def _instead() -> str:
 
 
 def _door() -> socket.socket:
-    """A port of the loopback that is ours, and refuses connections until it listens."""
+    # the port is reserved, and refuses connections until the socket listens
     door = socket.socket()
     try:
         door.bind(("127.0.0.1", 0))

@@ -1,10 +1,9 @@
-"""A seccomp filter, assembled by hand: what namespaces, or their absence, leave open is closed here.
+"""A hand-assembled seccomp filter that closes what namespaces, or their absence, leave open.
 
-Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, both little
-endian. An allow-list would break compilers and interpreters of the many languages that tasks are written in, so
-this is a deny-list of what no repair needs: other namespaces and mounts, other processes' memory, kernel
-interfaces with a record of escapes, socket families that no network namespace confines, and memory that none of
-the limits would count or that all sandboxes of a user share.
+Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, little endian. An
+allow-list would break compilers and interpreters, so this denies what no repair needs: namespaces and mounts, other
+processes' memory, kernel interfaces with a record of escapes, socket families outside network namespaces, and memory
+that limits do not count or that sandboxes of a user share.
 """
 
 from __future__ import annotations
@@ -104,38 +103,38 @@ def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
 
 
 def _on(number: int, body: bytes) -> bytes:
-    """Run `body` (which must return) for the system call `number`, skip it for others."""
+    # `body` must return
     return _op(_EQUAL, number, 0, len(body) // 8) + body
 
 
 def program(machine: str = "", *, shared: bool = False) -> bytes:
-    """The filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
+    """Assemble the filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
 
-    `shared`: the sandbox has no namespaces of its own, so what those would confine is refused as well.
+    `shared`: also refuse what namespaces would confine.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         raise PrerequisiteError(
             f"no seccomp filter for {machine}", fix="use x86_64 or aarch64, or name another sandbox in the config"
         )
-    here = _MACHINES[machine]
+    target = _MACHINES[machine]
     allow, refuse = _op(_RETURN, _ALLOW), _op(_RETURN, _ERRNO | errno.EPERM)
     absent, no_family = _op(_RETURN, _ERRNO | errno.ENOSYS), _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
-    parts = [_op(_LOAD, _ARCH), _op(_EQUAL, here.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
-    if here.x32:
+    parts = [_op(_LOAD, _ARCH), _op(_EQUAL, target.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    if target.x32:
         parts += [_op(_AT_LEAST, _X32, 0, 1), absent]
-    parts += [_on(number, refuse) for number in (here.denied | _SAME_NUMBERS).values()]
+    parts += [_on(number, refuse) for number in (target.denied | _SAME_NUMBERS).values()]
     if shared:
-        parts += [_on(number, refuse) for number in (here.shared | _SHARED_SAME).values()]
-    for name, (number, which) in here.on_self.items():
+        parts += [_on(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
+    for name, (number, which) in target.on_self.items():
         whom = _op(_LOAD, which) + (_on(0, allow) + refuse if shared else _on(_GUEST, refuse) + allow)
         if name in _OF_A_USER:
             whom = _op(_LOAD, _ARG0) + _on(_OF_A_USER[name], refuse) + whom
         parts.append(_on(number, whom))
     parts += [_on(number, absent) for number in _ABSENT.values()]
-    parts.append(_on(here.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
-    parts.append(_on(here.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))
+    parts.append(_on(target.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
+    parts.append(_on(target.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))
     families = b"".join(_on(family, allow) for family in _FAMILIES)
     route = _on(_NETLINK, _op(_LOAD, _ARG2) + _on(0, allow) + no_family)
-    parts.append(_on(here.socket, _op(_LOAD, _ARG0) + families + route + no_family))
+    parts.append(_on(target.socket, _op(_LOAD, _ARG0) + families + route + no_family))
     return b"".join([*parts, allow])

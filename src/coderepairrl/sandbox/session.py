@@ -1,4 +1,4 @@
-"""`Sandbox` as every backend with a guest process serves it: the methods, the bridge, the diff."""
+"""`Sandbox` for backends with a guest process: methods, bridge, diff."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRACE_SECONDS = 20.0
-"""How long after a command's own timeout a silent guest counts as dead."""
+"""Time after a command's timeout until a silent guest counts as dead."""
 ENDING_SECONDS = 600.0
-"""How long a guest may take to end what a command has started: the more it held in the kernel, the longer."""
+"""Time limit for a guest to end a command's processes; depends on their kernel resources."""
 COLLECT_SECONDS = 120.0
 QUEUED_SIGNALS = 1024
-"""Queued signals and timers of a sandbox: all sandboxes of a user share some hundred thousand."""
+"""Queued signals and timers per sandbox; all sandboxes of a user share some 100,000."""
 _LEAST_ROOM = 64 << 20
-"""Bytes: with less, the host's disk is full. With more, an agent filled what its sandbox may use."""
+"""Bytes: with less free, the host's disk is full; with more, an agent reached the limit of its sandbox."""
 
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """What one sandbox may use. Memory that is shared is counted once, files in ``/tmp`` beside it.
+    """Limits of one sandbox. Shared memory counts once; files in ``/tmp`` count separately.
 
     >>> ResourceLimits(memory=1 << 30).memory >> 20
     1024
@@ -47,11 +47,11 @@ class ResourceLimits:
     processes: int = 256
     """Processes and threads at a time."""
     memory: int = 2 << 30
-    """Bytes: of any one process at once (RLIMIT_DATA), of all together within a tenth of a second."""
+    """Bytes: per process at once (RLIMIT_DATA), of all together within 0.1 s."""
     cpus: int = 4
-    """CPUs at a time, of all processes together. Kept by a control group, or not at all."""
+    """CPUs used at a time by all processes. Enforced by a control group, or not at all."""
     cpu_seconds: int = 3600
-    """CPU time of any one process."""
+    """CPU time per process."""
     file_bytes: int = 256 << 20
     """Largest file."""
     open_files: int = 1024
@@ -59,29 +59,29 @@ class ResourceLimits:
     tmp_bytes: int = 256 << 20
     """``/tmp``, and again ``/dev/shm``."""
     disk_bytes: int = 1 << 30
-    """What the workspace may grow by, where its files are held in memory."""
+    """Growth of an in-memory workspace."""
     files: int = 100_000
-    """Files and folders that may be added, in the workspace and the temporary folders, likewise."""
+    """Files and folders added in an in-memory workspace and temporary folders."""
     diff_bytes: int = 64 << 20
-    """Changed files that a diff takes in; tracked ones first. What does not fit is left out, and logged."""
+    """Changed files in a diff, tracked ones first. The rest is left out and logged."""
     diff_files: int = 5_000
-    """New files that a diff takes in."""
+    """New files in a diff."""
     connections: int = 64
-    """Open connections through one bridge; further ones wait."""
+    """Open connections per bridge; further ones wait."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ResourceLimits:
-        """From a backend's options. Raises `ConfigError` for one that is unknown or no positive whole number."""
-        known = [limit.name for limit in fields(cls)]
+        """Parse a backend's options. Raises `ConfigError`."""
+        option_names = [limit.name for limit in fields(cls)]
         for name, value in options.items():
-            if name not in known:
-                raise ConfigError(f"a sandbox has no option {name!r}", fix=nearest(name, known))
+            if name not in option_names:
+                raise ConfigError(f"a sandbox has no option {name!r}", fix=nearest(name, option_names))
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ConfigError(f"sandbox option {name} must be a positive whole number, not {value!r}")
         return cls(**options)
 
     def rlimits(self, *, per_user: bool) -> dict[str, int]:
-        """For the guest, by name. `per_user`: processes are counted per sandbox, not over all of a user's."""
+        """Resource limits by name. `per_user`: the kernel counts only this sandbox's processes."""
         limits = {"DATA": self.memory, "FSIZE": self.file_bytes, "NOFILE": self.open_files}
         limits |= {"CPU": self.cpu_seconds, "CORE": 0}
         return limits | ({"NPROC": self.processes, "SIGPENDING": QUEUED_SIGNALS} if per_user else {})
@@ -94,20 +94,20 @@ class GuestSandbox:
     guest: GuestProcess
     prepared: Prepared
     box: Path
-    """Our folder for this sandbox, out of its reach."""
+    """Our folder for this sandbox, inaccessible to it."""
     workdir: str
     limits: ResourceLimits
     user: int | None = None
-    """The user id that git drops to, where we are root."""
+    """User id for git, if we are root."""
     reader: Callable[[], GuestProcess] | None = None
-    """Starts a guest that lists what changed, where the one inside cannot open every file."""
+    """Starts a guest that lists changes, if the one inside cannot open every file."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _bridges: list[asyncio.Task[None]] = field(default_factory=list)
     _running: set[asyncio.Task[Any]] = field(default_factory=set)
     _diffs: int = 0
 
     async def configure(self, settings: Mapping[str, object], timeout: float) -> None:
-        """First contact: hand the guest its `settings`, wait until it is ready. Raises `SandboxFault`."""
+        """Send the guest its `settings` and wait. Raises `SandboxFault`."""
         await self.guest.configure(settings, timeout)
 
     # -- the protocol
@@ -122,7 +122,7 @@ class GuestSandbox:
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """As `Sandbox.exec`. Exit codes as a shell gives them: 127 not found, 128 + signal, 124 timed out."""
+        """Run as `Sandbox.exec`. Exit codes: 127 not found, 128 + signal, 124 timed out."""
         if not argv:
             raise ValueError("exec needs a command")
         request: Header = {"op": "exec", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
@@ -139,22 +139,23 @@ class GuestSandbox:
         )
 
     async def read(self, path: str) -> bytes:
-        """As `Sandbox.read`; IsADirectoryError for a folder, OSError (EFBIG) above 64 MiB."""
+        """Read as `Sandbox.read`. Raises IsADirectoryError, and OSError (EFBIG) above 64 MiB."""
         reply, data = await self._ask({"op": "read", "path": path})
         self._refuse(reply, path)
         return data
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """As `Sandbox.write`; OSError above the largest file (EFBIG) and in a full workspace (ENOSPC), which stay as
-        they were. A full disk of the host's is a `SandboxFault`.
+        """Write as `Sandbox.write`; errors leave the file as it was.
+
+        Raises OSError (EFBIG, ENOSPC), and `SandboxFault` if the host's disk is full.
         """
         reply, _ = await self._ask({"op": "write", "path": path, "follow": follow}, data)
         self._refuse(reply, path)
 
     async def reach(self, address: str) -> str:
-        """As `Sandbox.reach`. The guest hands us the listening socket; we accept from it and copy both ways.
+        """Bridge as `Sandbox.reach`: accept from the guest's listening socket and copy both ways.
 
-        A guest without a loopback of its own can reach as many addresses as there are `GuestProcess.doors`.
+        A guest without its own loopback can reach one address per `GuestProcess.doors`.
         """
         if not Path(address).is_socket():
             raise SandboxFault(f"{address} is no Unix socket")
@@ -177,7 +178,7 @@ class GuestSandbox:
         return door
 
     async def diff(self) -> bytes:
-        """As `Sandbox.diff`: the guest first kills and reaps every other process; see `patch` for what counts."""
+        """Diff as `Sandbox.diff`, after killing every other process; see `patch`."""
         changed, last = await self._exclusively(self._collect())
         if last["left_out"]:
             names = ", ".join(printable(name[:80]) for name in last["left_out"])
@@ -187,7 +188,7 @@ class GuestSandbox:
         return await asyncio.to_thread(compose, self.prepared, changed, last["deleted"], scratch, user=self.user)
 
     async def close(self) -> None:
-        """Kill everything inside, hang up every bridge, and wait until it is so."""
+        """Close every bridge and kill everything inside."""
         for task in (*self._bridges, *self._running):
             task.cancel()
         await asyncio.gather(*self._bridges, *self._running, return_exceptions=True)
@@ -199,7 +200,7 @@ class GuestSandbox:
         return await self._exclusively(self._once(request, body, timeout))
 
     def _refuse(self, reply: Header, path: str) -> None:
-        """Raise the error in `reply`, if any: OSError for what the agent did, `SandboxFault` for the host's disk."""
+        """Raise the error in `reply`: OSError for the agent's, `SandboxFault` for the host's disk."""
         if "errno" not in reply:
             return
         code = reply["errno"]
@@ -247,7 +248,7 @@ class GuestSandbox:
             raise await guest.died(f"did not list its files within {COLLECT_SECONDS:.0f} s") from None
 
     async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, one at a time. If we are cancelled meanwhile, the guest ends its command before we return."""
+        """Run `work`, one at a time. On cancellation, the guest ends its command first."""
 
         started = False
 
@@ -283,7 +284,7 @@ def _full(folder: Path) -> bool:
 
 
 async def _bridge(listener: socket.socket, address: str, most: int) -> None:
-    """Accept from `listener`, at most `most` connections at a time, and join each with the Unix socket `address`."""
+    """Connect up to `most` clients of `listener` at a time to the Unix socket `address`."""
     loop = asyncio.get_running_loop()
     room = asyncio.Semaphore(most)
     open_now: set[asyncio.Task[None]] = set()
@@ -306,7 +307,6 @@ async def _bridge(listener: socket.socket, address: str, most: int) -> None:
 
 
 async def _join(connection: socket.socket, address: str) -> None:
-    """Copy between an accepted connection and `address` until both directions have ended."""
     writers: list[asyncio.StreamWriter] = []
     try:
         inner, inner_out = await asyncio.open_connection(sock=connection)

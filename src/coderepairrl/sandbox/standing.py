@@ -1,4 +1,4 @@
-"""Workspaces that are not opened: none at all, and one that stands as an agent left it."""
+"""Workspaces that need no opening: none at all, or one as an agent left it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coderepairrl.types import ExecResult, Task
 
 @asynccontextmanager
 async def workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbox]:
-    """A fresh sandbox for `task`, or `Nothing` for one without a workspace: nothing is started for a question."""
+    """Open a fresh sandbox for `task`, or `Nothing` for a task without a workspace."""
     if not task.workspace:
         yield Nothing()
         return
@@ -22,36 +22,36 @@ async def workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbo
 
 
 class Nothing(Sandbox):
-    """The workspace of a task that has none: whatever an agent tries in it fails, and changes nothing."""
+    """The sandbox of a task without a workspace: every action fails and changes nothing."""
 
     workdir = "/"
 
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
-        """No command runs: exit code 127."""
+        """Return exit code 127."""
         return ExecResult(127, b"this task has no workspace: answer it\n")
 
     async def read(self, path: str) -> bytes:
-        """There is no file: raises FileNotFoundError."""
+        """Raise FileNotFoundError."""
         raise FileNotFoundError(2, "this task has no workspace", path)
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Nothing can be written: raises PermissionError."""
+        """Raise PermissionError."""
         raise PermissionError(13, "this task has no workspace", path)
 
     async def reach(self, address: str) -> str:
-        """Raises `SandboxFault`: a program that runs in the sandbox cannot work on such a task."""
+        """Raise `SandboxFault`: agents that run in a sandbox cannot do such tasks."""
         raise SandboxFault(
             "the task has no workspace, and its agent runs in one",
             fix="answer such tasks with an agent on the host: direct, for example (docs/guides/tasks.md)",
         )
 
     async def diff(self) -> bytes:
-        """Nothing has changed."""
+        """Return an empty diff."""
         return b""
 
 
 class Standing(SandboxBackend):
-    """A backend of one open sandbox, `box`, as it stands; it stays open. `backend` opens fresh ones."""
+    """A backend for one open sandbox, `box`, which stays open. `backend` opens fresh ones."""
 
     def __init__(self, backend: SandboxBackend, box: Sandbox) -> None:
         self.name, self.backend = backend.name, backend
@@ -59,5 +59,5 @@ class Standing(SandboxBackend):
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Sandbox]:
-        """The one sandbox there is, for any `task`."""
+        """Yield the one sandbox, for any `task`."""
         yield self._box

@@ -1,9 +1,8 @@
-"""The parent of a sandlock guest: ``python -I supervisor.py SETTINGS``; no import of this project.
+"""The parent of a sandlock guest: ``python -I supervisor.py SETTINGS``; imports nothing of this project.
 
-Settings are JSON: ``control`` (descriptor that becomes the guest's standard input), ``package`` (the folder that
-sandlock is imported from), ``user`` (the id that root becomes), and what `confine` takes. It starts the guest under
-sandlock, answers for the system calls that Landlock does not know, and when the guest has ended it ends everything
-else in its own Landlock domain, of which it made sure first that no signal leaves it.
+Settings are JSON: ``control`` (descriptor of the guest's standard input), ``package`` (folder of sandlock), ``user``
+(id that root becomes), and those of `confine`. It performs the system calls Landlock does not govern, and after the
+guest's end kills everything else in its Landlock domain.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int) -> int:
-    """`result` of a call into C. Raises OSError if it failed."""
+    """Return `result` of a C call. Raises OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 
 
 def become(user: int | None) -> None:
-    """Give up root for `user`, every capability, and the right to gain any."""
+    """Drop root for `user`, and every capability for good."""
     if user is not None:
         for capability in range(64):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
@@ -51,7 +50,7 @@ def become(user: int | None) -> None:
 
 
 def keep_signals_in() -> None:
-    """From here on no signal of ours, or of what we start, reaches any process that exists now."""
+    """Keep our signals from existing processes; exit if that fails."""
     read, write = os.pipe()
     outsider = os.fork()
     if outsider == 0:
@@ -77,7 +76,7 @@ def keep_signals_in() -> None:
 
 
 def end_everything() -> None:
-    """Kill and reap whatever is left in our Landlock domain."""
+    """Kill and reap everything else in our Landlock domain."""
     while True:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)
@@ -88,29 +87,29 @@ def end_everything() -> None:
 
 
 def below(pid: int) -> list[int]:
-    """Processes that `pid` is an ancestor of."""
-    found, fresh = [], [str(pid)]
+    """Descendants of `pid`."""
+    descendants, fresh = [], [str(pid)]
     while fresh:
         children: list[str] = []
         for parent in fresh:
             with contextlib.suppress(OSError):  # gone by now, and its children have another parent
                 for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
                     children += read(f"/proc/{parent}/task/{thread}/children").split()
-        found += [int(child) for child in children]
+        descendants += [int(child) for child in children]
         fresh = children
-    return found
+    return descendants
 
 
 def read(path: str) -> str:
-    """A file of /proc. Raises OSError if its process is gone."""
+    """Read a /proc file. Raises OSError if its process has ended."""
     with open(path) as file:  # noqa: PTH123
         return file.read()
 
 
 def watch(memory: int, threads: int) -> None:
-    """For ever: end all commands once they hold more than `memory` bytes, or have more than `threads`, together.
+    """Kill all commands, forever, whenever they exceed `memory` bytes or `threads` in total.
 
-    The guest cannot: sandlock shows it no process that has opened nothing since it was forked.
+    The guest cannot: sandlock hides processes that have opened nothing since their fork.
     """
     page = os.sysconf("SC_PAGESIZE")
     while True:
@@ -133,10 +132,10 @@ def watch(memory: int, threads: int) -> None:
 
 
 def metadata(ctx: Any, name: str, writable: list[str]) -> int:
-    """Do a ``chmod`` or ``utimensat`` for a process inside, if the file is in a `writable` folder.
+    """Perform a ``chmod`` or ``utimensat`` for a sandboxed process, if the file is in a `writable` folder.
 
-    Landlock has no say in either. The file is pinned, looked at and changed by one descriptor, so that no rename or
-    link can come between. Returns the errno, 0 if it is done.
+    One descriptor pins, checks and changes the file, so no rename or link can intervene. Returns the errno, 0 on
+    success.
     """
     folder, path, value, flags = (AT_FDCWD, *ctx.args[:2], 0) if name == "chmod" else ctx.args[:4]
     folder = ctypes.c_int(folder).value
@@ -164,11 +163,10 @@ def metadata(ctx: Any, name: str, writable: list[str]) -> int:
 
 
 def confine(settings: dict[str, Any]) -> Any:
-    """Run ``argv`` under sandlock to its end; the result.
+    """Run ``argv`` under sandlock and return the result.
 
-    `memory`: bytes that its commands may hold together. `readable`, `writable`: paths (the last two of `writable` are
-    folders whose metadata may change too). `ports`: of 127.0.0.1, all that may be connected to. `processes`: how many
-    there may be at a time. `cwd`, `env`.
+    `memory`: bytes for all commands together. `readable`, `writable`: paths (the last two of `writable` are folders
+    whose metadata may change too). `ports`: permitted ones of 127.0.0.1. `processes`: most at a time. `cwd`, `env`.
     """
     from sandlock import Sandbox
     from sandlock.handler import ExceptionPolicy, Handler, NotifAction
@@ -189,7 +187,7 @@ def confine(settings: dict[str, Any]) -> Any:
             return NotifAction.errno(code) if code else NotifAction.returns(0)
 
     class Command(Handler):  # type: ignore[misc]
-        """A process that begins a session, as each command does first, is killed for memory before the guest and us."""
+        """Marks each command, as it starts a session, as the first target of the OOM killer."""
 
         def handle(self, ctx: Any) -> Any:
             with open(f"/proc/{ctx.pid}/oom_score_adj", "w") as file:  # noqa: PTH123
@@ -214,7 +212,7 @@ def confine(settings: dict[str, Any]) -> Any:
 
 
 def main() -> int:
-    """Serve one sandbox; the exit code is the guest's."""
+    """Run one sandbox and return the exit code of the guest."""
     settings = json.loads(sys.argv[1])
     sys.path.append(settings["package"])
     import sandlock._handler_ffi  # noqa: F401  (all of it, while we can still read it)

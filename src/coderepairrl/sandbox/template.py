@@ -1,7 +1,7 @@
-"""One warm guest that others are forked from: a quarter of the processor time of starting each anew.
+"""A warm guest to fork others from, at a quarter of the processor time of starting each.
 
-The template is started once for each thread that opens sandboxes, since it dies with the thread that started it. What
-it does inside is `guest.forked.ForkServer`. Each guest serves one sandbox and ends with it; only the template stays.
+There is one per thread that opens sandboxes, as it dies with its starting thread. Inside runs
+`guest.forked.ForkServer`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from coderepairrl.sandbox.guesthost import Command, GuestProcess, kill_group, st
 PROBE_SECONDS = 60.0
 _END_SECONDS = 5.0
 _NOT_NOW = (errno.EAGAIN, errno.ETOOMANYREFS)
-"""Why a socket takes no further descriptors until earlier ones have arrived."""
+"""Errors of a socket that takes no further descriptors until earlier ones have arrived."""
 
 
 class Template:
-    """A template that runs. Started as `guesthost.started` does it. Raises `SandboxFault`."""
+    """A running template, started by `guesthost.started`. Raises `SandboxFault`."""
 
     def __init__(self, command: Command, *, log: Path, user: int | None) -> None:
         self._log = log
@@ -38,20 +38,16 @@ class Template:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is running."""
         return self._process.poll() is None
 
     def fork(self, sizes: Mapping[str, int], archive: Path, group: Group | None, *, log: Path) -> ForkedGuest:
-        """A guest in `group`, for the workspace in `archive`, with file systems of these `sizes` in memory.
-
-        It is forked when it is configured.
-        """
+        """Prepare a guest in `group` with in-memory file systems of these `sizes`; it is forked when configured."""
         return ForkedGuest(lambda theirs: self._ask(theirs, sizes, archive, group, log), log)
 
     def _ask(
         self, theirs: socket.socket, sizes: Mapping[str, int], archive: Path, group: Group | None, log: Path
     ) -> None:
-        """Have a guest forked for its end of a socket. Raises OSError."""
         entrances = group.entrances() if group is not None else []
         try:
             with archive.open("rb") as files, log.open("ab") as errors:
@@ -62,11 +58,11 @@ class Template:
                 os.close(descriptor)
 
     def refusal(self, sizes: Mapping[str, int], group: Group | None) -> str:
-        """Why no guest can be forked here; empty if one can. Tries it, which takes a moment."""
-        ours, theirs = socket.socketpair()
+        """Try to fork a guest; returns the reason if that fails, else empty."""
+        ours, guest_end = socket.socketpair()
         with ours:
-            with theirs, contextlib.suppress(OSError):
-                self._ask(theirs, sizes, Path(os.devnull), group, self._log)
+            with guest_end, contextlib.suppress(OSError):
+                self._ask(guest_end, sizes, Path(os.devnull), group, self._log)
             ours.settimeout(PROBE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 if ours.recv(1):
@@ -75,7 +71,7 @@ class Template:
         return words[-1] if words else "it ended without a word"
 
     def close(self) -> None:
-        """End it, and with it every guest that was forked from it (not in a forked child)."""
+        """End it and every guest forked from it (a no-op in a forked child)."""
         if os.getpid() == self._owner:
             atexit.unregister(self.close)
             self._asking.close()
@@ -87,7 +83,7 @@ class Template:
 
 
 class ForkedGuest(GuestProcess):
-    """One that is forked when configured: `ask` has it done for the guest's end of a socket, or raises OSError."""
+    """A guest that `ask` forks, when configured, for its end of a socket; it may raise OSError."""
 
     def __init__(self, ask: Callable[[socket.socket], None], log: Path) -> None:
         ours, self._theirs = socket.socketpair()
@@ -96,7 +92,7 @@ class ForkedGuest(GuestProcess):
 
     @property
     def pid(self) -> int:
-        """Of the guest itself; -1 once it has ended."""
+        """Id of the guest; -1 once it has ended."""
         return int(Path(f"/proc/self/fdinfo/{self.inner}").read_text().partition("\nPid:")[2].split()[0])
 
     async def _arrive(self) -> None:
@@ -113,7 +109,7 @@ class ForkedGuest(GuestProcess):
         self.inner = self.take_descriptor()
 
     async def _leave(self) -> None:
-        """Wait until no process has the other end of our socket: one that is being forked ends when we hang up."""
+        # a guest still forking ends when we hang up: wait until no process has its end
         self._theirs.close()
         if self.inner is None:
             with contextlib.suppress(OSError, TimeoutError):

@@ -1,9 +1,9 @@
-"""From `Task.workspace` to a prepared tree that a sandbox copies.
+"""From `Task.workspace` to a prepared tree for sandboxes to copy.
 
-A workspace becomes *one commit of exact bytes* (`contents`). Two things come out of it:
+A workspace becomes *one commit of exact bytes* (`contents`), from which come:
 
-- ``tree/``: the files, with a decoy ``.git`` (a plain repository of that one commit) for the agent to use;
-- ``git/``: the private bare repository that `patch` diffs against. No sandbox ever sees it.
+- ``tree/``: the files, with a decoy ``.git`` (a repository of that commit) for the agent;
+- ``git/``: the private bare repository for diffs (`patch`), hidden from every sandbox.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coderepairrl.sandbox.environment import built_for
 from coderepairrl.sandbox.rootfs import Image, find
 
 Unpacked = Callable[[str, Path], "Prepared"]
-"""What makes a workspace, in a folder, of an image (by its name) that was unpacked before."""
+"""Creates, in a folder, the workspace of an unpacked image, by its name."""
 _Key = tuple[str, Path | None]
-"""A workspace and the environment that it is opened with."""
+"""A workspace and its environment."""
 
 # Copies have new inodes and change times; the decoy's index must still recognise its files.
 _DECOY_CONFIG = (
@@ -40,13 +40,13 @@ _DECOY_CONFIG = (
 
 
 def quoted(path: str) -> bytes:
-    """`path` as fast-import reads it: raw bytes, C-quoted so that newlines and quotes survive."""
+    """`path` C-quoted for fast-import."""
     raw = os.fsencode(path)
     return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
 
 
 def commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted: Iterable[str] = ()) -> bytes:
-    """A fast-import stream with one commit of `entries` on `base`; nothing in it depends on clock or user."""
+    """A fast-import stream with one commit of `entries` on `base`, independent of clock and user."""
     head = f"feature done\ncommit {ref}\ncommitter crrl <crrl@localhost> 946684800 +0000\ndata 8\nbaseline\n"
     parts = [head.encode()]
     if base:
@@ -60,7 +60,7 @@ def commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted
 
 @dataclass
 class Prepared:
-    """A workspace ready to be copied. `users` counts the sandboxes that are open on it."""
+    """A workspace ready to copy. `users` counts its open sandboxes."""
 
     root: Path
     base: str
@@ -68,18 +68,18 @@ class Prepared:
     manifest: bytes
     """JSON ``{path: [git mode, blob id]}``."""
     workspace: str = ""
-    """What it was prepared from."""
+    """The workspace name."""
     size: int = 0
     """Bytes that a file system of 4 KiB pages needs for the files."""
     packed: bool = False
-    """Whether there is an `archive` instead of `tree`."""
+    """Whether `archive` exists instead of `tree`."""
     image: Image | None = None
-    """The unpacked image whose files `tree` are, all of them; the workspace is its working folder."""
+    """The unpacked image whose files are in `tree`; the workspace is its working folder."""
     in_place: bool = False
-    """Whether commands change `tree` itself: an image is being made of it."""
+    """Whether commands change `tree` itself, to build an image."""
     users: int = field(default=0, compare=False)
     diffs: dict[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
-    """By the SHA-256 of what was changed (`patch.compose`)."""
+    """Diffs by SHA-256 of the change (`patch.compose`)."""
 
     @property
     def tree(self) -> Path:
@@ -88,7 +88,7 @@ class Prepared:
 
     @property
     def archive(self) -> Path:
-        """The files in one (`packing`): what file systems in memory are filled from, instead of `tree`."""
+        """The files packed (`packing`), instead of `tree`."""
         return self.root / "packed"
 
     @property
@@ -98,16 +98,15 @@ class Prepared:
 
     @property
     def attempts(self) -> Path:
-        """A repository for the commits of diffs, without objects of its own: making one costs more than a diff."""
+        """A reused repository for commits of diffs: creating one costs more than a diff."""
         return self.root / "attempts"
 
 
 class Workspaces:
-    """Prepares workspaces under `root`, each once, and keeps the `keep` last used. Safe to call from threads.
+    """Prepares each workspace once under `root` and keeps the `keep` last used. Thread-safe.
 
-    `owner` is the user (and group) id that the files shall belong to, None to leave them ours; those of up to
-    `pack_up_to` bytes are put into an archive; `images` reads those of an image, or `unpacked` has them, where there
-    are images.
+    `owner` is the user and group id of the files, None for ours; up to `pack_up_to` bytes are packed; `images` reads
+    image files, or `unpacked` provides unpacked ones.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Workspaces:
         self._count = 0
 
     def ready(self, workspace: str, environment: Path | None = None) -> Prepared | None:
-        """Like `acquire`, but only if nothing has to be prepared: never blocks for long."""
+        """`acquire` without blocking: None if the workspace is not prepared."""
         with self._lock:
             prepared = self._known.get((workspace, environment))
             if prepared is not None:
@@ -137,7 +136,7 @@ class Workspaces:
             return prepared
 
     def acquire(self, workspace: str, environment: Path | None = None) -> Prepared:
-        """The prepared `workspace` with what the build of its `environment` adds; give it back with `release`.
+        """Prepare `workspace` with the build files of its `environment`; `release` it afterwards.
 
         Raises `TaskError`, `SandboxFault`.
         """
@@ -176,7 +175,7 @@ class Workspaces:
             return prepared
 
     def release(self, prepared: Prepared) -> None:
-        """A sandbox on `prepared` is gone."""
+        """Report the end of a sandbox on `prepared`."""
         with self._lock:
             prepared.users -= 1
 
@@ -191,7 +190,7 @@ def prepare(
 ) -> Prepared:
     """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
-    `added` are further files; those of the workspace win over them. Raises as `entries_of`.
+    `added` are further files, overridden by those of the workspace. Raises as `entries_of`.
     """
     files = {path: (path, mode, data) for path, mode, data in (*added, *entries_of(workspace, images))}
     entries = sorted(files.values())
@@ -217,22 +216,24 @@ def prepare(
 
 
 def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:
-    """The workspace of an unpacked image, in the folder `root`: no file is copied, unless its working folder is to be
-    `packed`. Raises `TaskError`."""
+    """Link the workspace of an unpacked image into `root`; `packed` copies its working folder.
+
+    Raises `TaskError`.
+    """
     folder, image = find(where, user)
     root.mkdir()
     bare(root / "attempts")
     hand_over(root, user)
     for name in ("tree", "git"):
         (root / name).symlink_to(folder / name)
-    made = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
+    prepared = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
     if packed:
-        pack(made, folder / "tree" / image.workdir.lstrip("/"))
-    return made
+        pack(prepared, folder / "tree" / image.workdir.lstrip("/"))
+    return prepared
 
 
 def hand_over(root: Path, owner: int | None) -> None:
-    """Let `owner` read all of it, whatever our umask, and have what is written to or copied."""
+    """Let `owner` read everything, and own everything except ``git``."""
     for folder, folders, files in os.walk(root):
         Path(folder).chmod(0o755)
         for path in (Path(folder, name) for name in files):
@@ -244,7 +245,7 @@ def hand_over(root: Path, owner: int | None) -> None:
 
 
 def pack(prepared: Prepared, files: Path) -> None:
-    """Make the archive, of the folder `files`, which anybody may read who gets to it."""
+    """Write the archive of folder `files`, readable by all."""
     packing.pack(files, prepared.archive)
     prepared.archive.chmod(0o644)
     prepared.packed = True
@@ -256,12 +257,12 @@ def _size(tree: Path) -> int:
 
 
 def blob_id(data: bytes) -> str:
-    """Git's name for a file's content."""
+    """Git blob id of the content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def decoy(tree: Path, source: Path) -> None:
-    """Make a repository in `tree` with the one commit of `source`."""
+    """Create a repository in `tree` with the one commit of `source`."""
     decoy = bare(tree / ".git")
     (decoy / "config").write_text(_DECOY_CONFIG)
     shutil.copy(source / "refs" / "heads" / "main", decoy / "refs" / "heads" / "main")

@@ -1,14 +1,12 @@
-"""The one process that lives in a sandbox: it runs commands, reads and writes files, and lists what changed.
+"""The one process of ours in a sandbox: it runs commands, reads and writes files, and lists changes.
 
-It is run there as one file, `source`, which is compiled by the interpreter inside whenever a sandbox opens. So its
-parts, the modules here, use the standard library only, and of that what loads fast: the modules in C behind ``json``,
-``signal`` and ``socket``, for those import ``re`` and ``enum``, which take longer than the interpreter itself, and so
-half of an episode's cost. It serves requests from one inherited socket, one after another.
+It runs as a single file, `source`, compiled inside whenever a sandbox opens. So the modules use only fast-loading parts
+of the standard library: ``json``, ``signal`` and ``socket`` would import ``re`` and ``enum``, which takes half of an
+episode's cost, so their C modules are used. It serves one socket, one request at a time.
 
-Trust: commands run under the same user id as this process, so it must be out of their reach. In a pid namespace
-of its own it is pid 1, which no signal from inside can stop; it is not dumpable, so ``/proc/1/mem`` and
-``/proc/1/fd`` are closed to them; the socket is close-on-exec, so no command ever holds it. Without one (`Confined`)
-every command starts in a Landlock domain of its own, from which neither signals nor traces lead out.
+Trust: commands run under the same user id but must not control this process. In a private pid namespace it is pid 1,
+which no signal from inside can stop; it is not dumpable, which closes ``/proc/1/mem`` and ``/proc/1/fd``; its socket is
+close-on-exec. Elsewhere (`Confined`) each command has its own Landlock domain, which confines signals and tracing.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from functools import cache
 from pathlib import Path
 
 PARTS = ("kernel", "frames", "limits", "files", "walk", "service", "confined", "forked", "main")
-"""Each after those that it imports; in the one file their names share a namespace."""
+"""Modules in import order; they share one namespace in the single file."""
 
 
 @cache
 def source() -> str:
-    """The parts one after another, without what they import of each other."""
+    """The concatenated modules, without imports of each other."""
     return "from __future__ import annotations\n\n" + "\n\n".join(map(_part, PARTS))
 
 

@@ -1,4 +1,4 @@
-"""What differs inside sandlock."""
+"""The guest inside sandlock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and s
 
 
 class Confined(Guest):
-    """The guest inside sandlock: it shares the host's process ids, and keeps apart by nested Landlock domains.
-
-    ``kill(-1)`` reaches what is in our domain or below it, which is the sandbox.
-    """
+    """A guest that shares the host's process ids; ``kill(-1)`` reaches our Landlock domain, which is the sandbox."""
 
     def __init__(self, control: Control, rules: str) -> None:
         super().__init__(control)
@@ -49,7 +46,7 @@ class Confined(Guest):
         return result
 
     def end(self, *_: object) -> None:
-        """The supervisor is gone, and with it most system calls: end everything, as we may do still."""
+        """Kill everything, which is still permitted once the supervisor is gone."""
         try:
             os.kill(-1, signal.SIGKILL)
         finally:

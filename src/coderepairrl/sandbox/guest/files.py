@@ -1,4 +1,4 @@
-"""Files of the workspace: reading and writing one, and filling it from an archive."""
+"""Files of the workspace: reading and writing one, and unpacking an archive of all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LINKS = 40  # as many as the kernel follows
 
 
 class Files:
-    """Regular files of the workspace, never one outside. Paths are relative to `workdir`, or absolute."""
+    """Regular files inside the workspace. Paths are relative to `workdir`, or absolute."""
 
     def __init__(self, workdir: str) -> None:
         self.workdir = workdir
 
     def read(self, path: str) -> bytes:
-        """The content of a file. Raises OSError."""
+        """Read a file. Raises OSError."""
         descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             info = os.fstat(descriptor)
@@ -35,7 +35,7 @@ class Files:
             return file.read(READ_BYTES)
 
     def write(self, path: str, body: bytes, follow: bool) -> None:
-        """Write a file, its folders too; its mode stays, and all of it where that fails. Raises OSError."""
+        """Write a file, creating its folders and keeping its mode. Raises OSError and leaves the file as it was."""
         name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
         try:
             mode = os.lstat(name).st_mode
@@ -62,7 +62,7 @@ class Files:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         with open(descriptor, "wb") as file:
             size = os.fstat(descriptor).st_size
-            if body and sys.platform == "linux":  # what there is no room for must not cost what is there
+            if body and sys.platform == "linux":  # a write that does not fit must not destroy the old content
                 try:
                     os.posix_fallocate(descriptor, 0, len(body))
                 except OSError as error:
@@ -73,9 +73,9 @@ class Files:
             file.truncate()
 
     def _enter(self, path: str, make: bool = False) -> str:
-        """Go to the folder of the file `path`, links followed; its name there. `make`: folders that lack are made.
+        """Change to the folder of `path`, following links; return the file's name.
 
-        The kernel says where that is. A call for each folder of a path would take minutes for the deepest ones.
+        One call per folder of the path would take minutes for the deepest ones.
         """
         for _ in range(LINKS):
             folder, name = os.path.split(os.path.join(self.workdir, path))
@@ -111,8 +111,9 @@ class Files:
             raise PermissionError(13, "outside the workspace")
 
     def _enter_without_links(self, path: str) -> tuple[str, int]:
-        """Go to the folder of the file `path`, every link on the way replaced by a folder, and take away what else
-        leads to its content: a link in its place, or further names. Its name there, and the mode that it had then.
+        """Change to the folder of `path`, replacing links by folders; return name and mode to restore.
+
+        Removes the file if it is a link or has further names.
         """
         full = os.path.join(self.workdir, path)
         *folders, name = os.path.relpath(full, self.workdir).split("/")
@@ -125,15 +126,15 @@ class Files:
             if not os.path.lexists(part):
                 os.mkdir(part)
             os.chdir(part)
-        found = os.lstat(name) if os.path.lexists(name) else None
-        if found is None or not (stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)):
+        info = os.lstat(name) if os.path.lexists(name) else None
+        if info is None or not (stat.S_ISLNK(info.st_mode) or (stat.S_ISREG(info.st_mode) and info.st_nlink > 1)):
             return name, 0
         os.unlink(name)
-        return name, 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
+        return name, 0 if stat.S_ISLNK(info.st_mode) else stat.S_IMODE(info.st_mode)
 
 
 def unpack(archive: int, root: str) -> None:
-    """Fill the folder `root` from what `packing` wrote, to be read from a descriptor, which is closed."""
+    """Fill folder `root` from an archive of `packing`; closes the descriptor."""
     folders = []
     with open(archive, "rb") as source:
         while length := source.read(4):

@@ -20,12 +20,12 @@ MOST_RIGHTS = 16  # descriptors in one message
 
 
 class ForkServer:
-    """A process with all that a guest needs loaded; guests are forked from it. It runs nothing of any task itself.
+    """A process with everything preloaded that forks guests. It runs nothing of any task.
 
-    bubblewrap has started it in a sandbox like the others, but with no workspace, no filter of system calls and a
-    bare ``/proc``. A fork enters namespaces of its own, mounts there what no two sandboxes share, and then gives up
-    what it needed for that (`Forked.confine`). Whatever bubblewrap mounted read-only it can neither remove nor make
-    writable, as its user namespace is not the one that owns those mounts; and when the server ends, so do they all.
+    bubblewrap starts it without workspace or system call filter and with a bare ``/proc``. A fork enters nested
+    namespaces, mounts what sandboxes must not share, and drops the rights it needed (`Forked.confine`). It cannot
+    unmount or make writable what bubblewrap mounted, as another user namespace owns those mounts. When the server ends,
+    all guests end.
     """
 
     def __init__(self, asking: socket.socket, rules: int) -> None:
@@ -42,9 +42,8 @@ class ForkServer:
     def serve(self) -> None:
         """Fork a guest for each message until the host hangs up.
 
-        A message is JSON (``sizes``: bytes of each file system in memory, by where it is mounted) and comes with
-        descriptors: the guest's end of its socket, the archive of its workspace, where its errors go, and the
-        entrances of its control group.
+        A message is JSON (``sizes``: bytes of each in-memory file system, by mount point) with descriptors: the guest's
+        socket, the archive of its workspace, its error log, and the entrances of its control group.
         """
         while True:
             message, rights, flags, _ = self.asking.recvmsg(
@@ -118,7 +117,7 @@ class ForkServer:
         self.checked(self.libc.mount(source, target, kind, flags, options), f"mount {target.decode()}")
 
     def checked(self, result: int, what: str) -> None:
-        """Raise OSError if a call into C failed."""
+        """Raise OSError if a C call failed."""
         if result < 0:
             import ctypes
 
@@ -126,7 +125,7 @@ class ForkServer:
 
 
 class Forked(Guest):
-    """A guest that a `ForkServer` became. Until it is configured it has every capability over its own namespaces."""
+    """A guest forked from a `ForkServer`. Until configured it has every capability over its own namespaces."""
 
     def __init__(self, server: ForkServer, control: Control, archive: int) -> None:
         super().__init__(control)
@@ -136,7 +135,7 @@ class Forked(Guest):
         os.close(ours)
 
     def confine(self) -> None:
-        """Give up every capability and the right to gain any, and most system calls."""
+        """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""
         libc = self.server.libc
         if os.access("/proc/self/ns/cgroup", os.F_OK):  # where the kernel has them, as with bubblewrap
             self.server.checked(libc.unshare(NEW_CGROUP), "unshare cgroup")

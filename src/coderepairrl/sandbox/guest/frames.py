@@ -1,4 +1,4 @@
-"""Frames to and from the host: two lengths (4 bytes each, big endian), a JSON object and a body of raw bytes."""
+"""Frames between guest and host: two lengths (4 bytes each, big endian), a JSON object and a binary body."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FRAME = struct.Struct(">II")
 
 
 class _Decoding:
-    """What ``json.loads`` sets by default."""
+    """Defaults of ``json.loads``."""
 
     strict, object_hook, object_pairs_hook, parse_float, parse_int, parse_constant = True, None, None, float, int, float
 
 
 def decode(data: bytes) -> Any:
-    """`data` as the host's ``json.dumps`` made it."""
+    """Parse output of the host's ``json.dumps``."""
     return _json.make_scanner(_Decoding)(data.decode(), 0)[0]  # type: ignore[arg-type]
 
 
 def encode(value: object) -> str:
-    """JSON of what we send: text, numbers, truth values, and lists and dictionaries of these."""
+    """Encode text, numbers, booleans, lists and dictionaries as JSON."""
     if isinstance(value, str):
         return str(_json.encode_basestring_ascii(value))
     if isinstance(value, dict):
@@ -46,7 +46,7 @@ class Control:
         os.set_inheritable(connection.fileno(), False)
 
     def receive(self) -> tuple[dict[str, Any], bytes | None]:
-        """The next frame, without a body that there is no memory for; ends this process when there will be none."""
+        """Receive a frame; its body is None if memory ran out. Exits when the host hangs up."""
         header, body = FRAME.unpack(self._exactly(FRAME.size))
         request = decode(self._exactly(header))
         try:
@@ -55,7 +55,7 @@ class Control:
             return request, None
 
     def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
-        """Send a frame, and with it an open descriptor."""
+        """Send a frame, optionally with an open descriptor."""
         text = encode(header).encode()
         message = FRAME.pack(len(text), len(body)) + text
         if descriptor is not None:  # before any byte of the frame is out, so that it arrives with the first
@@ -88,7 +88,7 @@ class Control:
 
 
 def connected(where: str) -> socket.socket:
-    """Our end of the socket: a descriptor that we inherited, or a path to connect to."""
+    """Our end of the socket, from an inherited descriptor or a path."""
     if where.isdigit():
         return socket.socket(fileno=int(where))
     connection = socket.socket(socket.AF_UNIX)
@@ -97,7 +97,7 @@ def connected(where: str) -> socket.socket:
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """The reply to a request that could not be carried out."""
+    """Build the reply to a failed request."""
     if isinstance(error, OSError) and error.errno:
         return {"errno": error.errno, "error": error.strerror or str(error)}
     if isinstance(error, ValueError):  # a path with a NUL, or text that is no name

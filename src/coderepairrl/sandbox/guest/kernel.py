@@ -1,4 +1,4 @@
-"""What parts share of Python and Linux."""
+"""Python and Linux primitives shared by the guest modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 
 
 def refuse_calls(program: bytes) -> None:
-    """Put the filter `program` on this process and all that it starts."""
+    """Install the filter `program` on this process and its children."""
     import ctypes
 
     code = ctypes.create_string_buffer(program, len(program))

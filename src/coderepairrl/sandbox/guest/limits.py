@@ -15,7 +15,7 @@ MOST_TERMINALS = 64  # of the 3,072 that all sandboxes of a machine share
 
 
 class Limits:
-    """What all processes of the sandbox together may use; the host's settings say how much."""
+    """Limits on all processes of the sandbox together."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
@@ -23,7 +23,7 @@ class Limits:
         self.files = settings.get("files", 0) + self._count()  # those that are there from the start are not counted
 
     def exceeded(self) -> str:
-        """Which limit is exceeded, if one is."""
+        """Name of an exceeded limit, or empty."""
         if self.memory and self.used() > self.memory:
             return "memory"
         if self.sockets and self._sockets() > self.sockets:
@@ -33,7 +33,7 @@ class Limits:
         return "files" if self.held and self._count() > self.files else ""
 
     def used(self) -> int:
-        """Bytes that all processes but this one hold, shared pages counted once if it comes close."""
+        """Bytes held by all other processes; counts shared pages once when near the limit."""
         pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
         for pid in pids:
@@ -45,17 +45,16 @@ class Limits:
         )
 
     def _count(self) -> int:
-        """Files and folders in the file systems that are held in memory."""
-        found = (os.statvfs(path) for path in self.held)
-        return sum(entry.f_files - entry.f_ffree for entry in found)
+        file_systems = (os.statvfs(path) for path in self.held)
+        return sum(entry.f_files - entry.f_ffree for entry in file_systems)
 
     def _sockets(self) -> int:
-        """Sockets of the sandbox's network, Unix sockets and those on their way through one included."""
+        # counts Unix sockets and those in transit through one
         return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
 
 
 def look(path: str, gone: bytes) -> bytes:
-    """A file of /proc whose process may just have ended."""
+    """Read a /proc file; returns `gone` if its process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read() or gone
@@ -64,14 +63,14 @@ def look(path: str, gone: bytes) -> bytes:
 
 
 def descendants() -> list[int]:
-    """Processes below this one, when there is no pid namespace to ask."""
+    """Processes below this one, without a pid namespace."""
     parents = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
             fields = look(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
             parents[int(name)] = int(fields[1])
-    found, fresh = [], {os.getpid()}
+    pids, fresh = [], {os.getpid()}
     while fresh:
         fresh = {pid for pid, parent in parents.items() if parent in fresh}
-        found += sorted(fresh)
-    return found
+        pids += sorted(fresh)
+    return pids

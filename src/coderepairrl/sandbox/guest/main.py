@@ -1,4 +1,4 @@
-"""The command line: our end of the socket, then nothing, or a filter of system calls by path or descriptor."""
+"""Command line: our end of the socket, and optionally a system call filter by path or descriptor."""
 
 from __future__ import annotations
 

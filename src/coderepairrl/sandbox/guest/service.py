@@ -1,4 +1,4 @@
-"""Requests and their replies, and a command while it runs."""
+"""Requests, replies, and running commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Guest:
             self._prepare()
 
     def _prepare(self) -> None:
-        """What only Linux has."""
+        # Linux only
         self.oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
         self.oom_own = os.pread(self.oom, 16, 0).strip()
         import ctypes
@@ -60,7 +60,7 @@ class Guest:
             raise OSError(ctypes.get_errno(), "prctl")
 
     def serve(self) -> None:
-        """Take the settings, report ready, then answer requests for ever."""
+        """Receive the settings, report ready, then answer requests until the host hangs up."""
         settings, _ = self.control.receive()
         self.confine()
         self.workdir = os.path.realpath(settings["workdir"])
@@ -78,11 +78,8 @@ class Guest:
                 self.answer(operation, body, request)
 
     def _limit(self) -> None:
-        """Set the limits of each process, before the first command and not earlier.
-
-        A listening socket is handed to the host first: with few open files allowed, the kernel refuses that while other
-        processes of our user are sending many descriptors.
-        """
+        # Not before the first command: a listening socket is handed to the host before, which the kernel refuses if few
+        # open files are allowed while other processes of our user are sending many descriptors.
         for name, value in self.rlimits.items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]
@@ -91,10 +88,10 @@ class Guest:
         self.rlimits = {}
 
     def confine(self) -> None:
-        """What is left to give up before anything of the task is touched."""
+        """Drop remaining rights before touching anything of the task."""
 
     def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
-        """Carry out a request and send its one reply, whatever happens: with none, or two, all later ones are wrong."""
+        """Handle a request and send exactly one reply; otherwise all later ones would be mismatched."""
         try:
             if body is None:
                 raise MemoryError
@@ -109,13 +106,12 @@ class Guest:
             os.close(descriptor)
 
     def _unpack(self, archive: str) -> None:
-        """Fill the workspace, which is an empty file system in memory."""
         unpack(os.open(archive, os.O_RDONLY), self.workdir)
 
     def on_exec(
         self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
     ) -> Reply:
-        """Run a command with `body` as its input; everything it started is gone when the reply leaves."""
+        """Run a command with `body` as its input; all its processes are dead before the reply."""
         started = time.monotonic()
         self._limit()
         out, child_out = os.pipe()
@@ -142,12 +138,12 @@ class Guest:
         return {}, self.files.read(path), None
 
     def on_write(self, body: bytes, path: str, follow: bool = True) -> Reply:
-        """Write a regular file of the workspace; without `follow`, through no link."""
+        """Write a regular file of the workspace; without `follow`, follow no link."""
         self.files.write(path, body, follow)
         return {}, b"", None
 
     def on_listen(self, body: bytes) -> Reply:
-        """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
+        """Listen on our loopback and hand the listening socket to the host."""
         server = socket.socket(socket.AF_INET)
         try:
             server.bind(("127.0.0.1", 0))
@@ -157,14 +153,14 @@ class Guest:
             server.close()
 
     def on_settle(self, body: bytes) -> Reply:
-        """Answer once no other process of the sandbox is left."""
+        """Kill every other process of the sandbox."""
         self.kill_all()
         return {}, b"", None
 
     def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
-        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted.
+        """Send files that differ from the manifest (``{path: [mode, blob id]}``), then the deleted paths.
 
-        Left out is what does not fit, and what cannot be opened by its path, not even by git.
+        Omits what exceeds the limits and what cannot be opened by its path.
         """
         self.kill_all()
         base = decode(body)
@@ -172,14 +168,14 @@ class Guest:
         present = dict(sorted(walk.files(), key=lambda entry: (entry[0] not in base, entry[0])))
         new = 0
         for path, mode in present.items():
-            known = base.get(path)
-            room = max_bytes if known is not None or new < max_files else -1
+            base_entry = base.get(path)
+            room = max_bytes if base_entry is not None or new < max_files else -1
             data = content(os.path.join(self.workdir, path), mode, room)
             if data is None:
                 walk.left_out.append(path)
-            elif known is None or known != [mode, blob_id(data)]:
+            elif base_entry is None or base_entry != [mode, blob_id(data)]:
                 max_bytes -= len(data)
-                new += known is None
+                new += base_entry is None
                 self.control.send({"path": path, "mode": mode}, data)
         gone = [path for path in base if path not in present]
         return {"done": True, "deleted": gone, "left_out": walk.left_out[:20]}, b"", None
@@ -215,7 +211,7 @@ class Guest:
         )
 
     def has_children(self) -> bool:
-        """Whether any process is left that is ours to reap; never where Python cannot ask (macOS, before 3.13)."""
+        """Whether unreaped processes remain; False where Python cannot ask (macOS before 3.13)."""
         if not hasattr(os, "waitid"):
             return False
         try:
@@ -225,10 +221,10 @@ class Guest:
         return True
 
     def kill_all(self) -> None:
-        """End and reap every other process of the sandbox. On return none is left.
+        """Kill and reap every other process of the sandbox.
 
-        The kernel delivers ``kill(-1)`` under the lock that a fork needs, so a fork bomb does not slip through,
-        and orphans are ours before their parent can be reaped.
+        ``kill(-1)`` holds the lock that forks need, so no fork bomb escapes; orphans become ours before their parent is
+        reaped.
         """
         while True:
             try:
@@ -248,7 +244,7 @@ class Guest:
 
 
 class Run:
-    """One command while it runs: its output is read as it comes, its time and memory are watched."""
+    """A running command: collects its output, watches its time and memory."""
 
     def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
         self.guest, self.main, self.out, self.feed = guest, main, out, feed
@@ -259,8 +255,8 @@ class Run:
             os.set_blocking(feed, False)
 
     def to_the_end(self) -> dict[str, Any]:
-        """Wait until the command has ended, or end it; the reply's header."""
-        status, why = self._watch()
+        """Wait for the command or end it; returns the header of the reply."""
+        status, cause = self._watch()
         if self.guest.has_children():  # to end them may take long: the kernel frees all that they held
             self.guest.control.send({"ending": True})
         self.guest.kill_all()
@@ -268,16 +264,16 @@ class Run:
         os.close(self.out)
         if self.feed >= 0:
             os.close(self.feed)
-        if why not in ("", "time", "stop"):
-            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % why.encode()
-        code = {"": None, "time": 124}.get(why, 137)
+        if cause not in ("", "time", "stop"):
+            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % cause.encode()
+        code = {"": None, "time": 124}.get(cause, 137)
         if code is None:
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
-        return {"code": code, "timed_out": why == "time", "truncated": self.truncated}
+        return {"code": code, "timed_out": cause == "time", "truncated": self.truncated}
 
     def _watch(self) -> tuple[int, str]:
-        """Wait for the command; returns its status, or why it must be ended."""
+        """Wait for the command; returns its status, or the reason to end it."""
         poll = select.poll()
         for source in (self.guest.control.socket.fileno(), self.guest.wake.fileno(), self.out):
             poll.register(source, select.POLLIN)
@@ -298,7 +294,7 @@ class Run:
                     return ended
 
     def _handle(self, poll: select.poll, source: int, event: int) -> tuple[int, str] | None:
-        """Act on what is ready at a descriptor; as `_watch` returns, or None while the command goes on."""
+        """Handle a ready descriptor; returns as `_watch`, or None while the command goes on."""
         if source == self.out:
             if not self._take():
                 poll.unregister(self.out)
@@ -317,20 +313,20 @@ class Run:
         return None
 
     def _reap(self) -> int | None:
-        """Reap what has ended; the status of the command itself, if it has."""
-        found = None
+        """Reap ended processes; returns the command's status if it has ended."""
+        main_status = None
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return found
+                return main_status
             if pid == 0:
-                return found
+                return main_status
             if pid == self.main:
-                found = status
+                main_status = status
 
     def _take(self) -> bool:
-        """Read some of the output; whether there may be more."""
+        """Read some output; returns whether more may follow."""
         try:
             data = os.read(self.out, 1 << 16)
         except BlockingIOError:
@@ -341,7 +337,6 @@ class Run:
         return bool(data)
 
     def _drain(self) -> None:
-        """Read the output that is left."""
         while True:
             before = len(self.output), self.truncated
             try:
@@ -353,7 +348,7 @@ class Run:
                 return
 
     def _give(self) -> bool:
-        """Write some of the input; whether there is more."""
+        """Write some of the input; returns whether more is left."""
         try:
             self.body = self.body[os.write(self.feed, self.body[: 1 << 16]) :]
         except BlockingIOError:

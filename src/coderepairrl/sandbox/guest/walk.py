@@ -1,4 +1,4 @@
-"""What a diff has to take in."""
+"""Candidate files for a diff."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cac
 
 
 class Walk:
-    """Files and links under `root` that a diff may hold: no `.git`, and none that tools drop on the way.
+    """Files and links under `root` for a diff, without `.git` and caches of tools.
 
-    Of what is not in `base`, `strays` entries are looked at: an agent can make more than there is time for. What cannot
-    be looked at is added to `left_out`.
+    Visits at most `strays` entries outside `base`, as agents can create too many. `left_out` lists what was skipped.
     """
 
     def __init__(self, root: str, base: dict[str, Any], strays: int) -> None:
@@ -31,9 +30,9 @@ class Walk:
                 self.homes.add(path)
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Each as ``(path, git mode)``."""
-        here = os.lstat(self.root).st_mode if os.path.lexists(self.root) else 0
-        folders = [("", here)] if stat.S_ISDIR(here) else []
+        """Yield each as ``(path, git mode)``."""
+        root_mode = os.lstat(self.root).st_mode if os.path.lexists(self.root) else 0
+        folders = [("", root_mode)] if stat.S_ISDIR(root_mode) else []
         while folders:
             deeper = []
             for path, mode in self._inside(*folders.pop()):
@@ -46,17 +45,16 @@ class Walk:
             folders += sorted(deeper, key=lambda each: each[0] in self.homes)  # the last is next: ours before strays
 
     def _inside(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
-        """The entries of a folder, by path, with their modes."""
         full = os.path.join(self.root, folder)
         try:
             if mode & 0o500 != 0o500:
                 os.chmod(full, 0o700)
-            found = os.scandir(full)
+            entries = os.scandir(full)
         except OSError:  # a path too long for the kernel, and so for git
             self.left_out.append(folder + "/")
             return
-        with found:
-            for entry in found:
+        with entries:
+            for entry in entries:
                 path = os.path.join(folder, entry.name)
                 if not self._counts(path, entry.name):
                     continue
@@ -71,7 +69,6 @@ class Walk:
                     yield path, mode
 
     def _counts(self, path: str, name: str) -> bool:
-        """Whether to look at an entry."""
         if name.lower() == ".git":
             return False
         if path in self.base or path in self.homes:
@@ -85,7 +82,7 @@ class Walk:
 
 
 def content(path: str, mode: str, most: int) -> bytes | None:
-    """What git would store of a file or link; None if it is larger than `most` bytes, or cannot be read."""
+    """Content of a file or link as git stores it; None if larger than `most` bytes or unreadable."""
     try:
         if os.lstat(path).st_size > most:
             return None
@@ -99,7 +96,6 @@ def content(path: str, mode: str, most: int) -> bytes | None:
 
 
 def _readable(path: str) -> bytes:
-    """The content of a file, also of one that its mode closes to us."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:  # mode 000 and the like: git would not get in, and so lose the file
@@ -112,7 +108,7 @@ def _readable(path: str) -> bytes:
 
 
 def blob_id(data: bytes) -> str:
-    """Git's name for this content."""
+    """Git blob id of the content."""
     try:
         from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL
     except ImportError:

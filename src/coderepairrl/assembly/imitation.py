@@ -1,4 +1,4 @@
-"""What `crrl sft` will do, before anything of it is started."""
+"""The plan of `crrl sft`, made before anything starts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class ImitationPlan(ServingPlan):
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
-    """The parts that `config` names, each found, made and checked once; its steps are those of `data.epochs`.
+    """Resolve and check every part of `config`; the number of steps follows from `data.epochs`.
 
-    All that is wrong is reported together, as `assembly.plan.resolve` has it.
+    Errors are raised together, as by `assembly.plan.resolve`.
     """
     problems = Problems()
     problems.attempt(lambda: _check_meaning(config))
@@ -90,7 +90,7 @@ def resolve_imitation(config: Config) -> ImitationPlan:
 
 
 def _check_meaning(config: Config) -> None:
-    """Raise `ConfigError` for another loss, and for a setting that nothing here would read."""
+    """Raise `ConfigError` for another algorithm, and for settings that imitation ignores."""
     if config.train.algorithm != "sft":
         raise ConfigError(
             f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
@@ -115,13 +115,13 @@ def _check_measured(config: Config, examples: Examples) -> None:
 
 
 def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:
-    """Why it may not fit on a GPU, for an estimate may be wrong and stops no run; empty if it does, or nobody knows."""
-    known = learner_alone(config, learner, longest)
-    if known is None or known[0] <= known[1]:
+    """Warning that the learner may not fit on a GPU; empty if it fits or that is unknown."""
+    estimate = learner_alone(config, learner, longest)
+    if estimate is None or estimate[0] <= estimate[1]:
         return ""
-    needed, there = (size / GB for size in known)
+    needed, limit = (size / GB for size in estimate)
     return (
         f"this may not fit: a learner needs about {needed:.0f} GB for rows of {longest:,} tokens, and a GPU has"
-        f" {there:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower data.max_tokens,"
+        f" {limit:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower data.max_tokens,"
         " or share the model among processes (train.strategy=fsdp2)"
     )

@@ -1,4 +1,4 @@
-"""Where an attempt happens: the agent, and a sandbox that works here and shows it what it needs."""
+"""The place of an attempt: the agent, and a working sandbox that shows it what it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coderepairrl.types import Limits
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Agent and sandbox, neither of them started."""
+    """Agent and sandbox, not started."""
 
     agent: Agent
     sandbox: SandboxBackend
@@ -24,16 +24,15 @@ class Place:
 
 
 def limits(config: Config) -> Limits:
-    """What an episode may spend."""
+    """The limits of an episode."""
     rollout = config.rollout
     return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
 
 
 def choose_place(config: Config, problems: Problems) -> Made[Place]:
-    """The agent, and the sandbox that is named or the strongest that works here.
+    """The agent, and the named sandbox or the strongest that works here.
 
-    `problems` gets an agent that is unknown, not installed or does not work in that sandbox, and a sandbox that is
-    unknown or does not work here.
+    An agent or sandbox that is unknown, not installed or incompatible goes to `problems`.
     """
     agent = problems.attempt(lambda: agents.make(config.agent.name, **config.agent.options))
     choice = problems.attempt(lambda: sandbox.choose(config.sandbox.name))
@@ -42,9 +41,9 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
         sandbox.check_agent(choice.value, agent.value.name, agent.value.not_in)
 
     def make() -> SandboxBackend:
-        shown = agent.value.binds if agent else ()
+        binds = agent.value.binds if agent else ()
         try:
-            backend = sandbox.make(choice.value.name, shown, **config.sandbox.options)
+            backend = sandbox.make(choice.value.name, binds, **config.sandbox.options)
         except ConfigError as error:
             if not choice.value.fix:
                 raise  # else the option was meant for the stronger one
@@ -63,7 +62,7 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
 
 
 def place(config: Config) -> Place:
-    """As `choose_place`. Raises `ConfigError` and `PrerequisiteError`, or `Several`."""
+    """Like `choose_place`, but raises `ConfigError`, `PrerequisiteError` or `Several`."""
     problems = Problems()
     chosen = choose_place(config, problems)
     problems.report()

@@ -1,4 +1,4 @@
-"""What a command will do, before anything of it is started: every part named, made and checked."""
+"""The plan of a command: every part named, made and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """A model that replies to somebody's agents (``crrl serve``). Like all plans it is not opened: nothing was
-    started, fetched or written for it."""
+    """A model that replies to external agents (``crrl serve``). Making a plan starts, fetches and writes nothing."""
 
     config: Config
     """With what ``auto`` stands for; what else its parts are made of is in them."""
@@ -47,13 +46,13 @@ class ServingPlan:
 
     @property
     def limits(self) -> Limits:
-        """What an episode may spend."""
+        """The limits of an episode."""
         return limits(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan(ServingPlan):
-    """An agent of ours that works with the model on tasks (``crrl fix``, evaluation)."""
+    """An agent that works on tasks with the model (``crrl fix``, evaluation)."""
 
     place: Place
     kinds: Mapping[str, Terms]
@@ -63,14 +62,14 @@ class AgentPlan(ServingPlan):
 
     @property
     def reward_versions(self) -> dict[str, int]:
-        """The version of each reward's formula, by its name."""
-        made = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
-        return rewards.versions_of(reward for reward, _ in made)
+        """Formula version of each reward, by name."""
+        weighted = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
+        return rewards.versions_of(reward for reward, _ in weighted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(AgentPlan):
-    """A run: the model learns from what the agent did."""
+    """A training run."""
 
     model: LocalModel
     """The initial policy, or the shape of one that is drawn at random. Its engine is on the run's own GPUs."""
@@ -93,7 +92,7 @@ class Plan(AgentPlan):
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
-        """Those of all sources."""
+        """Training tasks of all sources."""
         return tuple(chain.from_iterable(source.tasks for source in self.curriculum.sources))
 
     def require(self) -> None:
@@ -103,10 +102,10 @@ class Plan(AgentPlan):
 
 
 def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> ServingPlan:
-    """The model that `model` names, served by the settings that come with it.
+    """Resolve `model` and the settings it is served with.
 
-    All that is wrong is raised together, with what is in `problems` already and what the machine lacks: one mistake as
-    `ConfigError`, `UsageError` or `PrerequisiteError`, more of them as `Several`.
+    Raises all errors at once, with those already in `problems` and what the machine lacks: one as `ConfigError`,
+    `UsageError` or `PrerequisiteError`, more as `Several`.
     """
     config, chosen = named(model, overrides, use, problems)
     problems.report()
@@ -114,7 +113,7 @@ def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Pr
 
 
 def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[Task], problems: Problems) -> AgentPlan:
-    """As `resolve_serving`, with an agent for `task`, which nothing rewards."""
+    """Like `resolve_serving`, with an agent for `task` and no rewards."""
     config, chosen = named(model, overrides, use, problems)
     if not config:
         problems.report()
@@ -128,7 +127,7 @@ def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[T
 def _check_prompts(
     config: Config, model: LocalModel | RemoteModel, kinds: Mapping[str, Terms], tasks: Sequence[Task]
 ) -> LongestPrompt | None:
-    """`check_prompts`, where tokens can be counted here."""
+    """Run `check_prompts` if tokens can be counted here."""
     return check_prompts(config, model, kinds, tasks) if isinstance(model, LocalModel) else None
 
 
@@ -140,15 +139,16 @@ def resolve_evaluation(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """As `resolve_serving`, with the held-out tasks of the settings (those of `settings_of`, where it is given), and
-    how they are attempted and judged: where no reward is named, by what the tasks have (`reward_for`). With `collects`
-    they are attempted to be learned from: instead of the held-out tasks those training tasks that training leaves out.
-    The plan's configuration names the model. Raises `TaskError` where there is no task."""
+    """Like `resolve_serving`, with the held-out tasks of the settings (or of `settings_of`) and how they are judged.
+
+    Tasks decide the reward if none is named (`reward_for`). With `collects`, the training tasks that training leaves
+    out replace the held-out ones. The plan's configuration names the model. Raises `TaskError` if there is no task.
+    """
     problems = Problems()
-    known, chosen = named(model, overrides, use, problems, settings_of=settings_of)
-    if not known:
+    base_config, chosen = named(model, overrides, use, problems, settings_of=settings_of)
+    if not base_config:
         problems.report()
-    plan = evaluation(known.value, chosen, problems, collects=collects)
+    plan = evaluation(base_config.value, chosen, problems, collects=collects)
     problems.report()
     config = plan.value.config
     config = config.model_copy(
@@ -164,7 +164,7 @@ def evaluation(
     *,
     collects: bool = False,
 ) -> Made[AgentPlan]:
-    """The evaluations of the model that is `chosen`, as `resolve_evaluation` has them."""
+    """The evaluations of the model `chosen`, as in `resolve_evaluation`."""
     if collects:
         eval_tasks = read_collected(config, problems)
         train = read_tasks(config, problems)[0] if has_examples(config, drawn=True) else Made[tuple[Share, ...]]([()])
@@ -207,16 +207,16 @@ def evaluation(
 def _shown_examples(
     config: Config, train: Made[tuple[Share, ...]], evaluated: Sequence[Task], problems: Problems
 ) -> Config:
-    """`config` with the worked examples that its agents are shown (`with_examples`)."""
+    """`config` with its agents' worked examples (`with_examples`)."""
     if not has_examples(config):
         return config
     trained = [task for share in _or(train, ()) for task in share.tasks]
-    made = problems.attempt(lambda: with_examples(config, trained, evaluated))
-    return _or(made, config)
+    changed = problems.attempt(lambda: with_examples(config, trained, evaluated))
+    return _or(changed, config)
 
 
 def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) -> str:
-    """What names the model once more: of a run the checkpoint that is its newest now, of a TOML file what is in it."""
+    """A name that finds the same model again: a run's checkpoint, a TOML file's model, a hub revision."""
     if Path(model).suffix == ".toml":
         return config.model.path
     if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
@@ -226,11 +226,11 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
-    """The parts that `config` names, each found, made and checked once.
+    """Resolve and check every part of `config`, once.
 
-    All that is wrong is reported together: one mistake as `ConfigError`, `UsageError`, `TaskError` or
-    `PrerequisiteError`, more of them as `Several`. What the machine lacks for engine and learner alone is no mistake:
-    a plan can be made without (`Plan.lacking`). A run that is `resumed` may keep a clip that would be refused today.
+    Raises all errors at once: one as `ConfigError`, `UsageError`, `TaskError` or `PrerequisiteError`, more as
+    `Several`. What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). A `resumed` run may
+    keep a clip that is refused for new runs.
     """
     config = resolved(config)
     problems = Problems()
@@ -268,8 +268,10 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
     check_workspaces(everything, place, problems)
-    asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
-    prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
+    prompted_tasks = everything if config.eval.before or config.eval.every or config.eval.after else trained
+    prompt = problems.attempt(
+        lambda: None if resumed else check_prompts(config, policy.value, kinds.value, prompted_tasks)
+    )
     problems.attempt(lambda: check_overlong(config, policy.value, kinds.value))  # a resumed run may have new limits
     lacking = _lacking(config, engine, learner)
     if problems.found:
@@ -295,13 +297,13 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
 
 
 def _left_out(read: Sequence[Share], kept: Sequence[Share]) -> tuple[str, ...]:
-    """The tasks of each source that is `read` which the same one of `kept` lacks."""
-    pairs = ((whole, {task.id for task in share.tasks}) for whole, share in zip(read, kept, strict=True))
-    return tuple(task.id for whole, ids in pairs for task in whole.tasks if task.id not in ids)
+    """Ids of the tasks in `read` that `kept` lacks, source by source."""
+    pairs = ((source, {task.id for task in share.tasks}) for source, share in zip(read, kept, strict=True))
+    return tuple(task.id for source, ids in pairs for task in source.tasks if task.id not in ids)
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise `PrerequisiteError` for one of these trackers that is not installed, for several `Several`."""
+    """Raise `PrerequisiteError` (`Several` for more) for trackers that are not installed."""
     absent = Problems()
     for name in names:
         absent.attempt(lambda name=name: require_extra(name, f"log={name}"))  # type: ignore[misc]
@@ -309,7 +311,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def _check_learns_from_rewards(config: Config) -> None:
-    """Raise `ConfigError` for what `crrl sft` does."""
+    """Raise `ConfigError` for settings of `crrl sft`."""
     if config.train.algorithm == "sft":
         raise ConfigError(
             "train.algorithm=sft learns from examples, not from attempts at tasks",
@@ -320,13 +322,13 @@ def _check_learns_from_rewards(config: Config) -> None:
 
 
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
-    """The engine, with room for the run's adapters and on its own GPUs; and which GPUs each child sees."""
+    """The engine on its GPUs, with room for the run's adapters; and the GPUs of each child process."""
     lora = config.train.lora
 
     def on_its_gpus() -> EngineSpec:
         visible = split.value.engine.get(devices.VISIBLE)
-        made = devices.by_turns(config, chosen.value)
-        return made if visible is None else made.on_gpus(visible)
+        engine = devices.by_turns(config, chosen.value)
+        return engine if visible is None else engine.on_gpus(visible)
 
     chosen = problems.attempt(lambda: engine_of(config, None if lora is None else lora.rank))
     split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))

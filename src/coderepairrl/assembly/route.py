@@ -1,4 +1,4 @@
-"""The way that full weights take to the engine: ``engine.weights``."""
+"""The route of full weights to the engine: ``engine.weights``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a run will need (``crrl train --dry-run``): memory on each GPU, and seconds of a step by its tokens.
+"""The resources a run needs (``crrl train --dry-run``): memory on each GPU, and seconds per step.
 
-Nothing here loads a model or torch. Memory is compared with what small models take (tests/assembly/test_memory.py);
-the speeds that a GPU is taken to have are assumptions.
+Loads neither a model nor torch. Memory is compared with small models (tests/assembly/test_memory.py); the speeds of
+GPUs are assumptions.
 """
 
 from coderepairrl.assembly.sizing.architecture import Architecture

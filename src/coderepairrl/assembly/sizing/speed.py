@@ -1,4 +1,4 @@
-"""Seconds of a step: the tokens of its episodes over the tokens a second of engine and learner, measured or assumed."""
+"""Seconds per step: tokens of its episodes over the speed of engine and learner, measured or assumed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ PROMPT = 1000
 
 
 class Rate(NamedTuple):
-    """Tokens a second, and where the number comes from."""
+    """Tokens per second, and the source of that number."""
 
     tokens: float
     source: str
 
 
 def shown(given: Estimate) -> dict[str, Any]:
-    """Step and run of a plan as ``--dry-run`` prints them; without a speed of engine and learner only the episodes."""
+    """Step and run as ``--dry-run`` prints them; only the episodes if a speed is unknown."""
     config = given.config
     rollout, plan = config.rollout, config.plan
     trained = rollout.tasks_per_step * rollout.group_size
     episodes = trained + config.curriculum.refill * rollout.group_size
-    wanted = min(plan.tokens or rollout.tokens, rollout.tokens)
-    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(given, wanted))
-    engine, learner = _engine(given, wanted, at_once), _learner(given)
+    episode_tokens = min(plan.tokens or rollout.tokens, rollout.tokens)
+    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(given, episode_tokens))
+    engine, learner = _engine(given, episode_tokens, at_once), _learner(given)
     if engine is None or learner is None or not config.run.steps:
         return {"step": {"episodes": episodes}}
-    prompt = min(PROMPT, wanted // 2)
-    sampled = min((wanted - prompt) / 2, rollout.seconds * engine.tokens / at_once)
+    prompt = min(PROMPT, episode_tokens // 2)
+    sampled = min((episode_tokens - prompt) / 2, rollout.seconds * engine.tokens / at_once)
     tokens = round(prompt + 2 * sampled)
     moved = given.moves()
     seconds = {
@@ -56,7 +56,7 @@ def shown(given: Estimate) -> dict[str, Any]:
             "tokens": trained * tokens,
             **{name: _rounded(value) for name, value in seconds.items() if value},
             "seconds": _rounded(step),
-            "limit": _limit(given, tokens, wanted),
+            "limit": _limit(given, tokens, episode_tokens),
         },
         "run": {
             "steps": config.run.steps,
@@ -76,19 +76,19 @@ def shown(given: Estimate) -> dict[str, Any]:
 
 
 def _room(given: Estimate, tokens: int) -> int:
-    """Episodes that a server of ours takes at once, of which each holds half of its `tokens` on the average."""
+    """Episodes that a local server takes at once, each holding half of its `tokens` on average."""
     if given.server is None:
         return given.config.rollout.concurrency
-    settings, kept = given.server.settings, given.server.kv_tokens
-    each = settings.slots if kept is None else min(settings.slots, 2 * kept // tokens)
+    settings, cached_tokens = given.server.settings, given.server.kv_tokens
+    each = settings.slots if cached_tokens is None else min(settings.slots, 2 * cached_tokens // tokens)
     return max(1, settings.replicas * each)
 
 
 def _engine(given: Estimate, tokens: int, at_once: int) -> Rate | None:
-    """Sampled tokens a second of `at_once` episodes together; None where nothing says it.
+    """Tokens per second that `at_once` episodes sample together; None if unknown.
 
-    A step of decoding reads the weights and what is cached, of each episode half of its `tokens`, and with each token
-    that is sampled one is given.
+    A decoding step reads the weights and, of each episode, half of its `tokens` from the cache; for each sampled token
+    there is one token of input.
     """
     if measured := given.config.plan.engine_tokens_per_second:
         return Rate(measured, "plan.engine_tokens_per_second")
@@ -96,16 +96,16 @@ def _engine(given: Estimate, tokens: int, at_once: int) -> Rate | None:
         return None
     gpu, settings, memory = given.config.gpu, given.server.settings, given.server.memory
     computing, reading = _reached(given.model.active), _reached(given.model.parameters)
-    beside = at_once / settings.replicas
-    read = memory.weights + beside * (memory.kv_token * tokens / 2 + memory.kv_sequence)
-    flops = beside * 2 * 2 * given.model.products * settings.replicas / settings.gpus
+    per_replica = at_once / settings.replicas
+    read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
+    flops = per_replica * 2 * 2 * given.model.products * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
     source = f"{at_once} episodes at once, {computing:g} of {gpu.tflops:g} TFLOP/s, {reading:g} of {gpu.bandwidth_gb:g}"
     return Rate(at_once / seconds, f"{source} GB/s")
 
 
 def _learner(given: Estimate) -> Rate | None:
-    """Tokens of trained episodes a second of all processes together; None where nothing says it."""
+    """Tokens per second of trained episodes, over all processes; None if unknown."""
     if measured := given.config.plan.learner_tokens_per_second:
         return Rate(measured, "plan.learner_tokens_per_second")
     if given.memory is None:
@@ -116,8 +116,10 @@ def _learner(given: Estimate) -> Rate | None:
 
 
 def training_flops(given: Estimate) -> float:
-    """Of a token in all passes over it: what checkpointing computes again, the KL term's reference, values and old
-    logprobs included. A head in float32 counts twice, for it has half the speed; products of attention are left out."""
+    """FLOPs per token in all passes, with checkpointing, the KL term's reference, values and old logprobs.
+
+    A float32 head counts twice, as it has half the speed; products of attention are left out.
+    """
     model, settings = given.model, given.settings
     recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
     looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs

@@ -60,12 +60,12 @@ def plan(
     prices: str | None = None,
     collects: bool = False,
 ) -> Evaluation:
-    """Plan the evaluation that the arguments of `crrl eval` name; with `collects`, the attempts of `crrl collect`.
+    """Plan what the arguments of `crrl eval` name; with `collects`, those of `crrl collect`.
 
-    `what` is a TOML file, shipped config or run, which has the settings, or a task source. `given` has settings, and
-    options of the source. Each of `agents` attempts all tasks under the same limits. The default `policy` is the
-    file's, or the run itself. With `resume`, `what` may be the folder of an evaluation. Raises as `evaluation.resolve`,
-    and `UsageError` for contradictory arguments.
+    `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `given` too.
+    Each of `agents` attempts all tasks under the same limits. `policy` defaults to the file's, or the run. With
+    `resume`, `what` may be an evaluation's folder. Raises as `evaluation.resolve`, and `UsageError` for contradictory
+    arguments.
     """
     extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
     extra += [] if limit is None else [f"eval.tasks={limit}"]
@@ -169,7 +169,6 @@ def _known(preset: str) -> str:
 
 
 def _evaluation(path: Path) -> RunFolder | None:
-    """The evaluation in the folder `path`, if any."""
     return RunFolder(path) if (path / "run.json").is_file() and "policy" in open_run(path).about() else None
 
 
@@ -292,10 +291,10 @@ async def attempt(
     jobs: int = 1,
     say: Callable[[str], None] = say_nothing,
 ) -> None:
-    """Make the attempts of each of `planned`, `jobs` at a time; models share engines (`replying.parts`).
+    """Make the attempts of `planned`, `jobs` at a time; models share engines (`replying.parts`).
 
-    With `resume`, a single evaluation must exist; of several, those that exist continue. `collects` is recorded in
-    run.json. Raises as `evaluation.measure`, for several at once after the others have ended; finished attempts remain.
+    With `resume`, a single evaluation must exist; of several, those that exist continue. Raises as
+    `evaluation.measure`, for several after all have ended.
     """
     plans = [each.plan for each in planned]
     log_dir = planned[0].folder.path.parent / ".server"
@@ -355,7 +354,6 @@ def ended(planned: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
-    """The problems of `error`, each with the `name` of its evaluation."""
     if isinstance(error, OSError):
         return [RunError(f"{name}: {error}", fix="mend that, then the same command with --resume")]
     problems = error.problems if isinstance(error, Several) else (error,)
@@ -383,13 +381,13 @@ def found(folder: RunFolder) -> dict[str, Any]:
 
 
 def _agents_of(about: Mapping[str, Any], name: str) -> str:
-    """Agents of the evaluation `name`; empty for older runs, which did not record them."""
+    """Agents of the evaluation `name`; older runs did not record them."""
     recorded = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
     return " and ".join(dict.fromkeys(each["name"] for each in recorded))
 
 
 def as_text(result: Mapping[str, Any], config: Config) -> str:
-    """The result as text: a table for each evaluation, the cost, and next commands."""
+    """The result as text: tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != "1/1" else "")]
     for name, summary in result["evaluations"].items():
         lines += ["", *_table(name, summary, config, result["agents"][name])]
@@ -414,7 +412,7 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
 
 
 def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluation]) -> str:
-    """The results of several policies as text, and the command that compares them."""
+    """The results of several policies as text."""
     texts = [as_text(result, each.plan.config) for result, each in zip(results, planned, strict=True)]
     if len(texts) == 1:
         return texts[0]
@@ -423,7 +421,6 @@ def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluat
 
 
 def _by_agent(result: Mapping[str, Any]) -> list[str]:
-    """A line for each evaluation: agent and main measure."""
     rows = [("evaluation", "agent", "", "")]
     for name, summary in result["evaluations"].items():
         measures = summary["outcomes"] | summary["values"]
@@ -442,16 +439,16 @@ def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) ->
         for part in ("outcomes", "values", "metrics")
         for each, mean in summary.get(part, {}).items()
     }
-    columns = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
-    per_patch = {each: rows[each + PER_PATCH] for each in columns if each + PER_PATCH in rows}
-    wide = max(map(len, map(str, (rows[each] for each in columns))), default=0)
+    measures = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
+    per_patch = {each: rows[each + PER_PATCH] for each in measures if each + PER_PATCH in rows}
+    wide = max(map(len, map(str, (rows[each] for each in measures))), default=0)
     lines = [
         f"{name}: {', '.join(filter(None, (agent, source)))}, {counted(summary['tasks'], 'task')}"
         f" x {counted(evaluation.attempts, 'attempt')}{void};"
         f" temperature {evaluation.temperature:g}, top-p {evaluation.top_p:g};"
         f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
         f"  {'':<28} {'all attempts':<{wide}}  patches that are not empty",
-        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in columns),
+        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in measures),
     ]
     head = next((each for each in ("resolved", "reward") if each in rows), "")
     parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}

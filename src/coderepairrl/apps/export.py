@@ -29,13 +29,12 @@ _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
-    Adapters are merged in float32; `precision` of the result is by default that of the run, or of the model below
-    foreign adapters. Full weights are copied; a run's mixture of experts gets the names of its architecture's files,
-    and of a multimodal model (`models.multimodal`) only the language model is written. A failure leaves an empty
-    folder.
+    Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters. A
+    run's mixture of experts gets the tensor names of its architecture's files; of a multimodal model only the language
+    model is written. A failure leaves an empty folder.
 
-    Returns the share of the adapters' change left after rounding to bfloat16 (`learn.survived`), None without rounding.
-    Raises `UsageError` for an unusable model or folder, `LearnerFault` and `RunError` if merging or writing fails.
+    Returns the share of the adapters' change left after rounding to bfloat16, None without rounding. Raises
+    `UsageError`, `LearnerFault` and `RunError`.
     """
     named_model = models.named(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -58,8 +57,7 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
 def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
     """Write the judged episodes of `run` to `target`, which must be new; returns their number.
 
-    A killed process leaves no partial output. Raises `UsageError` for an invalid run or existing `target`, `RunError`
-    for a damaged log or failed write.
+    A killed process leaves no partial output. Raises `UsageError` and `RunError`.
     """
     folder = open_run(run)
     if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
@@ -83,7 +81,7 @@ def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
 def metrics(run: Path, tracker: str) -> int:
     """Send `tracker` the steps and evaluations of `run` that it lacks; returns their number.
 
-    Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or one being sent already, `RunError` if
+    Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or a concurrent transfer, `RunError` if
     the tracker fails.
     """
     require_trackers([tracker])

@@ -64,9 +64,9 @@ def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> di
             else:
                 trajectories.append(each)
     if not trajectories:
-        example = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
+        reason = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
         raise UsageError(
-            f"there is no trajectory that can be read{example}",
+            f"there is no trajectory that can be read{reason}",
             fix=f"are these of the format {form}?",
         )
     matched = _matched(trajectories, tasks)
@@ -79,9 +79,9 @@ def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> di
                 f" (the first: {trajectories[first].id})",
             )
     out = {
-        at: example
+        at: reason
         for source in asked.drop
-        for at, example in _overlapping(trajectories, matched, _tasks(source)).items()
+        for at, reason in _overlapping(trajectories, matched, _tasks(source)).items()
     }
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
     if not remaining:
@@ -108,7 +108,6 @@ def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> di
 
 
 def _tasks(text: str) -> list[Task]:
-    """The tasks of ``SOURCE [KEY=VALUE]...``."""
     name, *options = shlex.split(text)
     return list(catalog.load(*catalog.recognised(name, configs.parse_options(options, "path"))))
 
@@ -121,8 +120,7 @@ def _solved(source: str) -> Mapping[str, bool]:
 
 
 def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
-    """The task of each trajectory, by index: the one of its id, else the one whose prompt its first request
-    contains."""
+    """The task of each trajectory, by index: of its id, else with its prompt."""
     by_id = {task.id: task for task in known}
     matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
     asking = {at: issue_in(each.messages) for at, each in enumerate(found) if not each.task}
@@ -174,7 +172,6 @@ def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Ma
 
 
 def _similarity(reference: bytes, patch: bytes) -> float:
-    """The reward of such an attempt without checks."""
     try:
         return rewards.only("patch_edits").compare(reference, patch) or 0.0
     except MalformedPatch:

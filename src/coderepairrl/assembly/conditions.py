@@ -39,10 +39,7 @@ class Difference(NamedTuple):
 
 
 def conditions(plan: AgentPlan) -> dict[str, Any]:
-    """The conditions of training (``train``) and of each evaluation with tasks, as plain data.
-
-    Each has ``environments`` (`fingerprints`), ``agents`` and ``sandboxes`` with their limits, and ``sampling``.
-    """
+    """The conditions of training (``train``) and of each evaluation with tasks, as plain data."""
     evaluations = {
         name: _of(name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
         for name, tasks in plan.eval_tasks.items()
@@ -82,9 +79,8 @@ def differences(
 ) -> list[Difference]:
     """Conditions of evaluations that training does not share.
 
-    Environments are compared by kind, and by digest if both sides have one of that name: other projects have other
-    environments. `meant` marks what `config` sets for the evaluation itself; without a `config`, all of agent, limits
-    and sampling.
+    Environments are compared by kind, and by digest under the same name. `meant` marks what `config` sets for the
+    evaluation itself; without a `config`, all of agent, limits and sampling.
     """
     training_facts, result = _facts(training), []
     for name, evaluation in found.items():
@@ -97,9 +93,7 @@ def differences(
 
 
 def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Differences between two parts of an evaluation, each as ``EVALUATION: CONDITION OURS against THEIRS``.
-
-    An environment digest that only one part knows is ignored, as is a part without conditions.
+    """Differences between the conditions of two parts of an evaluation, without what only one recorded.
 
     >>> one, two = ({"eval": {"environments": [], "agents": [], "sandboxes": [], "sampling": {"top_p": p}}}
     ...             for p in (1.0, 0.9))
@@ -117,7 +111,6 @@ def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The values of each condition, by its name."""
     parts = (*about["agents"], *about["sandboxes"])
     limits = {key for part in parts for key in part} - {"name", "version"}
     return {

@@ -21,8 +21,7 @@ _FIX = "write JSON lines of task, attempts, solved and reward (docs/guides/curri
 
 
 class Probed(BaseModel):
-    """Attempts at one task: a line of a probe file. The mean `reward` replaces the solve rate if `solved` is
-    missing."""
+    """Attempts at one task in a probe file. `reward`, the mean, replaces a missing `solved`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -74,7 +73,6 @@ def read_probe(path: Path) -> dict[str, Probed]:
 
 
 def _read_evaluation(run: RunFolder) -> dict[str, Probed]:
-    """Valid attempts of the evaluation ``eval`` in `run`, by task."""
     by_task: dict[str, list[Episode]] = {}
     for episode in run.episodes("eval-00000"):
         if episode.ending is not Ending.VOID:
@@ -91,9 +89,8 @@ def _probed(task: str, own: Sequence[Episode]) -> Probed:
 
 
 def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
-    """The curriculum of `config`. Raises `UsageError` for an unreadable probe, and `ConfigError` if probe or tasks lack
-    what the order needs.
-    """
+    """The curriculum of `config`. Raises `UsageError` for an unreadable probe, `ConfigError` for one that lacks the
+    tasks."""
     options, sources = config.curriculum, tuple(sources)
     order: EasyFirst | Band | None = None
     if options.easy_first is not None:
@@ -110,7 +107,7 @@ def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
 
 
 def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, ...]:
-    """`sources` with a difficulty for every task, from the file `probe` if one is named."""
+    """`sources` with task difficulties, from the file `probe` if given."""
     if probe:
         probed = read_probe(Path(probe))
         difficulties = {name: 1 - each.rate for name, each in probed.items()}

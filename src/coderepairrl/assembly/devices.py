@@ -1,6 +1,6 @@
 """The GPUs that the engine and the learner see: ``engine.devices`` and ``train.devices``.
 
-Numbers count among the GPUs visible to this process, so that a scheduler's grant keeps its meaning.
+Numbers count among the visible GPUs, so that a scheduler's grant keeps its meaning.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class Split(NamedTuple):
 
 
 def split(config: Config, serving_takes: bool) -> Split:
-    """The environment of engine and learner, empty where they see what this process sees.
+    """The environment of engine and learner, empty where nothing is restricted.
 
-    `serving_takes`: the engine starts a local process that takes GPUs (`EngineSpec.takes_gpus`). Raises
-    `PrerequisiteError` if GPUs are named and none is visible, `ConfigError` for a missing, repeated or undeclared
-    shared GPU or too few for the learner's processes, and `UsageError` for a malformed ``train.listen``.
+    `serving_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
+    for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
     """
     check_named(config, serving_takes)
     if config.train.listen:
@@ -54,8 +53,7 @@ def split(config: Config, serving_takes: bool) -> Split:
 def serving(config: Config, engine: EngineSpec) -> EngineSpec:
     """`engine` on the GPUs of ``engine.devices`` (all if empty), for commands without a learner.
 
-    Raises `PrerequisiteError` if GPUs are named and none is visible, and `ConfigError` for a missing or repeated GPU,
-    or an engine that takes none.
+    Raises `PrerequisiteError` if no GPU is visible, `ConfigError` for contradictory GPU settings.
     """
     _check_serving(config, engine.takes_gpus)
     environment = _environment("engine.devices", config.engine.devices, visible())
@@ -82,7 +80,6 @@ def check_named(config: Config, serving_takes: bool) -> None:
 
 
 def _check_serving(config: Config, serving_takes: bool) -> None:
-    """Raise `ConfigError` for engine GPUs that contradict other engine settings."""
     numbers = config.engine.devices
     if numbers and not serving_takes:
         raise ConfigError(
@@ -115,10 +112,8 @@ def have_turns(config: Config) -> bool:
 
 
 def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine`, able to sleep if it shares its GPU with the learner by turns.
-
-    Raises `ConfigError` for settings that prevent this, and if engine and learner have no GPU in common.
-    """
+    """`engine`, able to sleep if it shares its GPU with the learner by turns. Raises `ConfigError` if that cannot
+    work."""
     if not have_turns(config):
         return engine
     if config.train.processes > 1:
@@ -163,7 +158,7 @@ def shared(config: Config, serving_takes: bool) -> set[int]:
 
 
 def on_one_gpu(config: Config, serving_takes: bool) -> bool:
-    """Whether a local server has a single GPU, the same as the learner's first process."""
+    """Whether a local server and the learner's first process have the same single GPU."""
     gpus = tuple(range(len(visible())))
     serving, learning = config.engine.devices or gpus, config.train.devices or gpus
     return not config.train.listen and serving_takes and len(serving) == 1 and serving == learning[:1]

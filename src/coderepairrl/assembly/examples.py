@@ -72,10 +72,10 @@ class Examples:
 
 
 def read(data: Data, model: Path, codec: Codec) -> Examples:
-    """Read the examples of `data` for the model in folder `model`, whose prompts `codec` writes.
+    """Read the examples of `data` for the model in folder `model`.
 
-    Tokens from the same tokenizer and template are used unchanged; otherwise messages are rendered. Raises `UsageError`
-    for input that is unreadable, empty or duplicated, and `ConfigError` for examples that do not fit.
+    Messages are rendered by `codec` if tokens are of another tokenizer or template. Raises `UsageError` for unreadable,
+    empty or duplicate input, `ConfigError` for examples that do not fit.
     """
     if not data.paths:
         raise ConfigError(
@@ -156,7 +156,6 @@ def _total(epochs: float, examples: int) -> int:
 
 
 def _file(name: str) -> Path:
-    """The file named by an entry of `data.paths`."""
     path = Path(name).expanduser()
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
@@ -166,7 +165,7 @@ def _file(name: str) -> Path:
 
 
 def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
-    """The sequences of an example, or why it has none; and why it was rendered, else empty."""
+    """The sequences of an example or why it has none, and why it was rendered."""
     if example.exact and example.tokenizer == own:
         return [Row(example.ids, example.trained)], ""
     cause = "of another tokenizer or template" if example.exact else "without tokens"

@@ -1,4 +1,4 @@
-"""Worked examples for agents: read or drawn once, kept out of evaluations, and recorded in the configuration."""
+"""Worked examples for agents, kept out of evaluations and recorded in the configuration."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ _TAKE_EXAMPLES = frozenset({"direct", "agentless", "nano", "nano4"})
 
 
 def has_examples(config: Config, *, drawn: bool = False) -> bool:
-    """Whether an agent of `config` is shown examples; with `drawn`, only examples drawn from training tasks count."""
+    """Whether an agent of `config` is shown examples (`drawn`: from training tasks)."""
     options = [each.options.get("examples") for each in _agents(config)]
     return any(each and (isinstance(each, int) or not drawn) for each in options)
 
 
 def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[Task]) -> Config:
-    """`config` with the option ``examples`` of each agent filled in.
+    """`config` with each agent's option ``examples`` filled in, from its file or drawn from `trained`.
 
-    Examples come from a file, or from the tasks `trained`, drawn by id: the same for every seed, each of one file that
-    no other has. Raises `ConfigError` for too few, and for one that shares its id, issue or file (before or after the
-    repair) with a task in `evaluated`.
+    Draws are by task id, the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and
+    for one that shares its id, issue or file with a task in `evaluated`.
     """
     seen = {file for task in evaluated for file in _files(task)}
     ids = {task.id for task in evaluated}
@@ -123,7 +122,7 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
 
 
 def _example(task: Task) -> Example | None:
-    """`task` as an example, if it repairs a single file that is available locally."""
+    """`task` as an example, if it repairs a single local file."""
     changed = paths(task.reference)
     before = files_at_hand(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
     after = patched(before, task.reference) if before is not None else None

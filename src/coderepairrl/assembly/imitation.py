@@ -42,10 +42,7 @@ class ImitationPlan(ServingPlan):
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
-    """Resolve and check every part of `config`; the number of steps follows from `data.epochs`.
-
-    Errors are raised together, as by `assembly.plan.resolve`.
-    """
+    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `assembly.plan.resolve`."""
     problems = Problems()
     problems.attempt(lambda: _check_meaning(config))
     model = problems.attempt(lambda: folder(config))
@@ -90,7 +87,6 @@ def resolve_imitation(config: Config) -> ImitationPlan:
 
 
 def _check_meaning(config: Config) -> None:
-    """Raise `ConfigError` for another algorithm, and for settings that imitation ignores."""
     if config.train.algorithm != "sft":
         raise ConfigError(
             f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
@@ -115,7 +111,7 @@ def _check_measured(config: Config, examples: Examples) -> None:
 
 
 def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:
-    """Warning that the learner may not fit on a GPU; empty if it fits or that is unknown."""
+    """Warning that the learner may not fit on a GPU, or an empty string."""
     estimate = learner_alone(config, learner, longest)
     if estimate is None or estimate[0] <= estimate[1]:
         return ""

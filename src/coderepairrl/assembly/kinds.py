@@ -36,9 +36,7 @@ def make_kinds(
     evaluations: Made[Mapping[str, tuple[Task, ...]]],
     problems: Problems,
 ) -> Made[Mapping[str, Terms]]:
-    """The terms of each kind of task. `plain`: the default rewards of training and of evaluations, and the default
-    place.
-    """
+    """The terms of each kind of task; `plain` has the default rewards and place."""
     parts = {"": (config, *plain)}
     for name, kind in config.kinds.items():
         own = of_kind(config, kind)
@@ -74,7 +72,7 @@ def make_kinds(
 
 
 def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:
-    """Raise `ConfigError` for a kind without tasks, and for a task that lacks the workspace its agent needs."""
+    """Raise `ConfigError` for a kind without tasks, and a task without the workspace its agent needs."""
     first_of_kind: dict[str, Task] = {}
     for task in tasks:
         first_of_kind.setdefault(task.kind, task)

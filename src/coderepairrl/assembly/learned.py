@@ -1,4 +1,4 @@
-"""Checks that tasks whose trajectories a model has learned are not reused by accident."""
+"""Guard against training again on tasks whose trajectories a model has learned."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from coderepairrl.types import Task
 
 
 def learned_by(model: str) -> frozenset[str]:
-    """Ids of the tasks whose trajectories `model`, or the run it began from, was fine-tuned on.
+    """Ids of the tasks whose trajectories `model`, or the run it began from, has learned.
 
-    Raises `UsageError` if there is no such model, `RunError` for damaged records.
+    Raises `UsageError` for an unknown model, `RunError` for damage.
     """
     named_model = models.named(model)
     return read_learned(named_model.run or named_model.adapter or named_model.folder)

@@ -28,7 +28,7 @@ def settings(config: Config) -> LearnSettings:
 
 
 def _check_plain(config: Config) -> None:
-    """Raise `UsageError` for a model whose files hold quantised codes instead of weights."""
+    """Raise `UsageError` for a model of quantised codes instead of weights."""
     if config.model.init == "random":
         return
     try:
@@ -40,10 +40,8 @@ def _check_plain(config: Config) -> None:
 
 
 def teacher(config: Config) -> Path | None:
-    """The folder of the teacher model, if any.
-
-    Raises `UsageError` if it is missing, and `ConfigError` for adapters, or a weight without a teacher.
-    """
+    """The folder of the teacher model, if any. Raises `UsageError` if it is missing, `ConfigError` for contradictory
+    settings."""
     train = config.train
     if not train.teacher:
         if train.teacher_weight != type(train).model_fields["teacher_weight"].get_default():
@@ -61,7 +59,7 @@ def teacher(config: Config) -> Path | None:
 
 
 def check_teacher(config: Config, model: Path) -> None:
-    """Raise `ConfigError` if the teacher's tokens differ from those of the student in `model`; else as `teacher`."""
+    """Raise `ConfigError` if teacher and student have different tokens; else as `teacher`."""
     folder = teacher(config)
     if folder is not None and tokens.digest(folder) != tokens.digest(model):
         raise ConfigError(

@@ -51,7 +51,7 @@ class RelayOptions(Section):
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A folder in Hugging Face layout, its codec, and the engine that will serve it."""
+    """A folder in Hugging Face layout, its codec, and its engine."""
 
     folder: Path
     codec: Codec
@@ -97,10 +97,9 @@ def named(
 ) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
     """Resolve `model` (a URL, a TOML file, or a name for `models.named`) and its settings.
 
-    The settings come from the run of a checkpoint, data only (`load_policy`); from a TOML file, which names the model
-    by ``model.path``; from the shipped config that trains a shipped model; and for any other model, even a missing one,
-    from the defaults of `use`. `settings_of`, a TOML file or run, replaces them. Errors, and what the machine lacks, go
-    to `problems`.
+    The settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped
+    config that trains the model; else the defaults of `use`. `settings_of`, a TOML file or run, replaces them. Errors
+    go to `problems`.
     """
     overrides = _useful(overrides, use, problems)
 
@@ -135,9 +134,7 @@ def named(
 
 
 def folder(config: Config) -> Path:
-    """The folder of the initial model. Raises `UsageError` if it is missing, or its weights, unless random, are
-    unreadable.
-    """
+    """The folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
     model_folder = models.folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
@@ -167,7 +164,6 @@ def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made
 
 
 def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]:
-    """The overrides that the command uses; the others become problems."""
 
     def check(override: str) -> str:
         key, _ = configs.parse_override(override)

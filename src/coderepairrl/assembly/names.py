@@ -15,7 +15,7 @@ from coderepairrl.registry import nearest
 def check_names(config: Config) -> None:
     """Raise `ConfigError` (`Several` for more) for unknown parts, with the nearest known name.
 
-    Imports nothing: user classes (``module:Class``), options and requirements are not checked.
+    Checks neither user classes (``module:Class``) nor options.
     """
     if wrong := list(_wrong(config)):
         raise several(wrong)

@@ -13,8 +13,7 @@ from coderepairrl.learn import RECIPES, LearnSettings
 
 
 def engine_half(config: Config) -> bool | None:
-    """Whether the engine computes in half precision; None if unknown (a custom engine, joined server or unknown
-    model)."""
+    """Whether the engine computes in half precision; None if unknown."""
     options = config.engine.options
     if config.engine.name == "tiny":
         return False
@@ -34,10 +33,7 @@ def engine_half(config: Config) -> bool | None:
 
 
 def resolved(config: Config) -> Config:
-    """`config` with concrete values for ``train.mismatch_correction=auto`` and ``train.warmup_ratio``.
-
-    A run records them, so that they persist when it resumes with another engine, or for longer.
-    """
+    """`config` with concrete mismatch correction and warmup, which a resumed run thus keeps."""
     train = config.train
     if train.warmup_ratio is not None:
         updates = config.run.steps * train.updates_per_batch * train.minibatches
@@ -53,11 +49,8 @@ def resolved(config: Config) -> Config:
 
 
 def check_clip(config: Config) -> None:
-    """Refuse a clip that cuts changes no update of the batch made, and stale samples without a ratio to their weights.
-
-    Half precision, or one update of the weights, moves a row's ratio by more than such a clip allows. Raises
-    `ConfigError`.
-    """
+    """Raise `ConfigError` for a clip narrower than rounding or one update moves a row's ratio, and for stale samples
+    without a ratio."""
     train = config.train
     recipe = RECIPES.get(train.algorithm)
     stale = config.rollout.max_staleness if recipe is not None else 0

@@ -1,4 +1,4 @@
-"""The place of an attempt: the agent, and a working sandbox that shows it what it needs."""
+"""The agent of an attempt, and a sandbox that works here."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ def limits(config: Config) -> Limits:
 
 
 def choose_place(config: Config, problems: Problems) -> Made[Place]:
-    """The agent, and the named sandbox or the strongest that works here.
-
-    An agent or sandbox that is unknown, not installed or incompatible goes to `problems`.
-    """
+    """The agent, and the named sandbox or the strongest that works here; errors go to `problems`."""
     agent = problems.attempt(lambda: agents.make(config.agent.name, **config.agent.options))
     choice = problems.attempt(lambda: sandbox.choose(config.sandbox.name))
 

@@ -1,4 +1,4 @@
-"""The plan of a command: every part named, made and checked before anything starts."""
+"""Plans of commands: parts named, made and checked; nothing is started, fetched or written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """A model that replies to external agents (``crrl serve``). Making a plan starts, fetches and writes nothing."""
+    """A model that replies to external agents (``crrl serve``)."""
 
     config: Config
     """With what ``auto`` stands for; what else its parts are made of is in them."""
@@ -104,8 +104,7 @@ class Plan(AgentPlan):
 def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> ServingPlan:
     """Resolve `model` and the settings it is served with.
 
-    Raises all errors at once, with those already in `problems` and what the machine lacks: one as `ConfigError`,
-    `UsageError` or `PrerequisiteError`, more as `Several`.
+    Raises all errors at once, with those in `problems`: `ConfigError`, `UsageError`, `PrerequisiteError`, or `Several`.
     """
     config, chosen = named(model, overrides, use, problems)
     problems.report()
@@ -127,7 +126,6 @@ def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[T
 def _check_prompts(
     config: Config, model: LocalModel | RemoteModel, kinds: Mapping[str, Terms], tasks: Sequence[Task]
 ) -> LongestPrompt | None:
-    """Run `check_prompts` if tokens can be counted here."""
     return check_prompts(config, model, kinds, tasks) if isinstance(model, LocalModel) else None
 
 
@@ -139,10 +137,10 @@ def resolve_evaluation(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """Like `resolve_serving`, with the held-out tasks of the settings (or of `settings_of`) and how they are judged.
+    """Like `resolve_serving`, with held-out tasks (of `settings_of` if given) and how they are judged.
 
-    Tasks decide the reward if none is named (`reward_for`). With `collects`, the training tasks that training leaves
-    out replace the held-out ones. The plan's configuration names the model. Raises `TaskError` if there is no task.
+    Without a named reward the tasks decide (`reward_for`). With `collects`, the training tasks that training leaves out
+    replace the held-out ones. Raises `TaskError` without tasks.
     """
     problems = Problems()
     base_config, chosen = named(model, overrides, use, problems, settings_of=settings_of)
@@ -207,7 +205,6 @@ def evaluation(
 def _shown_examples(
     config: Config, train: Made[tuple[Share, ...]], evaluated: Sequence[Task], problems: Problems
 ) -> Config:
-    """`config` with its agents' worked examples (`with_examples`)."""
     if not has_examples(config):
         return config
     trained = [task for share in _or(train, ()) for task in share.tasks]
@@ -216,7 +213,7 @@ def _shown_examples(
 
 
 def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) -> str:
-    """A name that finds the same model again: a run's checkpoint, a TOML file's model, a hub revision."""
+    """A name that finds the same model again."""
     if Path(model).suffix == ".toml":
         return config.model.path
     if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
@@ -226,11 +223,11 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
-    """Resolve and check every part of `config`, once.
+    """Resolve and check every part of `config`.
 
-    Raises all errors at once: one as `ConfigError`, `UsageError`, `TaskError` or `PrerequisiteError`, more as
-    `Several`. What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). A `resumed` run may
-    keep a clip that is refused for new runs.
+    Raises all errors at once: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`. What the
+    machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a run's
+    start.
     """
     config = resolved(config)
     problems = Problems()
@@ -297,7 +294,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
 
 
 def _left_out(read: Sequence[Share], kept: Sequence[Share]) -> tuple[str, ...]:
-    """Ids of the tasks in `read` that `kept` lacks, source by source."""
+    """Ids of the tasks in `read` that `kept` lacks, by source."""
     pairs = ((source, {task.id for task in share.tasks}) for source, share in zip(read, kept, strict=True))
     return tuple(task.id for source, ids in pairs for task in source.tasks if task.id not in ids)
 
@@ -311,7 +308,6 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def _check_learns_from_rewards(config: Config) -> None:
-    """Raise `ConfigError` for settings of `crrl sft`."""
     if config.train.algorithm == "sft":
         raise ConfigError(
             "train.algorithm=sft learns from examples, not from attempts at tasks",
@@ -322,7 +318,7 @@ def _check_learns_from_rewards(config: Config) -> None:
 
 
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
-    """The engine on its GPUs, with room for the run's adapters; and the GPUs of each child process."""
+    """The engine on its GPUs, with room for adapters, and the GPUs of each child process."""
     lora = config.train.lora
 
     def on_its_gpus() -> EngineSpec:

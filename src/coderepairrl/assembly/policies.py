@@ -1,4 +1,4 @@
-"""Settings of a run folder that serves as a policy: data only, nothing that runs programs."""
+"""Settings of a run folder used as a policy: data, nothing that runs programs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _OF_THE_USER = ("sandbox.name", "sandbox.options", "log", "rollout.executor", "r
 def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Config:
     """The settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
 
-    Raises `ConfigError` for each setting that runs a program, reads a local file or weakens isolation, unless an
-    override names it, or a shipped config sets the same value.
+    Raises `ConfigError` for settings that run a program, read a local file or weaken isolation, unless overridden or
+    shipped.
     """
     named = [configs.parse_override(each)[0] for each in overrides]
     if "eval.source" in named:  # then the source of training tasks is not opened
@@ -81,7 +81,6 @@ def _is_data(option: str, value: object) -> bool:
 
 
 def _is_shipped(key: str, value: object) -> bool:
-    """Whether a shipped config sets `key` to `value`."""
     return any(_at(data, key) == value for data in _shipped())
 
 

@@ -21,7 +21,7 @@ _COUNTED = 4 << 20
 
 
 class LongestPrompt(NamedTuple):
-    """The prompt closest to its limit of `most` tokens per episode, which the setting `limit` determines."""
+    """The prompt closest to its limit: `most` tokens, by the setting `limit`."""
 
     task: str
     tokens: int
@@ -34,18 +34,14 @@ def check_prompts(
 ) -> LongestPrompt | None:
     """The longest first request of an agent, or None without tasks.
 
-    Raises `ConfigError` if one leaves no room for a reply, and `TaskError` if it cannot be written. A byte is at most
-    one token, so most prompts fit by their bytes; others are tokenized, longest first, up to a few megabytes.
+    Raises `ConfigError` if one leaves no room for a reply, `TaskError` if it cannot be written.
     """
     longest = [_check(config, model, kind, kinds[kind], some) for kind, some in _by_kind(kinds, tasks).items()]
     return max(longest, key=lambda each: each.tokens / each.most, default=None)
 
 
 def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]) -> None:
-    """Raise `ConfigError` if the context ends attempts before the limit that `train.overlong_buffer` counts from.
-
-    The penalty would begin too late, or never.
-    """
+    """Raise `ConfigError` if the context ends attempts before `train.overlong_buffer` can act."""
     if not config.train.overlong_buffer:
         return
     for kind, terms in kinds.items():
@@ -59,7 +55,6 @@ def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]
 
 
 def _above(config: Config, most: int) -> list[str]:
-    """The settings that allow an episode or a turn more than `most` tokens."""
     token_limits = {f"rollout.{name}": getattr(config.rollout, name) for name in ("tokens", "turn_tokens")}
     for kind, terms in config.kinds.items():
         token_limits |= {f"kinds.{kind}.{name}": getattr(terms, name) or 0 for name in ("tokens", "turn_tokens")}
@@ -71,7 +66,7 @@ def without_too_long(
 ) -> tuple[Share, ...]:
     """`sources` without tasks whose first request leaves no room for a reply.
 
-    Raises `ConfigError` if a source has no task left, and as `check_prompts` for prompts that cannot be written.
+    Raises `ConfigError` if a source loses all its tasks, and as `check_prompts`.
     """
     left = []
     for share in sources:
@@ -108,7 +103,7 @@ def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Se
 def _too_long(
     config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task], at_most: float
 ) -> list[Task]:
-    """Tasks that leave no room for a reply, longest first; tokenizes about `at_most` bytes."""
+    """Tasks without room for a reply, longest first; tokenizes about `at_most` bytes."""
     most, _ = _limit(config, model, kind, terms)
     ordered = _longest_first(tasks)
     empty = terms.agent.first_request(replace(ordered[0], prompt=""))

@@ -26,11 +26,10 @@ Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
 
 @asynccontextmanager
 async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
-    """A running reply source for the model of `plan`: an engine, restarted when it dies, or the remote endpoint.
+    """A running reply source for the model of `plan`: a supervised engine, or the remote endpoint.
 
-    An engine that takes adapters loads them as version 1; otherwise they are merged into a temporary copy of the model.
-    Weights to be quantised are first rounded in a temporary copy. Raises `UsageError` if the endpoint lacks the model,
-    `EngineFault` and `RemoteFault`.
+    Adapters are version 1, or merged into a temporary copy if the engine takes none; weights to be quantised are
+    rounded in one. Raises `UsageError` for an unknown remote model, `EngineFault` and `RemoteFault`.
     """
     model, config = plan.model, plan.config
     if isinstance(model, RemoteModel):
@@ -73,9 +72,8 @@ class Part(NamedTuple):
 def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     """Split `plans` into parts that run one after another.
 
-    Adapters on the same weights, and those weights, share an engine that takes adapters. Engines that can run
-    concurrently, and remote models, form another part; the rest run one by one. Raises `ConfigError` for several at
-    once on Ray.
+    Models on the same weights share an engine that takes adapters. Engines that can run concurrently, and remote
+    models, are one part; others run one by one. Raises `ConfigError` for several at once on Ray.
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
         raise ConfigError(
@@ -111,7 +109,7 @@ async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> As
 
 
 class _Shared:
-    """One engine for several plans, each of which is a version that it keeps."""
+    """One engine for several plans, each of which is a version."""
 
     def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
         self._plans, self._log_dir = plans, log_dir
@@ -200,7 +198,6 @@ def _to_round(plan: ServingPlan) -> bool:
 
 
 def _alike(one: ServingPlan, other: ServingPlan) -> bool:
-    """Whether both plans can use the same engine, adapters aside."""
     first, second = one.model, other.model
     if not (isinstance(first, LocalModel) and isinstance(second, LocalModel)):
         return False

@@ -20,9 +20,9 @@ VERIFIED_REFERENCES = 4
 def settle_rewards(
     config: Config, sources: Made[tuple[Share, ...]], evaluations: Made[Mapping[str, tuple[Task, ...]]]
 ) -> tuple[Config, dict[str, str]]:
-    """Fill in a run's rewards and ``tasks.verified_references``, and describe them with reasons.
+    """Fill in rewards and ``tasks.verified_references``, and describe them.
 
-    Raises `ConfigError` if the tasks cannot be judged by one measure, or another setting contradicts the rewards.
+    Raises `ConfigError` if the tasks have no common measure, or a setting contradicts the rewards.
     """
     most, reasons = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
     if not config.reward:
@@ -57,8 +57,8 @@ def settle_measure(config: Config, tasks: Iterable[Task]) -> Config:
 def reward_for(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]:
     """Weighted rewards that recognise repairs of `tasks`, by checks, else references, else answers.
 
-    With `pays`, references join the checks: a group in which no attempt passes would teach nothing. Raises
-    `ConfigError` if the tasks have no measure in common.
+    With `pays`, references join the checks: a group that never passes would teach nothing. Raises `ConfigError` without
+    a common measure.
     """
     references = all(task.reference.strip() for task in tasks)
     if tasks and all(task.checks for task in tasks):

@@ -88,7 +88,7 @@ def read_tasks(
 
 
 def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tuple[Task, ...]]]:
-    """The tasks that `crrl collect` attempts, by evaluation: the share left out of training (`collected_share`)."""
+    """The tasks that `crrl collect` attempts, by evaluation."""
     share = collected_share(config)
     without_holdout = {"tasks": config.tasks.model_copy(update={"holdout": None}), "eval": Eval()}
     sources, _ = read_tasks(config.model_copy(update=without_holdout), problems)
@@ -115,7 +115,7 @@ def collected_share(config: Config) -> float:
 
 
 class _Source(NamedTuple):
-    """The tasks of a source, and its name if it is an evaluation set (`TaskSource.evaluation_set`)."""
+    """Tasks of a source, and its name if it is an evaluation set."""
 
     tasks: list[Task]
     evaluation_set: str
@@ -145,8 +145,7 @@ def _once(some: Iterable[Task]) -> None:
 
 
 def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
-    """Report workspaces that cannot be opened (a few by their first task, the rest counted) and changed
-    environments."""
+    """Report workspaces that cannot be opened, a few by name, and changed environments."""
     everything = list(everything)
     check_image = place.value.sandbox.check_image if place else lambda _: None
     refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), check_image))
@@ -172,9 +171,9 @@ def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterat
 
 
 def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
-    """Draw `n` of `tasks` without replacement; all of them, in order, for 0 or too large an `n`.
+    """Draw `n` of `tasks` without replacement; all, in order, for 0 or too large an `n`.
 
-    A task is drawn by `seed` and id alone: the source's order has no effect, and a larger `n` extends a smaller sample.
+    Draws are by `seed` and id alone: the source's order has no effect, and a larger `n` extends a smaller sample.
     """
     if not 0 < n < len(tasks):
         return tuple(tasks)

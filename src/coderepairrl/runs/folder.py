@@ -106,10 +106,12 @@ class RunFolder:
         """Raise `UsageError` if the folder holds a run, foreign files, or is unreadable."""
         try:
             logged = self.log.stat().st_size if self.log.exists() else None
-            others = logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
+            has_other_files = (
+                logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
+            )
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
-        if others:
+        if has_other_files:
             raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
         if logged:
             raise UsageError(
@@ -122,9 +124,9 @@ class RunFolder:
 
     def upgrade(self) -> None:
         """Update the schema of an older run that is continued."""
-        about = self.about()
-        if about["schema"] != SCHEMA:
-            write_atomic(self.path / "run.json", json.dumps({**about, "schema": SCHEMA}, indent=2) + "\n")
+        facts = self.about()
+        if facts["schema"] != SCHEMA:
+            write_atomic(self.path / "run.json", json.dumps({**facts, "schema": SCHEMA}, indent=2) + "\n")
 
     def add_about(self, **more: Any) -> None:
         """Add `more` to run.json."""
@@ -132,9 +134,9 @@ class RunFolder:
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
-        known = [line for line, _ in self._tasks()]
-        lines = dict.fromkeys([*known, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
-        if len(lines) > len(known):
+        existing = [line for line, _ in self._tasks()]
+        lines = dict.fromkeys([*existing, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
+        if len(lines) > len(existing):
             write_atomic(self.path / "tasks.jsonl", "".join(f"{sealed(line.encode()).decode()}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
@@ -217,13 +219,13 @@ class RunFolder:
         damage.
         """
         path = self.path / "eval" / name / "metrics.jsonl"
-        found: dict[str, dict[str, float]] = {}
+        by_id: dict[str, dict[str, float]] = {}
         for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("id"), str):
                 raise ValueError(f"{path}:{number} is no attempt")
-            found[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
-        return found
+            by_id[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
+        return by_id
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Write ``eval/NAME/summary.json``, atomically."""
@@ -236,14 +238,14 @@ def open_run(path: Path) -> RunFolder:
     """Open the run in `path`. Raises `UsageError` for a missing run or unsupported schema."""
     folder = RunFolder(path)
     try:
-        about: object = folder.about()
+        facts: object = folder.about()
     except (OSError, ValueError) as error:
-        why = "it has no run.json" if isinstance(error, FileNotFoundError) else error
+        problem = "it has no run.json" if isinstance(error, FileNotFoundError) else error
         raise UsageError(
-            f"{path} is not a run folder ({why})" if path.exists() else f"there is no run {path}",
+            f"{path} is not a run folder ({problem})" if path.exists() else f"there is no run {path}",
             fix=nearest_run(path) or "name the folder of a run: it has a run.json",
         ) from error
-    schema = about.get("schema") if isinstance(about, dict) else None
+    schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema not in _READABLE:
         raise UsageError(
             f"{path} has schema {schema}, this version reads {' and '.join(map(str, _READABLE))}",
@@ -264,8 +266,8 @@ def logged_episodes(
             turns.setdefault(record["episode"], []).append(codec.load(Turn, record["turn"]))
         elif record["type"] == "verdict" and wanted(record["verdict"]["id"]):
             data = record["verdict"]
-            own = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
-            yield replace(codec.load(Episode, data), turns=tuple(own))
+            episode_turns = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
+            yield replace(codec.load(Episode, data), turns=tuple(episode_turns))
 
 
 def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -290,10 +292,10 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
 @functools.cache
 def source_digest(package: Path = Path(__file__).parents[1]) -> str:
     """Short digest of the package's code."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:

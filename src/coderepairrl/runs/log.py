@@ -119,17 +119,17 @@ class Lines:
     @staticmethod
     def read(path: Path) -> list[dict[str, Any]]:
         """Objects in `path`, if it exists. Raises `UsageError` for an invalid line."""
-        found = []
-        whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        for number, line in enumerate(whole, 1):
+        rows = []
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError("no object")
             except ValueError as error:
                 raise UsageError(f"{path}, line {number}: {error}", fix="name another file") from None
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -167,10 +167,10 @@ class Tail:
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
         """New records of these `types`, each with the byte after it. Raises OSError, `ValueError` for invalid JSON."""
         # other records are not parsed: most of a log are turns
-        wanted = tuple(f'{{"type":"{type}"'.encode() for type in types)
+        prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in whole_lines(self._path, self._at):
             self._at = end
-            if line.startswith(wanted):
+            if line.startswith(prefixes):
                 yield json.loads(line), end
 
 

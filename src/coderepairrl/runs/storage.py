@@ -102,8 +102,8 @@ def damage(folder: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         return f"{SUMS} cannot be read: {error}"
-    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return difference(folder, known) if known else f"{SUMS} is empty"
+    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    return difference(folder, expected) if expected else f"{SUMS} is empty"
 
 
 def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:

@@ -52,13 +52,13 @@ def digest(tensor: Tensor) -> str:
     """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
     # odd factors by position: one differing number always changes the sum; several cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = len(raw) - len(raw) % (4 * _FOLD)
+    aligned = len(raw) - len(raw) % (4 * _FOLD)
     rest = torch.zeros(4 * _FOLD, dtype=torch.uint8, device=raw.device)
-    rest[: len(raw) - whole] = raw[whole:]
+    rest[: len(raw) - aligned] = raw[aligned:]
     places = _PLACES.to(raw.device)
     at_once = 1 if raw.device.type == "cpu" else 1024  # fits in the cache
     folded = hashlib.sha256()
-    for part in (raw[:whole], rest):
+    for part in (raw[:aligned], rest):
         for rows in torch.split(part.view(torch.int32).view(-1, _FOLD), at_once):
             folded.update((rows * places).sum(1, dtype=torch.int32).cpu().numpy().tobytes())
     return folded.hexdigest()
@@ -287,9 +287,9 @@ def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: flo
     if rank:
         (folder / f"meet-ready-{rank}").touch()
     go = folder / "meet-go"
-    wanted = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
+    awaited = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
     deadline = time.monotonic() + seconds
-    while not all(file.exists() for file in wanted):
+    while not all(file.exists() for file in awaited):
         if (folder / called_off).exists():
             raise Torn("the other end ended before it began")
         if time.monotonic() > deadline:

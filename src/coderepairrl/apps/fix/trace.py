@@ -121,7 +121,6 @@ def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
 
 
 def _behind(value: str) -> str:
-    """`value` on the same line, or below if it has several."""
     return f"\n{_indented(value)}" if "\n" in value else f" {value}"
 
 

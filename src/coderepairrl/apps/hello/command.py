@@ -39,10 +39,10 @@ SHOWN = {
 
 
 def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
-    """The settings and folder of ``crrl hello WORDS``: shipped settings and overrides, under a free name (``hello-2``).
+    """The settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
-    With `resume`, of the run that the first word, ``run.name``, or ``hello`` names. Raises `UsageError` for a folder
-    without `resume`, or without a run, and as `config.load`.
+    With `resume`, of the run that the first word, ``run.name`` or ``hello`` names. Raises `UsageError` for a missing or
+    unexpected run folder, and as `config.load`.
     """
     if words and "=" not in words[0]:
         if not resume:
@@ -194,7 +194,6 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """The table of an evaluation, then those of its slices and of evaluations below it."""
     yield from [title] * bool(title) + _rows(report)
     for name, inner in report.items():
         if isinstance(inner, Mapping) and "tests_passing" in inner:

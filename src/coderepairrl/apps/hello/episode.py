@@ -47,7 +47,6 @@ def as_text(title: str, episode: Episode) -> str:
 
 
 def _issue(episode: Episode) -> Iterator[str]:
-    """The user's first message to the policy."""
     messages = episode.turns[0].messages if episode.turns else ()
     content = next((each.get("content") for each in messages if each.get("role") == "user"), "")
     parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
@@ -79,7 +78,6 @@ def _reward(episode: Episode) -> str:
 
 
 def _cut(lines: Iterator[str]) -> list[str]:
-    """The first few lines, shortened."""
     short_lines = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
     return [
         *short_lines[:LINES],

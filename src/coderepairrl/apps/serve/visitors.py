@@ -20,9 +20,8 @@ _REMEMBERED = 1 << 14
 class Visitors:
     """Finder of the session for a request without a key; opens one in `sessions` if needed.
 
-    A request continues the conversation whose last request it repeats with the reply and new messages, preferably one
-    not continued yet. A retry continues a conversation whose client left before the answer. Other requests, and
-    conversations whose session reached a limit, get a new session.
+    A request continues the conversation whose last request it repeats, with the reply and new messages. A retry
+    continues one whose client left before the answer. Others, and conversations at a limit, get a new session.
     """
 
     def __init__(self, sessions: Sessions) -> None:
@@ -58,8 +57,7 @@ class Visitors:
         return [each for each in sessions if each is not None and not each.spent]
 
     def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
-        """The newest session with these messages and this reply that has not continued; else the newest with this
-        reply, else the newest."""
+        """The newest session with these messages and this reply, preferably one not continued yet; else the newest."""
         able = self._asked_so(messages)
         replies = {
             each.episode_id: [turn.index for turn in each.turns if _text(turn.messages[-1]) == _text(reply)]
@@ -101,7 +99,6 @@ def _by_model(message: Any) -> bool:
 
 
 def _text(message: Any) -> str:
-    """The text of a message, in any dialect."""
     content = message.get("content") if isinstance(message, Mapping) else message
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

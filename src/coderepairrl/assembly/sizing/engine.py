@@ -1,7 +1,6 @@
 """Memory of a vLLM server per GPU, from its options and arguments.
 
-vLLM takes a share of each GPU (``--gpu-memory-utilization``) and leaves to the KV cache what weights and work do not
-need, so the question is how many sequences that cache holds.
+The KV cache gets its share of the GPU (``--gpu-memory-utilization``), less weights and work.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ _UNKNOWN = (
 
 
 def unknown(args: Sequence[str]) -> str:
-    """The first of vLLM's `args` whose memory use is unknown, or an empty string.
-
-    Raises `ConfigError` for quantised weights, which differ from the learner's.
+    """The first of vLLM's `args` whose memory use is unknown, or "". Raises `ConfigError` for quantised weights.
 
     >>> unknown(["-tp", "2", "--cpu_offload_gb=4"])
     '--cpu_offload_gb=4'
@@ -181,10 +178,9 @@ class EngineMemory:
 
 
 def _adapter(model: Architecture, server: EngineSettings) -> int:
-    """Numbers in one adapter at the server.
+    """Numbers in one adapter.
 
-    vLLM reserves space for experts in any case, with gate and up apart, and repeats on every GPU what has the model's
-    width.
+    vLLM always reserves space for experts, and repeats what has the model's width on every GPU.
     """
     numbers = model.adapters(server.rank, server.targets)
     for layer, count in model.kinds:
@@ -210,9 +206,8 @@ def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
 def _cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
     """Bytes of cache per token and per sequence, as vLLM divides it (v1/core/kv_cache_utils.py).
 
-    Layers of a kind form groups of equal length, the last one padded; all pages have the size of the largest, and a
-    state takes whole pages. Of a window only what a reply needs counts: while it reads a prompt in parts, vLLM holds a
-    part more.
+    Layers of a kind form groups of equal length, the last padded; all pages have the largest size, and a state takes
+    whole pages. While it reads a prompt in parts, vLLM holds more of a window than is counted.
     """
     layers = Counter(layer.mixer.held for layer in model.blocks)
     if not any(held.token and not held.window for held in layers):  # windows alone are planned as if there were none

@@ -51,10 +51,8 @@ class Moves(NamedTuple):
 
     @property
     def locked(self) -> int:
-        """Host memory that may be taken: torch rounds each page-locked block up to a power of two.
-
-        Learner and vLLM have one block for each tensor or segment (ATen/core/CachingHostAllocator.h).
-        """
+        """Host memory that may be taken: torch rounds page-locked blocks up to powers of two
+        (ATen/core/CachingHostAllocator.h)."""
         return 2 * self.host
 
 
@@ -89,9 +87,9 @@ class Estimate:
         return self.memory is not None or bool(self.config.train.devices or self.server)
 
     def needs(self, gpu: int) -> float:
-        """Bytes taken of a GPU; a server takes its share in any case.
+        """Bytes taken of a GPU.
 
-        By turns the larger turn counts, with what the other process keeps there: context, libraries, captured graphs.
+        A server takes its whole share. By turns the larger turn counts, plus what the other process keeps.
         """
         overhead = learner_side.RESERVE * self.on_gpus
         learner = self.learner.peak + overhead if gpu in self.learning else 0
@@ -201,7 +199,7 @@ class Estimate:
         yield "reserve", learner_side.RESERVE * self.on_gpus
 
     def _alike(self) -> Iterator[tuple[str, int]]:
-        """Names of groups of GPUs with the same contents, and one GPU of each."""
+        """Groups of GPUs with equal contents, by name, and one GPU of each."""
         groups: dict[tuple[bool, bool], list[int]] = {}
         for gpu in sorted({*self.serving, *self.learning}):
             groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
@@ -213,7 +211,7 @@ class Estimate:
 def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     """Estimate a run, or say why that is not possible.
 
-    Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither local nor known.
+    Raises `ConfigError` for impossible settings, `UsageError` for an unknown model.
     """
     options = config.engine.options
     started = config.engine.name == "vllm" and not options.get("url")
@@ -231,7 +229,6 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
 
 
 def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
-    """The server that will be started. Raises `ConfigError`."""
     server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
     if model.heads % server.tensor:
         raise ConfigError(
@@ -266,10 +263,8 @@ def _architecture(model: Model) -> Architecture | None:
 
 
 def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
-    """Bytes a learner process needs for rows of `longest` tokens, and bytes of its GPU.
-
-    None without a GPU, or for an unknown kind of model. Raises as `estimate`.
-    """
+    """Bytes a learner process needs for rows of `longest` tokens, and bytes of its GPU; None if unknown. Raises as
+    `estimate`."""
     model, memory = _architecture(config.model), config.gpu.memory_gb * GB or _memory()
     if model is None or memory is None:
         return None

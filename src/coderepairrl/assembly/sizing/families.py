@@ -1,4 +1,4 @@
-"""Layers from config.json: a function for each way in which families of models name and order them."""
+"""Layers from config.json: a function for each naming scheme."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ def layers(raw: Raw) -> Layers:
 
 
 def _layer_types(raw: Raw, every: int) -> Sequence[str]:
-    """The attention type of each layer.
-
-    Without a list, every `every`-th layer is full and the others have a window or a state; 0: all are the same.
-    """
+    """The attention type of each layer; by default full in every `every`-th (0: all the same)."""
     if listed := raw.get("layer_types"):
         return list(listed)
     count, window = raw["num_hidden_layers"], bool(raw.get("sliding_window"))
@@ -64,7 +61,6 @@ def _attention(raw: Raw, window: int = 0, **more: Any) -> Part:
 
 
 def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Part]:
-    """Attention of every layer, full or windowed."""
     mixers = list[Part]()
     for kind in _layer_types(raw, every):
         if kind not in (FULL, SLIDING):
@@ -83,7 +79,6 @@ def _dense(mixers: Sequence[Part], raw: Raw, norms: int = 2) -> Layers:
 
 
 def _experts(mixers: Sequence[Part], raw: Raw, width: str, **more: Any) -> Layers:
-    """Experts in every layer."""
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise Unknown
     count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it

@@ -36,10 +36,7 @@ class Move(NamedTuple):
 
 
 def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
-    """The plan of a run, as it is printed.
-
-    Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`.
-    """
+    """The plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
     plan = estimate(config, settings_of(config))
     if isinstance(plan, str):
         return {"memory": f"not planned: {plan}"}
@@ -53,7 +50,7 @@ def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
 
 
 def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
-    """The overrides that make it fit: on the same GPUs if possible, the fewest, the cheapest; empty if nothing does."""
+    """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
     everything = list(_moves(given))
     same_gpus = [move for move in everything if not move.serving + move.learning]
     for moves in (same_gpus, everything):

@@ -1,7 +1,6 @@
-"""Memory of a learner process in bytes, by what its forward and backward pass hold (`coderepairrl.learn`).
+"""Memory of a learner process in bytes, by what its passes hold (`coderepairrl.learn`).
 
-Counted per packed token and layer: what autograd keeps (`parts`), and what the backward pass adds. Attention keeps no
-square of the length, since kernels compute it in tiles.
+Counted per packed token and layer. Attention is computed in tiles, so nothing grows with the square of the length.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NF4 = 0.5 + 4 / NF4_BLOCK
 
 
 class LearnerMemory(NamedTuple):
-    """Bytes on one device in the steady state: gradients and moments exist, a micro-batch is in its backward pass."""
+    """Bytes on one device in the steady state, in the backward pass of a micro-batch."""
 
     weights: int
     """The model, or this process's share; a reference model counts, too, a teacher, and ZeRO's own copy of trained
@@ -68,13 +67,7 @@ def learner_memory(
 ) -> LearnerMemory:
     """The most that one learner process holds.
 
-    Args:
-        model: the policy.
-        settings: the learner's.
-        longest: tokens of the longest row, which is never divided.
-        trained: trained tokens of a micro-batch, all of them if 0.
-        gpu: whether it runs on a GPU, where attention kernels need more.
-        teacher: the model whose distribution is learned.
+    `longest`: tokens of the longest row, which is never divided; `trained`: trained tokens of a micro-batch (0: all).
     """
     lora, half = settings.lora, settings.precision == "bf16"
     divided = settings.strategy in ("fsdp2", "zero3")
@@ -122,9 +115,9 @@ def _moments(settings: LearnSettings, count: int) -> int:
 
 
 def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
-    """Bytes of a chunk of logits: log-softmax, its gradient and the logits' own, and what the head's products need.
+    """Bytes of a chunk of logits, its gradients, and the head's products.
 
-    An entropy bonus needs as much again, in chunks of half the length (`learn.policy`).
+    An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
     """
     sides = 2 if settings.entropy else 1
     most = max(1, LOGITS // (model.vocabulary * sides))
@@ -142,10 +135,7 @@ def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
 def _activations(
     model: Architecture, settings: LearnSettings, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
-    """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds.
-
-    With checkpointing the whole layer is computed again before its backward pass.
-    """
+    """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds."""
     small = settings.lora is not None and settings.precision == "bf16"
     stream = model.hidden * (2 if small else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
@@ -163,10 +153,7 @@ def _activations(
 def _layer(
     hidden: int, settings: LearnSettings, layer: Layer, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
-    """Bytes that a layer keeps of `tokens`, and the most its backward pass adds.
-
-    The mixer's part assumes that what follows it is still held.
-    """
+    """Bytes that a layer keeps of `tokens`, and the most its backward pass adds."""
     lora, half = settings.lora, settings.precision == "bf16"
     size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
     per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
@@ -192,11 +179,7 @@ def _layer(
 
 
 def _kept(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
-    """Bytes per token that a part keeps for its backward pass.
-
-    Trained experts are computed in float32, frozen ones keep no input. On a GPU attention's output is kept twice
-    (`learn.attention`), and in float32 each head has separate keys.
-    """
+    """Bytes per token that a part keeps for its backward pass."""
     lora, half = settings.lora, settings.precision == "bf16"
     size = 2 if half else 4
     input_bytes = size * bool(part.linear) if lora else 2 * part.reads if half else 4

@@ -1,7 +1,6 @@
 """A decoder's layer in numbers: a mixer of tokens, and a feed-forward part.
 
-What a part keeps for its backward pass is counted in numbers per token, a little too large: fitted to the tensors of
-small models and compared with them (tests/assembly/test_memory.py).
+What is kept for the backward pass is slightly too large, fitted to small models (tests/assembly/test_memory.py).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ NOTHING = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One of a layer's two parts; a default means that it has nothing of the kind."""
+    """One of a layer's two parts."""
 
     linear: tuple[Linear, ...] = ()
     reads: int = 0
@@ -144,7 +143,7 @@ def attention(
     window: int = 0,
     sinks: bool = False,
 ) -> Part:
-    """Attention to all earlier tokens, or to a `window` of them.
+    """Attention to earlier tokens, or to a `window` of them.
 
     Its output may be `gated`, as in Qwen3.5; with `sinks` a head may attend to nothing, as in gpt-oss.
     """
@@ -174,10 +173,10 @@ def attention(
 def latent(
     hidden: int, heads: int, plain: int, turned: int, value: int, rank: int, query_rank: int = 0, *, bias: bool = False
 ) -> Part:
-    """Multi-head latent attention (DeepSeek-V3): all keys and values come from one vector of `rank` numbers.
+    """Multi-head latent attention (DeepSeek-V3): keys and values come from one vector of `rank` numbers.
 
-    A head's key has a part without positions, of width `plain`, and one with, of width `turned`, which heads share.
-    Queries may come from a vector of `query_rank`.
+    A key has `plain` numbers without positions, and `turned` with, which heads share. Queries may come from a vector of
+    `query_rank`.
     """
     n, wide = heads, max(plain + turned, value)
     first = (
@@ -207,10 +206,9 @@ def latent(
 def delta(
     hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, width: int, *, joined: bool = False
 ) -> Part:
-    """Gated DeltaNet, with a state in place of keys and values.
+    """Gated DeltaNet, as in Qwen3.5, or with one input matrix (`joined`), as in Qwen3-Next.
 
-    As in Qwen3.5, or with one matrix for queries, keys, values and gate (`joined`), as in Qwen3-Next. The convolution
-    sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
+    The convolution sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
     """
     k, v = key_heads * key_dim, value_heads * value_dim
     apart = (Linear("in_proj_qkv", hidden, 2 * k + v), Linear("in_proj_z", hidden, v))

@@ -1,4 +1,4 @@
-"""Seconds per step: tokens of its episodes over the speed of engine and learner, measured or assumed."""
+"""Seconds per step, from tokens and the speed of engine and learner, measured or assumed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def shown(given: Estimate) -> dict[str, Any]:
 
 
 def _room(given: Estimate, tokens: int) -> int:
-    """Episodes that a local server takes at once, each holding half of its `tokens` on average."""
+    """Episodes a local server takes at once, each with half of its `tokens` on average."""
     if given.server is None:
         return given.config.rollout.concurrency
     settings, cached_tokens = given.server.settings, given.server.kv_tokens
@@ -85,11 +85,7 @@ def _room(given: Estimate, tokens: int) -> int:
 
 
 def _engine(given: Estimate, tokens: int, at_once: int) -> Rate | None:
-    """Tokens per second that `at_once` episodes sample together; None if unknown.
-
-    A decoding step reads the weights and, of each episode, half of its `tokens` from the cache; for each sampled token
-    there is one token of input.
-    """
+    """Tokens per second that `at_once` episodes sample together; None if unknown."""
     if measured := given.config.plan.engine_tokens_per_second:
         return Rate(measured, "plan.engine_tokens_per_second")
     if given.server is None or given.memory is None:
@@ -116,7 +112,7 @@ def _learner(given: Estimate) -> Rate | None:
 
 
 def training_flops(given: Estimate) -> float:
-    """FLOPs per token in all passes, with checkpointing, the KL term's reference, values and old logprobs.
+    """FLOPs per token in all passes, recomputation and reference included.
 
     A float32 head counts twice, as it has half the speed; products of attention are left out.
     """

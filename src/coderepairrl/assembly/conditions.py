@@ -114,6 +114,7 @@ def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
     parts = (*about["agents"], *about["sandboxes"])
     limits = {key for part in parts for key in part} - {"name", "version"}
     return {
+        # kinds, since tasks of other projects have other environments
         "environments of kind": {each["kind"] for each in about["environments"]},
         "agent": {f"{each['name']} ({each['version']})" for each in about["agents"]},
         "sandbox": {each["name"] for each in about["sandboxes"]},

@@ -28,7 +28,7 @@ class Split(NamedTuple):
 
 
 def split(config: Config, serving_takes: bool) -> Split:
-    """The environment of engine and learner, empty where nothing is restricted.
+    """The environment of engine and learner, empty where they see all GPUs.
 
     `serving_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
     for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.

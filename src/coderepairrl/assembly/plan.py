@@ -1,4 +1,4 @@
-"""Plans of commands: parts named, made and checked; nothing is started, fetched or written."""
+"""Plans of commands: parts named, made and checked, but not started."""
 
 from __future__ import annotations
 

@@ -113,6 +113,7 @@ def _too_long(
     for task in ordered:
         request = terms.agent.first_request(task)
         size = _size(request)
+        # a byte is at most one token: most prompts fit by their bytes, and are not tokenized
         if around + size < most or counted > at_most:
             break
         counted += size

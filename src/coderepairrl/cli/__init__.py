@@ -98,7 +98,7 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def main() -> None:
-    """Entry point: turns this project's errors into a message, a fix and an exit code."""
+    """Run `crrl`; errors become a message, a fix and an exit code."""
     gc.set_threshold(10_000)  # imports make little garbage, and looking for it takes a fifth of a short command
     gc.enable()
     atexit.register(gc.freeze)

@@ -31,9 +31,7 @@ def quantised(folder: Path) -> str:
 
 
 def quant_method(folder: Path) -> str | None:
-    """Method (``awq``, ``fp8``, ...) of codes in place of weights; None without. Raises OSError and ValueError for a
-    bad config.
-    """
+    """Method (``awq``, ``fp8``, ...) of codes in place of weights, or None. Raises OSError and ValueError."""
     raw = json.loads((folder / "config.json").read_text("utf-8"))
     codes = raw.get("quantization_config") if isinstance(raw, dict) else None
     return str(codes.get("quant_method")) if codes else None
@@ -105,10 +103,8 @@ def multimodal(folder: Path) -> bool:
 
 
 def folder(path: str, *, weights: bool = False) -> Path:
-    """Folder of the model that `path` names (`named`), below any adapters.
-
-    Raises `UsageError` for no model, or, with `weights`, none with weights.
-    """
+    """Folder of the model that `path` names (`named`), below any adapters. Raises `UsageError` if it, or its `weights`,
+    are missing."""
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
         location = home / path.removeprefix(_BUILTIN)

@@ -1,4 +1,4 @@
-"""Follower of a growing log: each record once, without tokens, and any single episode on request."""
+"""Follower of a growing log, which loads single episodes on request."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Follower:
         self._recent: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
 
     def records(self) -> Iterator[Record]:
-        """Yield the records appended since the last call, oldest first.
+        """Yield the records appended since the last call.
 
-        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line waits for the next
-        call; an invalid line ends reading, with a `notice`. Raises OSError.
+        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line waits; an invalid line
+        ends reading, with a `notice`. Raises OSError.
         """
         if self.notice or not self.path.is_file():
             return
@@ -67,7 +67,7 @@ class Follower:
         self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({reason})"
 
     def turns(self, episode: str) -> tuple[Turn, ...]:
-        """Turns of an episode so far, tokens included. Raises KeyError and `RunError`."""
+        """Turns of an episode so far. Raises KeyError and `RunError`."""
         loaded_turns = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
         return tuple(sorted(loaded_turns, key=lambda turn: turn.index))
 

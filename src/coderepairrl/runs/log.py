@@ -1,7 +1,6 @@
 """Append-only log of a run: one JSON object a line, one writer.
 
-`append` writes to the operating system before it returns, so killing the process loses nothing; `sync` writes to the
-disk, once a step. A crash can tear the last line alone; `repair` removes it.
+`append` survives a killed process, `sync` a crash of the machine. Only the last line can be torn; `repair` removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _DAMAGED = "the log was edited or damaged: restore it from a copy"
 
 
 def sealed(line: bytes) -> bytes:
-    """Add the line's checksum as last field, ``sum``, of a JSON object.
+    """Add a checksum to a JSON object, as its last field ``sum``.
 
     >>> sealed(b'{"type":"a"}')
     b'{"type":"a","sum":"e1f50c3b"}'
@@ -35,7 +34,7 @@ def sealed(line: bytes) -> bytes:
 
 
 def unsealed(line: bytes) -> bytes:
-    """Object that was `sealed`; older lines without a checksum are unchanged. Raises ValueError for a changed line."""
+    """The object that was `sealed`; older lines have no checksum. Raises ValueError for a changed line."""
     written, mark, rest = line.rpartition(_SUM)
     if not mark or len(rest) != 10:
         return line
@@ -63,7 +62,7 @@ class Log:
             ) from None
 
     def append(self, type: str, **fields: Any) -> None:
-        """Write one record. Raises `RunError` when the disk is full; earlier records stay intact."""
+        """Write one record. Raises `RunError` when the disk is full."""
         record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
         self.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
@@ -99,10 +98,7 @@ class Log:
 
 
 class Lines:
-    """Results of a long command, one JSON object a line, each written at once; opening cuts off a torn last line.
-
-    Raises `UsageError` if not writable.
-    """
+    """Results of a command as JSON lines, each written at once; opening cuts off a torn one. Raises `UsageError`."""
 
     def __init__(self, path: Path) -> None:
         self._log = Log(path)

@@ -34,7 +34,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 def replace_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that is synced and replaces `path`.
 
-    A crash leaves the old or the new folder, or, between two renames, an old one that `recover` restores.
+    A crash leaves the old or the new folder, or an old one that `recover` restores.
     """
     temporary, old = path.with_name(f".{path.name}.partial"), _old(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def recover(path: Path) -> None:
-    """Clean up after a crash in `replace_folder`: restore the old folder if the new one is not in place."""
+    """Restore or remove the old folder after a crash in `replace_folder`."""
     old = _old(path)
     if old.exists() and not path.exists():
         old.rename(path)

@@ -1,4 +1,4 @@
-"""Engine that receives full weights from the learner without a file: drives both ends of the transfer."""
+"""Engine that receives weights from the learner without a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Transfer of weights from the learner to an engine's workers without a file: over gloo, NCCL or shared memory.
+"""Transfer of weights from the learner to an engine's workers over gloo, NCCL or shared memory.
 
-Imports no part of the project: it also runs in vLLM's Python. The learner lists the tensors in an *offer*, a JSON file;
-both ends meet in its folder. A receiver holds all tensors in host memory until the last one, so a broken transfer
-changes none.
+Imports no part of the project: it also runs in vLLM's Python. Both ends meet in the folder of an *offer*, a JSON list
+of tensors. A receiver holds all tensors in host memory until the last one, so a broken transfer changes none.
 """
 
 from __future__ import annotations
@@ -71,10 +70,8 @@ def combined_digest(tensors: Iterable[Described]) -> str:
 
 
 def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, called_off: str) -> None:
-    """Write the offer of `tensors`, in the order of `send`.
-
-    Both ends stop waiting once a file `called_off` exists next to it, created by their driver when one end has ended.
-    """
+    """Write the offer of `tensors`, in the order of `send`. A file `called_off` next to it ends the wait of both
+    ends."""
     listed = [[each.name, each.dtype, each.shape] for each in tensors]
     size = sum(DTYPES[each.dtype].itemsize * math.prod(each.shape) for each in tensors)
     file.write_text(json.dumps({"backend": backend, "called_off": called_off, "bytes": size, "tensors": listed}))
@@ -83,8 +80,7 @@ def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, calle
 def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
     """Send `tensors` as offered in `file` to `receivers` processes; each step may take `seconds`.
 
-    Exhausts the iterator: producing a tensor may take every process of a learner. Raises `Torn`, and ValueError for
-    tensors outside the offer.
+    Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
     """
     try:
         offer = _read(file)
@@ -99,7 +95,7 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
 
 
 def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
-    """Receive the tensors offered in `file`, in host memory, and their `combined_digest`; `rank` counts from 1.
+    """Receive the tensors offered in `file`, and their `combined_digest`; `rank` counts from 1.
 
     Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
@@ -123,7 +119,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 class Wire:
     """Group of processes that meet by a file in `folder`; rank 0 sends.
 
-    ``gloo`` and ``nccl`` transport the values; with ``ipc`` they pass through a `_Window`, and gloo only synchronises.
+    With ``ipc`` values pass through a `_Window`, and gloo only synchronises.
     """
 
     def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:

@@ -159,6 +159,7 @@ def _layer(
     per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
         _kept(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
+    # as if what comes after the mixer were still held
     mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.shares) if gpu and half else 0
     if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
@@ -184,8 +185,10 @@ def _kept(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int
     size = 2 if half else 4
     input_bytes = size * bool(part.linear) if lora else 2 * part.reads if half else 4
     per_token = input_bytes * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
+    # trained experts are computed in float32; frozen ones keep no input
     if part.count and not lora:
         per_token += 4 * part.chosen * (part.width + hidden) + (4 - size) * part.products
+    # attention's output is kept twice (`learn.attention`); float32 has separate keys for each head
     if gpu:
         per_token += size * part.queries + (0 if half else 8 * (part.queries - part.keys))
     return per_token

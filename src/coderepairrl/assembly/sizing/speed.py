@@ -93,6 +93,7 @@ def _engine(given: Estimate, tokens: int, at_once: int) -> Rate | None:
     gpu, settings, memory = given.config.gpu, given.server.settings, given.server.memory
     computing, reading = _reached(given.model.active), _reached(given.model.parameters)
     per_replica = at_once / settings.replicas
+    # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
     read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
     flops = per_replica * 2 * 2 * given.model.products * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)

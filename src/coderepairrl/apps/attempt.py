@@ -1,4 +1,4 @@
-"""``crrl attempt``: one attempt at one task, shown live. It is an evaluation of that task alone."""
+"""``crrl attempt``: one attempt at one task, shown live."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class Trial:
 def resolve(
     what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> Trial:
-    """Find the task `task_id` in the source `what`, any split, or in the evaluations of a TOML file or run.
+    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
 
-    Policy and settings are those of `crrl eval`. Raises as `evaluate.plan`, and `UsageError` for an unknown task or a
-    missing policy.
+    Raises as `evaluate.plan`, and `UsageError` for an unknown task or a missing policy.
     """
     settings = [each for each in given if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
     options = configs.parse_options([each for each in given if each not in settings], "path")
@@ -63,9 +62,9 @@ def resolve(
 
 
 async def attempt(trial: Trial, trace: Trace) -> Episode:
-    """Make the attempt as `evaluation.measure` does, showing each turn and the result in `trace`.
+    """Make the attempt, showing each turn and the result in `trace`.
 
-    Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended the attempt.
+    Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
     """
     plan, ended = trial.plan, list[Episode]()
     trace.say("task", f"{trial.task.id}: {trial.task.workspace}")
@@ -100,7 +99,7 @@ async def attempt(trial: Trial, trace: Trace) -> Episode:
 
 
 def as_json(trial: Trial, episode: Episode) -> dict[str, Any]:
-    """The attempt as plain data: the conversation as ``messages``, and its fields in the log."""
+    """Attempt as plain data, with the conversation as ``messages``."""
     messages = [message for turn in episode.turns for message in turn.messages]
     run = {"run": str(trial.output)} if trial.output else {}
     fields: dict[str, Any] = dump(replace(episode, turns=()))

@@ -24,8 +24,7 @@ async def collect(
 ) -> dict[str, Any]:
     """Make the attempts of all `planned`, `jobs` at a time; returns what is kept of them, and the cost.
 
-    Examples of several evaluations are in their common parent folder. Raises as `attempt` and `keep`, and
-    `Interrupted`.
+    Raises as `attempt` and `keep`, and `Interrupted`.
     """
     several = len(planned) > 1
     home = planned[0].folder.path.parent if several else planned[0].folder.path
@@ -44,8 +43,8 @@ async def collect(
 def select(sources: Sequence[Path], given: Sequence[str], output: Path | None) -> dict[str, Any]:
     """Write the attempts in `sources` that the filters ``keep.NAME=VALUE`` keep to `output`, a file or folder.
 
-    For a single run, its configuration has the other filters, and its examples are replaced without an `output`. Raises
-    as `keep`, and `ConfigError` for an unknown setting.
+    A single run supplies the other filters, and gets new examples if there is no `output`. Raises as `keep`, and
+    `ConfigError` for an unknown setting.
     """
     if wrong := next((each for each in given if not each.startswith(("keep.", "keep="))), ""):
         raise UsageError(f"{wrong!r} is no filter", fix="write keep.above=0.5, for example")

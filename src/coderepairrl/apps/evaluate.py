@@ -1,4 +1,4 @@
-"""``crrl eval``: the evaluation that its arguments name, and its results as text (docs/guides/evaluate.md)."""
+"""``crrl eval``: evaluations by its arguments, and results as text (docs/guides/evaluate.md)."""
 
 from __future__ import annotations
 
@@ -62,10 +62,9 @@ def plan(
 ) -> Evaluation:
     """Plan what the arguments of `crrl eval` name; with `collects`, those of `crrl collect`.
 
-    `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `given` too.
-    Each of `agents` attempts all tasks under the same limits. `policy` defaults to the file's, or the run. With
-    `resume`, `what` may be an evaluation's folder. Raises as `evaluation.resolve`, and `UsageError` for contradictory
-    arguments.
+    `what` has the settings, or is a task source, whose options are in `given` too. Each of `agents` attempts all tasks
+    under the same limits. With `resume`, `what` may be an evaluation's folder. Raises as `evaluation.resolve`, and
+    `UsageError` for contradictory arguments.
     """
     extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
     extra += [] if limit is None else [f"eval.tasks={limit}"]
@@ -136,7 +135,7 @@ def _resolve(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """Run `evaluation.resolve` with `agents` in place of the settings' agent, whose options apply to the same name."""
+    """Run `evaluation.resolve` with other `agents`; the settings' agent keeps its options."""
     if agents:
         use = evaluation.COLLECT if collects else evaluation.USE
         config, _ = named(model, given, use, Problems(), settings_of=settings_of)
@@ -277,7 +276,7 @@ def say_nothing(text: str) -> None:
 async def evaluate_each(
     planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = say_nothing
 ) -> list[dict[str, Any]]:
-    """Run `evaluate` for each of `planned`, `jobs` at a time; `say` reports shared engines and failures."""
+    """Run `evaluate` for each of `planned`, `jobs` at a time."""
     again = f"the same command with -o {planned[0].folder.path.parent} --resume"
     await until_interrupted(attempt(planned, resume=resume, jobs=jobs, say=say), fix=again)
     return [found(each.folder) for each in planned]
@@ -344,7 +343,7 @@ async def attempt(
 
 
 def ended(planned: Sequence[Evaluation]) -> list[Evaluation]:
-    """The evaluations that have all their results."""
+    """Evaluations that have all their results."""
 
     def whole(each: Evaluation) -> bool:
         measured = {record["name"] for record in each.folder.records() if record["type"] == "eval"}
@@ -412,7 +411,7 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
 
 
 def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluation]) -> str:
-    """The results of several policies as text."""
+    """Results of several policies as text."""
     texts = [as_text(result, each.plan.config) for result, each in zip(results, planned, strict=True)]
     if len(texts) == 1:
         return texts[0]

@@ -1,4 +1,4 @@
-"""``crrl export``: a run's model in Hugging Face layout, its episodes, and metrics for trackers."""
+"""``crrl export``: a run's model, episodes, or metrics, for use elsewhere."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
-    Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters. A
-    run's mixture of experts gets the tensor names of its architecture's files; of a multimodal model only the language
-    model is written. A failure leaves an empty folder.
+    Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
+    Experts of a run get the tensor names of published files; of a multimodal model only the language model is written.
+    A failure leaves an empty folder.
 
-    Returns the share of the adapters' change left after rounding to bfloat16, None without rounding. Raises
-    `UsageError`, `LearnerFault` and `RunError`.
+    Returns the share of the adapters' change left after rounding to bfloat16, if any. Raises `UsageError`,
+    `LearnerFault` and `RunError`.
     """
     named_model = models.named(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -130,7 +130,7 @@ def _copy(folder: Path, target: Path) -> None:
 
 
 def _fused(folder: Path) -> bool:
-    """Whether a checkpoint has fused experts, as transformers computes them, which some engines cannot read."""
+    """Whether a checkpoint has fused experts, which some engines cannot read."""
     index = folder / "model.safetensors.index.json"
     return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])
 

@@ -45,8 +45,8 @@ class Asked:
 def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> dict[str, Any]:
     """Write the trajectories in `paths`, of the format `form`, to `output` as examples; returns a summary.
 
-    Damaged ones are left out and listed. Raises `UsageError` if none remain, if one overlaps with an evaluation set (by
-    id, repository and commit, or quoted issue), and if no set is named without `Asked.unchecked`.
+    Damaged ones are left out and listed. Raises `UsageError` if none remain, one overlaps with an evaluation set, or no
+    set is named without `Asked.unchecked`.
     """
     if not (asked.against or asked.drop or asked.unchecked):
         raise UsageError(
@@ -120,7 +120,7 @@ def _solved(source: str) -> Mapping[str, bool]:
 
 
 def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
-    """The task of each trajectory, by index: of its id, else with its prompt."""
+    """Task of each trajectory, by index: of its id, else with its prompt."""
     by_id = {task.id: task for task in known}
     matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
     asking = {at: issue_in(each.messages) for at, each in enumerate(found) if not each.task}
@@ -131,7 +131,7 @@ def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Ta
 
 
 def _overlapping(found: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]) -> dict[int, str]:
-    """The trajectories that overlap with `measured`, by index, and what they share."""
+    """Trajectories that overlap with `measured`, by index, and what they share."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     issues = quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)

@@ -1,4 +1,4 @@
-"""The conditions under which tasks are attempted, and how evaluations differ from training."""
+"""Conditions of attempts, and how evaluations differ from training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 def conditions(plan: AgentPlan) -> dict[str, Any]:
-    """The conditions of training (``train``) and of each evaluation with tasks, as plain data."""
+    """Conditions of training (``train``) and of each evaluation with tasks, as plain data."""
     evaluations = {
         name: _of(name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
         for name, tasks in plan.eval_tasks.items()
@@ -70,7 +70,7 @@ def _named(agent: Agent) -> str:
 
 
 def _version(agent: Agent) -> str:
-    """The version of a recipe's program; for a built-in agent, of this package."""
+    """Version of a recipe's program; for a built-in agent, of this package."""
     return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 
@@ -79,8 +79,7 @@ def differences(
 ) -> list[Difference]:
     """Conditions of evaluations that training does not share.
 
-    Environments are compared by kind, and by digest under the same name. `meant` marks what `config` sets for the
-    evaluation itself; without a `config`, all of agent, limits and sampling.
+    `meant` marks what `config` sets for the evaluation; without a `config`, all of agent, limits and sampling.
     """
     training_facts, result = _facts(training), []
     for name, evaluation in found.items():

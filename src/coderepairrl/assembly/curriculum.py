@@ -1,4 +1,4 @@
-"""The order in which a run attempts its tasks, and the results of earlier attempts."""
+"""The order of tasks, and results of earlier attempts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Probed(BaseModel):
 
     @property
     def rate(self) -> float:
-        """The share of attempts that solved the task, else their mean reward clipped to 0..1.
+        """Share of attempts that solved the task, else their mean reward clipped to 0..1.
 
         >>> Probed(task="a", attempts=8, solved=2, reward=0.5).rate
         0.25
@@ -89,7 +89,7 @@ def _probed(task: str, own: Sequence[Episode]) -> Probed:
 
 
 def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
-    """The curriculum of `config`. Raises `UsageError` for an unreadable probe, `ConfigError` for one that lacks the
+    """Curriculum of `config`. Raises `UsageError` for an unreadable probe, `ConfigError` for one that lacks the
     tasks."""
     options, sources = config.curriculum, tuple(sources)
     order: EasyFirst | Band | None = None

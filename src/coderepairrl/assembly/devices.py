@@ -1,4 +1,4 @@
-"""The GPUs that the engine and the learner see: ``engine.devices`` and ``train.devices``.
+"""GPUs that the engine and the learner see: ``engine.devices`` and ``train.devices``.
 
 Numbers count among the visible GPUs, so that a scheduler's grant keeps its meaning.
 """
@@ -28,7 +28,7 @@ class Split(NamedTuple):
 
 
 def split(config: Config, serving_takes: bool) -> Split:
-    """The environment of engine and learner, empty where they see all GPUs.
+    """Environment of engine and learner, empty where they see all GPUs.
 
     `serving_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
     for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
@@ -150,7 +150,7 @@ def _so_many(config: Config) -> list[int]:
 
 
 def shared(config: Config, serving_takes: bool) -> set[int]:
-    """The GPUs that both a local server and the learner take."""
+    """GPUs that both a local server and the learner take."""
     gpus = range(len(visible()))
     if not serving_takes or config.train.listen:  # whose learner has GPUs of its own
         return set()
@@ -165,7 +165,7 @@ def on_one_gpu(config: Config, serving_takes: bool) -> bool:
 
 
 def visible() -> list[str]:
-    """The GPUs visible to this process, as CUDA names them."""
+    """GPUs visible to this process, as CUDA names them."""
     listed = os.environ.get(VISIBLE)
     if listed is None:
         return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]

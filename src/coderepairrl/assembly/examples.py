@@ -1,4 +1,4 @@
-"""Examples to learn from: read, rendered if tokenized for another model, split and ordered."""
+"""Examples to learn from: read, rendered, split and ordered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMED = 3
 
 
 class Rows(NamedTuple):
-    """The sequences of one example: several if its history was rewritten."""
+    """Sequences of one example: several if its history was rewritten."""
 
     episode: str
     task: str
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
     @property
     def samples(self) -> Iterator[Sample]:
-        """The sequences as samples for the learner."""
+        """Sequences as samples for the learner."""
         for ids, trained in self.rows:
             unsampled = (0.0,) * len(ids), (-1,) * len(ids)
             yield Sample(self.episode, ids, trained, *unsampled, advantage=0.0)
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples of a `crrl sft` run."""
+    """Examples of a `crrl sft` run."""
 
     train: tuple[Rows, ...]
     held_out: tuple[Rows, ...]
@@ -122,7 +122,7 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
 
 
 def in_words(unfit: dict[str, list[str]]) -> str:
-    """The number of dropped examples for each reason, with some ids."""
+    """Number of dropped examples for each reason, with some ids."""
     return "; ".join(
         f"{len(names)} {reason} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
         for reason, names in unfit.items()
@@ -165,7 +165,7 @@ def _file(name: str) -> Path:
 
 
 def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
-    """The sequences of an example or why it has none, and why it was rendered."""
+    """Sequences of an example or why it has none, and why it was rendered."""
     if example.exact and example.tokenizer == own:
         return [Row(example.ids, example.trained)], ""
     cause = "of another tokenizer or template" if example.exact else "without tokens"

@@ -32,8 +32,8 @@ def has_examples(config: Config, *, drawn: bool = False) -> bool:
 def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[Task]) -> Config:
     """`config` with each agent's option ``examples`` filled in, from its file or drawn from `trained`.
 
-    Draws are by task id, the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and
-    for one that shares its id, issue or file with a task in `evaluated`.
+    Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
+    shares its id, issue or file with a task in `evaluated`.
     """
     seen = {file for task in evaluated for file in _files(task)}
     ids = {task.id for task in evaluated}

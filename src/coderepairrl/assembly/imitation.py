@@ -1,4 +1,4 @@
-"""The plan of `crrl sft`, made before anything starts."""
+"""Plan of `crrl sft`, made before anything starts."""
 
 from __future__ import annotations
 

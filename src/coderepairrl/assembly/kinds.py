@@ -36,7 +36,7 @@ def make_kinds(
     evaluations: Made[Mapping[str, tuple[Task, ...]]],
     problems: Problems,
 ) -> Made[Mapping[str, Terms]]:
-    """The terms of each kind of task; `plain` has the default rewards and place."""
+    """Terms of each kind of task; `plain` has the default rewards and place."""
     parts = {"": (config, *plain)}
     for name, kind in config.kinds.items():
         own = of_kind(config, kind)

@@ -1,4 +1,4 @@
-"""The learner's settings, derived from a run's."""
+"""Learner's settings, derived from a run's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coderepairrl.learn import RECIPES, LearnSettings
 
 
 def settings(config: Config) -> LearnSettings:
-    """The learner's settings. Raises `ConfigError` for contradictions, and as `teacher`."""
+    """Learner's settings. Raises `ConfigError` for contradictions, and as `teacher`."""
     config = resolved(config)
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     recipe = RECIPES.get(config.train.algorithm)
@@ -40,7 +40,7 @@ def _check_plain(config: Config) -> None:
 
 
 def teacher(config: Config) -> Path | None:
-    """The folder of the teacher model, if any. Raises `UsageError` if it is missing, `ConfigError` for contradictory
+    """Folder of the teacher model, if any. Raises `UsageError` if it is missing, `ConfigError` for contradictory
     settings."""
     train = config.train
     if not train.teacher:

@@ -1,4 +1,4 @@
-"""The meaning of a model's name: a local folder or a remote endpoint, with its settings."""
+"""Models by name: a local folder or a remote endpoint, and its settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify
 
 RELAY = "relay"
-"""The engine of models that somebody else serves."""
+"""Engine of models that somebody else serves."""
 
 
 class RelayOptions(Section):
@@ -64,7 +64,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        """The name to display."""
+        """Name to display."""
         return str(self.adapter or self.folder)
 
 
@@ -78,7 +78,7 @@ class RemoteModel:
 
     @property
     def name(self) -> str:
-        """The name to display."""
+        """Name to display."""
         return self.url
 
 
@@ -97,9 +97,8 @@ def named(
 ) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
     """Resolve `model` (a URL, a TOML file, or a name for `models.named`) and its settings.
 
-    The settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped
-    config that trains the model; else the defaults of `use`. `settings_of`, a TOML file or run, replaces them. Errors
-    go to `problems`.
+    Settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped config
+    that trains the model; else `use.defaults`. `settings_of`, a TOML file or run, replaces them.
     """
     overrides = _useful(overrides, use, problems)
 
@@ -134,7 +133,7 @@ def named(
 
 
 def folder(config: Config) -> Path:
-    """The folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
+    """Folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
     model_folder = models.folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
@@ -145,19 +144,19 @@ def folder(config: Config) -> Path:
 
 
 def relayed(model_name: str, key_env: str | None) -> list[str]:
-    """The overrides equivalent to two command-line options."""
+    """Overrides equivalent to two command-line options."""
     options = {"model_name": model_name, "key_env": key_env}
     return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]
 
 
 def engine_of(config: Config, rank: int | None) -> EngineSpec:
-    """The engine of `config`, with room for adapters of `rank`. Raises `ConfigError`."""
+    """Engine of `config`, with room for adapters of `rank`. Raises `ConfigError`."""
     chosen = engines.make(config.engine.name, **config.engine.options)
     return chosen if rank is None else chosen.with_adapters(rank)
 
 
 def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made[Codec], Made[tuple[str, ...]]]:
-    """The codec of the model in `folder`, and where it cannot extend prompts exactly."""
+    """Codec of the model in `folder`, and where it cannot extend prompts exactly."""
     model = config.model
     codec = problems.attempt(lambda: tokens.load(folder.value, renderer=model.renderer, thinking=model.thinking))
     return codec, problems.attempt(lambda: verify(codec.value).forks)
@@ -244,6 +243,6 @@ def _with_weights(model: str) -> models.Named:
 
 
 def _trainer_of(model: str, overrides: Sequence[str]) -> Config | None:
-    """The shipped config that trains this shipped model: it fixes how an agent must speak to it."""
+    """Shipped config that trains this shipped model, and so knows how agents must speak to it."""
     trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == model)
     return next((configs.load(path, overrides) for path in trainers), None)

@@ -1,4 +1,4 @@
-"""The agent of an attempt, and a sandbox that works here."""
+"""Agent of an attempt, and a sandbox that works here."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Place:
 
 
 def limits(config: Config) -> Limits:
-    """The limits of an episode."""
+    """Limits of an episode."""
     rollout = config.rollout
     return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
 
 
 def choose_place(config: Config, problems: Problems) -> Made[Place]:
-    """The agent, and the named sandbox or the strongest that works here; errors go to `problems`."""
+    """Agent, and the named sandbox or the strongest that works here; errors go to `problems`."""
     agent = problems.attempt(lambda: agents.make(config.agent.name, **config.agent.options))
     choice = problems.attempt(lambda: sandbox.choose(config.sandbox.name))
 
@@ -59,7 +59,7 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
 
 
 def place(config: Config) -> Place:
-    """Like `choose_place`, but raises `ConfigError`, `PrerequisiteError` or `Several`."""
+    """Like `choose_place`, but raises as `Problems.report`."""
     problems = Problems()
     chosen = choose_place(config, problems)
     problems.report()

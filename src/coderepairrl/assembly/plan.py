@@ -46,7 +46,7 @@ class ServingPlan:
 
     @property
     def limits(self) -> Limits:
-        """The limits of an episode."""
+        """Limits of an episode."""
         return limits(self.config)
 
 
@@ -102,10 +102,7 @@ class Plan(AgentPlan):
 
 
 def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> ServingPlan:
-    """Resolve `model` and the settings it is served with.
-
-    Raises all errors at once, with those in `problems`: `ConfigError`, `UsageError`, `PrerequisiteError`, or `Several`.
-    """
+    """Resolve `model` and the settings it is served with. Raises as `Problems.report`."""
     config, chosen = named(model, overrides, use, problems)
     problems.report()
     return ServingPlan(config=config.value, model=chosen.value)
@@ -162,7 +159,7 @@ def evaluation(
     *,
     collects: bool = False,
 ) -> Made[AgentPlan]:
-    """The evaluations of the model `chosen`, as in `resolve_evaluation`."""
+    """Evaluations of the model `chosen`, as in `resolve_evaluation`."""
     if collects:
         eval_tasks = read_collected(config, problems)
         train = read_tasks(config, problems)[0] if has_examples(config, drawn=True) else Made[tuple[Share, ...]]([()])
@@ -223,11 +220,10 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
-    """Resolve and check every part of `config`.
+    """Resolve and check every part of `config`. Raises as `Problems.report`.
 
-    Raises all errors at once: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`. What the
-    machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a run's
-    start.
+    What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a
+    run's start.
     """
     config = resolved(config)
     problems = Problems()
@@ -318,7 +314,7 @@ def _check_learns_from_rewards(config: Config) -> None:
 
 
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
-    """The engine on its GPUs, with room for adapters, and the GPUs of each child process."""
+    """Engine on its GPUs, with room for adapters, and the GPUs of each child process."""
     lora = config.train.lora
 
     def on_its_gpus() -> EngineSpec:

@@ -25,7 +25,7 @@ _OF_THE_USER = ("sandbox.name", "sandbox.options", "log", "rollout.executor", "r
 
 
 def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Config:
-    """The settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
+    """Settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
 
     Raises `ConfigError` for settings that run a program, read a local file or weaken isolation, unless overridden or
     shipped.
@@ -50,7 +50,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
 
 
 def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings in `section` that import a class, start a program or read a local file."""
+    """Settings in `section` that import a class, start a program or read a local file."""
     for key, value in section.items():
         place = f"{prefix}{key}"
         if key in ("agent", "engine") and value:
@@ -94,7 +94,7 @@ def _is_below(key: str, names: Sequence[str]) -> bool:
 
 
 def _at(data: Any, key: str) -> Any:
-    """The value at the dotted `key`, or None."""
+    """Value at the dotted `key`, or None."""
     for part in key.split("."):
         data = data.get(part) if isinstance(data, Mapping) else None
     return data

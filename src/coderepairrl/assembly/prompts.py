@@ -21,7 +21,7 @@ _COUNTED = 4 << 20
 
 
 class LongestPrompt(NamedTuple):
-    """The prompt closest to its limit: `most` tokens, by the setting `limit`."""
+    """Prompt closest to its limit: `most` tokens, by the setting `limit`."""
 
     task: str
     tokens: int
@@ -129,7 +129,7 @@ def _longest_first(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[int, str]:
-    """The token limit of an episode, and the setting that determines it."""
+    """Token limit of an episode, and the setting that determines it."""
     context = model.engine.context or model.codec.context
     if context < terms.limits.tokens:
         return context, "engine.options.context" if model.engine.context else "the model's context"

@@ -28,8 +28,8 @@ Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
 async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
     """A running reply source for the model of `plan`: a supervised engine, or the remote endpoint.
 
-    Adapters are version 1, or merged into a temporary copy if the engine takes none; weights to be quantised are
-    rounded in one. Raises `UsageError` for an unknown remote model, `EngineFault` and `RemoteFault`.
+    Adapters are version 1, or merged into a temporary copy if the engine takes none. Raises `UsageError` for an unknown
+    remote model, `EngineFault` and `RemoteFault`.
     """
     model, config = plan.model, plan.config
     if isinstance(model, RemoteModel):
@@ -72,8 +72,8 @@ class Part(NamedTuple):
 def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     """Split `plans` into parts that run one after another.
 
-    Models on the same weights share an engine that takes adapters. Engines that can run concurrently, and remote
-    models, are one part; others run one by one. Raises `ConfigError` for several at once on Ray.
+    Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one part;
+    others run one by one. Raises `ConfigError` for several at once on Ray.
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
         raise ConfigError(
@@ -142,7 +142,7 @@ class _Shared:
         return 0 if self._adapters[number] is None else number + 1
 
     async def _served(self) -> Engine:
-        """The engine with all adapters, restarted if it has died."""
+        """Engine with all adapters, restarted if it has died."""
         model = self._plans[0].model
         assert isinstance(model, LocalModel)
         async with self._starting:
@@ -179,7 +179,7 @@ def _share(plans: Sequence[ServingPlan]) -> bool:
 
 
 def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
-    """The engine of `plans` on their GPUs, with room for all their adapters."""
+    """Engine of `plans` on their GPUs, with room for all their adapters."""
     adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
     ranks = [weights.adapter_rank(adapter) for adapter in adapters if adapter is not None]
     config = plans[0].config

@@ -76,7 +76,7 @@ def reward_for(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]
 
 
 def _judged_alike(config: Config, tasks: Iterable[Task]) -> list[Task]:
-    """The tasks whose kind names no reward."""
+    """Tasks whose kind names no reward."""
     return [task for task in tasks if not (task.kind in config.kinds and config.kinds[task.kind].reward)]
 
 

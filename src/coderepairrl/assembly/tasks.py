@@ -1,4 +1,4 @@
-"""The tasks of a run: read once per source, split and sampled, and their workspaces checked."""
+"""Tasks of a run: read, split and sampled, and their workspaces checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 
 COLLECTED = 0.25
-"""The share of tasks that `crrl collect` attempts where `tasks.holdout` is not set."""
+"""Share of tasks that `crrl collect` attempts where `tasks.holdout` is not set."""
 _TASKS_NAMED = 3
 """Tasks that cannot be opened, of which each is a message; the others are counted."""
 
@@ -33,7 +33,7 @@ _TASKS_NAMED = 3
 def read_tasks(
     config: Config, problems: Problems, *, training: bool = True
 ) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
-    """Training tasks by source, and held-out ones by evaluation. Reads each source once per set of options."""
+    """Training tasks by source, and held-out ones by evaluation."""
     settings, sources_read = config.tasks, dict[str, Made[_Source]]()
     sources = settings.sources or (Source(source=settings.source, options=settings.options),)
 
@@ -88,7 +88,7 @@ def read_tasks(
 
 
 def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tuple[Task, ...]]]:
-    """The tasks that `crrl collect` attempts, by evaluation."""
+    """Tasks that `crrl collect` attempts, by evaluation."""
     share = collected_share(config)
     without_holdout = {"tasks": config.tasks.model_copy(update={"holdout": None}), "eval": Eval()}
     sources, _ = read_tasks(config.model_copy(update=without_holdout), problems)
@@ -110,7 +110,7 @@ def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tupl
 
 
 def collected_share(config: Config) -> float:
-    """The share of the training tasks that `crrl collect` attempts."""
+    """Share of the training tasks that `crrl collect` attempts."""
     return COLLECTED if config.tasks.holdout is None else config.tasks.holdout
 
 

@@ -1,4 +1,4 @@
-"""Check before the first step that rewards pay for repairs of the tasks, in their sandboxes."""
+"""Check before training that rewards pay for repairs of the tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def verify(
 
 
 def planned(plan: Plan) -> dict[str, list[Trial]]:
-    """Trials by kind of task: training rewards on training tasks, those of evaluations on held-out ones."""
+    """Trials by kind of task: of training rewards, and of evaluations'."""
     if not plan.config.tasks.verify:
         return {}
     when, seed = plan.config.eval, plan.config.run.seed

@@ -1,4 +1,4 @@
-"""The setup of workers that make a plan's attempts on other machines."""
+"""Setup of workers that make a plan's attempts on other machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coderepairrl.types import Task
 def worker_setup(
     config: Config, codec: Codec, *, sandbox: str, evaluations: Mapping[str, tuple[Task, ...]], learns: bool
 ) -> WorkerSetup:
-    """The setup for attempts under `config` in the chosen `sandbox`; without `learns`, for `evaluations` only."""
+    """Setup for attempts under `config` in the chosen `sandbox`; without `learns`, for `evaluations` only."""
     if codec.loaded_from is None:
         raise AssertionError("a plan's codec is loaded from a folder")
     if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
@@ -32,10 +32,7 @@ def worker_setup(
 
 
 def terms(config: Config, evaluations: tuple[str, ...], learns: bool) -> Mapping[str, Terms]:
-    """The terms of each kind of task, with the parts of `config` made on this machine.
-
-    Raises `ConfigError`, `PrerequisiteError` or `Several`.
-    """
+    """Terms of each kind of task, with the parts of `config` made on this machine. Raises as `Problems.report`."""
     problems = Problems()
     paid = problems.attempt(lambda: rewards.make(config.reward if learns else config.eval.reward or config.reward))
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid

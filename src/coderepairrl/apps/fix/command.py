@@ -1,4 +1,4 @@
-"""An attempt at a user's bug, with the agent, sandbox and gateway of training, without a reward."""
+"""An attempt at a user's bug, by the agent, sandbox and gateway of training."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Repair:
 
 
 def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
-    """Plan the repair of the bug described in the file `issue`, in the clean `repository`, by `model`.
+    """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
 
-    Raises all errors at once: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`.
+    Raises as `Problems.report`.
     """
     problems = Problems()
     opened = problems.attempt(lambda: open_repository(repository))
@@ -54,7 +54,7 @@ def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The result. `patch`: the bytes of ``git diff``, may be empty; `exit`: the agent's."""
+    """The result. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
 
     patch: bytes
     exit: str
@@ -120,7 +120,7 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
 
 
 def _report(made: Attempt) -> AgentReport:
-    """The agent's report; for a broken agent, its limit or crash."""
+    """Agent's report; for a broken agent, its limit or crash."""
     if isinstance(made.outcome, AgentReport):
         return made.outcome
     return AgentReport("crash", log=str(made.outcome)) if made.ending is Ending.CRASH else AgentReport(made.reason)

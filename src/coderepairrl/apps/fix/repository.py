@@ -1,4 +1,4 @@
-"""The user's repository: only `apply` changes it."""
+"""User's repository: only `apply` changes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Repository:
     commit: str
 
     def task(self, issue: str) -> Task:
-        """The task that `issue` describes, without a reference."""
+        """Task that `issue` describes, without a reference."""
         return Task(f"{self.root.name}@{self.commit[:12]}", issue, "", f"dir:{self.root}", b"")
 
 

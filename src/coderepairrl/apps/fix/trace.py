@@ -1,4 +1,4 @@
-"""Live view of an agent's work on stderr: replies, tool calls, and the start of their output."""
+"""Live view of an agent's work on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_COLUMNS = 160
 
 
 class Trace:
-    """A log for people, coloured on a terminal. `quiet`: prints nothing; `whole`: full messages, with the opening."""
+    """A log for people, coloured on a terminal; with `whole`, all of each message."""
 
     def __init__(self, *, quiet: bool = False, whole: bool = False) -> None:
         self.whole = whole
@@ -28,10 +28,7 @@ class Trace:
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def turn(self, turn: Turn) -> None:
-        """Show the tools' answers and the model's reply; the opening only if `whole`.
-
-        After a rewritten history, shows it from the last message on.
-        """
+        """Show the tools' answers and the model's reply; after a rewritten history, from the last message on."""
         *request_messages, reply = turn.messages
         if turn.index or self.whole:
             for message in request_messages if turn.base is not None or self.whole else request_messages[-1:]:
@@ -39,7 +36,7 @@ class Trace:
         self._message(reply)
 
     def ended(self, report: AgentReport, seconds: float) -> None:
-        """Show how it ended. Calls of the last turn have no reply, so only their outcome is known."""
+        """Show how it ended, and the outcome of calls without a reply."""
         calls = report.tool_calls
         if calls and report.exit != "submitted":
             for call in calls:
@@ -90,7 +87,7 @@ def show(patch: bytes, to: TextIO) -> None:
 
 
 def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
-    r"""The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts with text.
+    r"""The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts.
 
     >>> beginning("one\\n" * 10).endswith("... 2 more lines")
     True
@@ -106,7 +103,7 @@ def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
 
 
 def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
-    """A tool call as text: a single argument follows the name, several are listed by name."""
+    """A tool call as text; several arguments are listed by name."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError):

@@ -39,7 +39,7 @@ SHOWN = {
 
 
 def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
-    """The settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
+    """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
     With `resume`, of the run that the first word, ``run.name`` or ``hello`` names. Raises `UsageError` for a missing or
     unexpected run folder, and as `config.load`.
@@ -92,7 +92,7 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
 def before_and_after(path: Path, last: int) -> dict[str, Any]:
     """First and last evaluation of a run, paired by task, with intervals clustered by function.
 
-    Slices of ``eval`` (quoted and not) are listed by name next to it, further evaluations below theirs.
+    Slices of ``eval`` are listed by name, further evaluations below theirs.
     """
     run = open_run(path)
     report: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
 
 
 def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    """Means over tasks that have the measure on both sides, so that the change is their difference."""
+    """Means over tasks that have the measure on both sides."""
     pairs = pair(before, after)
     return {
         name: {
@@ -137,7 +137,7 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The report as a plain table."""
+    """Report as a plain table."""
     lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
     if "tests_passing_per_patch" in report:
         lines += ["", "per patch: on the tasks with a patch both before and after"]
@@ -156,7 +156,7 @@ _BAR_COLUMNS = 40
 
 
 def curve(run: RunFolder) -> str:
-    """Mean reward of training episodes as bars, for a step or a few; empty without steps."""
+    """Mean rewards of training episodes as bars; empty without steps."""
     rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
     together = max(1, -(-len(rewards) // _BARS))
     lines = []

@@ -1,4 +1,4 @@
-"""A few episodes as they happen, in short: the issue, tool calls, diff and reward."""
+"""A few episodes as they happen, in short."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shown:
 
 
 def as_text(title: str, episode: Episode) -> str:
-    """The episode under the line `title`, in at most 80 columns, safe to print."""
+    """Episode under the line `title`, in at most 80 columns, safe to print."""
     rows = [("issue", _cut(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
     rows += [("diff", _cut(_changed(episode.patch))), ("reward", [_reward(episode)])]

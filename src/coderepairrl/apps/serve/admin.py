@@ -1,4 +1,4 @@
-"""API of the host, closed to agents: sessions, their turns, weights. HTTP on a separate socket."""
+"""API of the host, closed to agents: HTTP on a separate socket."""
 
 from __future__ import annotations
 

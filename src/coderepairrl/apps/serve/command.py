@@ -37,14 +37,14 @@ USE = Use(
     defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
 )
 TOKEN = "CRRL_ADMIN_TOKEN"
-"""The environment variable that may hold the token of an admin port."""
+"""Environment variable that may hold the token of an admin port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """Addresses of a server: the gateway on `host`:`port` (0: any free) and the Unix socket `socket`.
 
-    The host's API is on the Unix socket `admin`, by default in a new folder, or with a token on `admin_port`.
+    The host's API is on the Unix socket `admin`, or with a token on `admin_port`.
     """
 
     host: str = "127.0.0.1"
@@ -57,10 +57,7 @@ class Places:
 
 
 def resolve(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """The model that `model` names, and its settings; `log`: folder for turns.
-
-    Raises all errors at once: `ConfigError`, `UsageError`, `PrerequisiteError`, or `Several`.
-    """
+    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `Problems.report`."""
     problems = Problems()
 
     def check_log() -> None:
@@ -80,10 +77,9 @@ async def serve(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `plan` until one of `signals.STOPPING`; calls `ready` with the addresses once it answers.
+    """Serve the model of `plan` until one of `signals.STOPPING`; calls `ready` with the addresses.
 
-    Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or existing folder, and as
-    `replying`.
+    Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
     with stoppable() as received:  # from the first moment on: an engine that is being started ends with us
         try:
@@ -157,7 +153,7 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
 
 @contextmanager
 def _advising() -> Iterator[None]:
-    """Suggest another ``--log`` for errors of its folder, instead of another run name."""
+    """Suggest another ``--log`` for errors of its folder."""
     try:
         yield
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The sessions of a served model: opened, described as plain data, closed, and optionally logged."""
+"""Sessions of a served model: opened, described, closed, and optionally logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AskedLimits(_Given):
 
 
 class AskedSampling(_Given):
-    """`Sampling` of a session; only one with a bare temperature can be trained on."""
+    """`Sampling` of a session; only with a bare temperature it can be trained on."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -53,7 +53,7 @@ class Asked(_Given):
 
 
 class Sessions:
-    """The open sessions of `server` by id. Closing one describes it a last time and forgets it."""
+    """Open sessions of `server` by id."""
 
     def __init__(
         self, server: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
@@ -68,7 +68,7 @@ class Sessions:
         return name in self._open
 
     def session(self, name: str) -> Session | None:
-        """The open session `name`, or None."""
+        """Open session `name`, or None."""
         return self._open[name][0] if name in self._open else None
 
     def open(self, asked: Asked) -> dict[str, Any]:
@@ -104,14 +104,11 @@ class Sessions:
         ]
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """Everything about the session `name`, put together in a thread. Raises KeyError."""
+        """Everything about the session `name`. Raises KeyError."""
         return await asyncio.to_thread(_described, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """End the session `name`, aborting its calls, and `describe` it. Raises KeyError.
-
-        Concurrent callers get the same description.
-        """
+        """End the session `name`, and `describe` it to all who close it. Raises KeyError."""
         entry = self._open[name]
         session, _ = entry
         turns = await self._server.close(session)

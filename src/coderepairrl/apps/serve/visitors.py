@@ -33,7 +33,7 @@ class Visitors:
         self._closing: set[asyncio.Task[Any]] = set()
 
     def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
-        """The session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
+        """Session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
         messages = _messages(request)
         replies = [place for place, message in enumerate(messages) if _by_model(message)]
         session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
@@ -51,7 +51,7 @@ class Visitors:
         return session
 
     def _asked_so(self, messages: Sequence[Any]) -> list[Session]:
-        """The sessions with this request that can continue, newest first."""
+        """Sessions with this request that can continue, newest first."""
         names = reversed(self._asked.get(_digest(messages), ()))
         sessions = [self._sessions.session(name) for name in names if name in self._open]
         return [each for each in sessions if each is not None and not each.spent]
@@ -87,7 +87,7 @@ class Visitors:
 
 
 def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
-    """The messages of Chat Completions or Messages, or the input of Responses."""
+    """Messages of Chat Completions or Messages, or the input of Responses."""
     sent = request.get("messages", request.get("input"))
     return sent if isinstance(sent, list) else [sent]
 

@@ -1,6 +1,6 @@
 """The resources a run needs (``crrl train --dry-run``): memory per GPU, and seconds per step.
 
-Loads neither a model nor torch. GPU speeds are assumptions; memory is tested (tests/assembly/test_memory.py).
+GPU speeds are assumptions; memory is tested (tests/assembly/test_memory.py).
 """
 
 from coderepairrl.assembly.sizing.architecture import Architecture

@@ -1,4 +1,4 @@
-"""The dimensions of a decoder, from its config.json or as published (`published`)."""
+"""Dimensions of a decoder, from its config.json or as published (`published`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = tuple(FAMILIES)
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder's dimensions, and the parameters, products and cache that follow from them."""
+    """A decoder's dimensions, and what follows from them."""
 
     hidden: int
     vocabulary: int
@@ -79,7 +79,7 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """The width of a head that positions rotate."""
+        """Width of a head that positions rotate."""
         return max(layer.mixer.head_dim for layer in self.blocks) or 64
 
     @property

@@ -64,7 +64,7 @@ def unknown(args: Sequence[str]) -> str:
 
 
 def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
-    """The number after one of `names` in `args`; the last one counts. Raises `ConfigError`.
+    """Number after one of `names` in `args`; the last one counts. Raises `ConfigError`.
 
     As in vLLM, ``8k`` is 8,000 and ``8K`` 8,192.
 
@@ -105,7 +105,7 @@ def with_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> li
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings that determine a server's memory."""
+    """Settings that determine a server's memory."""
 
     context: int
     slots: int

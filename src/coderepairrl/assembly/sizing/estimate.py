@@ -87,10 +87,7 @@ class Estimate:
         return self.memory is not None or bool(self.config.train.devices or self.server)
 
     def needs(self, gpu: int) -> float:
-        """Bytes taken of a GPU.
-
-        A server takes its whole share. By turns the larger turn counts, plus what the other process keeps.
-        """
+        """Bytes taken of a GPU. By turns the larger turn counts, plus what the other process keeps."""
         overhead = learner_side.RESERVE * self.on_gpus
         learner = self.learner.peak + overhead if gpu in self.learning else 0
         if self.server is None or gpu not in self.server.gpus:
@@ -123,7 +120,7 @@ class Estimate:
 
     @property
     def problem(self) -> str:
-        """The reason why it cannot run, or an empty string."""
+        """Reason why it cannot run, or an empty string."""
         server = self.server
         if server and server.settings.context > self.model.context and not self.model.scaled:
             return (
@@ -154,7 +151,7 @@ class Estimate:
         return ""
 
     def shown(self) -> dict[str, Any]:
-        """The plan as ``--dry-run`` prints it; GB are 10^9 bytes."""
+        """Plan as ``--dry-run`` prints it; GB are 10^9 bytes."""
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
         if self.model.experts:
             plan["active_parameters"] = self.model.active

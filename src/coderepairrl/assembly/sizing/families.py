@@ -26,7 +26,7 @@ def numbers(raw: Raw, *names: str) -> list[int]:
 
 
 def layers(raw: Raw) -> Layers:
-    """The layers of a model. Raises `Unknown` for other types and missing numbers."""
+    """Layers of a model. Raises `Unknown` for other types and missing numbers."""
     family = FAMILIES.get(str(raw.get("model_type")))
     if family is None:
         raise Unknown
@@ -38,7 +38,7 @@ def layers(raw: Raw) -> Layers:
 
 
 def _layer_types(raw: Raw, every: int) -> Sequence[str]:
-    """The attention type of each layer; by default full in every `every`-th (0: all the same)."""
+    """Attention type of each layer; by default full in every `every`-th (0: all the same)."""
     if listed := raw.get("layer_types"):
         return list(listed)
     count, window = raw["num_hidden_layers"], bool(raw.get("sliding_window"))

@@ -36,7 +36,7 @@ class Move(NamedTuple):
 
 
 def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
-    """The plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
+    """Plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
     plan = estimate(config, settings_of(config))
     if isinstance(plan, str):
         return {"memory": f"not planned: {plan}"}
@@ -63,7 +63,7 @@ def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
 
 
 def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
-    """The overrides of all `moves`, with unused GPUs for those that take more."""
+    """Overrides of all `moves`, with unused GPUs for those that take more."""
     overrides = [part for move in moves for part in move.overrides]
     engine, train = given.config.engine.devices, given.config.train.devices
     if any(move.kind == "apart" for move in moves):

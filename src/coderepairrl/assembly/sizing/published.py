@@ -95,7 +95,7 @@ KNOWN = {name: _known(raw) for name, raw in PUBLISHED.items()}
 
 
 def known(path: str) -> Architecture | None:
-    """The published dimensions of the model named at the end of `path`.
+    """Published dimensions of the model named at the end of `path`.
 
     >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
     (True, None)

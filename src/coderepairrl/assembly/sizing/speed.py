@@ -24,7 +24,7 @@ class Rate(NamedTuple):
 
 
 def shown(given: Estimate) -> dict[str, Any]:
-    """Step and run as ``--dry-run`` prints them; only the episodes if a speed is unknown."""
+    """Step and run as ``--dry-run`` prints them."""
     config = given.config
     rollout, plan = config.rollout, config.plan
     trained = rollout.tasks_per_step * rollout.group_size

@@ -62,9 +62,9 @@ def plan(
 ) -> Evaluation:
     """Plan what the arguments of `crrl eval` name; with `collects`, those of `crrl collect`.
 
-    `what` has the settings, or is a task source, whose options are in `given` too. Each of `agents` attempts all tasks
-    under the same limits. With `resume`, `what` may be an evaluation's folder. Raises as `evaluation.resolve`, and
-    `UsageError` for contradictory arguments.
+    `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `given` too.
+    Each of `agents` attempts all tasks under the same limits. With `resume`, `what` may be an evaluation's folder.
+    Raises as `evaluation.resolve`, and `UsageError` for contradictory arguments.
     """
     extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
     extra += [] if limit is None else [f"eval.tasks={limit}"]

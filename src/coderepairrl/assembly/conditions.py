@@ -70,7 +70,6 @@ def _named(agent: Agent) -> str:
 
 
 def _version(agent: Agent) -> str:
-    """Version of a recipe's program; for a built-in agent, of this package."""
     return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 

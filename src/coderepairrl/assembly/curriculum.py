@@ -21,7 +21,7 @@ _FIX = "write JSON lines of task, attempts, solved and reward (docs/guides/curri
 
 
 class Probed(BaseModel):
-    """Attempts at one task in a probe file. `reward`, the mean, replaces a missing `solved`."""
+    """Attempts at one task in a probe file; a mean `reward` replaces a missing `solved`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 

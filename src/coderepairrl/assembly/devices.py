@@ -51,10 +51,7 @@ def split(config: Config, serving_takes: bool) -> Split:
 
 
 def serving(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine` on the GPUs of ``engine.devices`` (all if empty), for commands without a learner.
-
-    Raises `PrerequisiteError` if no GPU is visible, `ConfigError` for contradictory GPU settings.
-    """
+    """`engine` on the GPUs of ``engine.devices`` (all if empty), without a learner. Raises as `split`."""
     _check_serving(config, engine.takes_gpus)
     environment = _environment("engine.devices", config.engine.devices, visible())
     return engine.on_gpus(environment[VISIBLE]) if environment else engine

@@ -25,7 +25,7 @@ _NAMED = 3
 
 
 class Rows(NamedTuple):
-    """Sequences of one example: several if its history was rewritten."""
+    """The sequences of one example."""
 
     episode: str
     task: str

@@ -122,7 +122,6 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
 
 
 def _example(task: Task) -> Example | None:
-    """`task` as an example, if it repairs a single local file."""
     changed = paths(task.reference)
     before = files_at_hand(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
     after = patched(before, task.reference) if before is not None else None

@@ -76,7 +76,7 @@ def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, An
 
 
 def _is_data(option: str, value: object) -> bool:
-    """Whether an engine option is data, not a program, its arguments or environment, or an address."""
+    """Whether an engine option is data, not a program, its arguments, or an address."""
     return isinstance(value, (int, float)) or option in ("dtype", "head")
 
 

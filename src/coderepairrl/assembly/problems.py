@@ -66,7 +66,7 @@ class Problems:
                 self.found.append(each)
 
     def report(self) -> None:
-        """Raise the collected error (`ConfigError`, `UsageError`, `TaskError` or `PrerequisiteError`), `Several` for
-        more."""
+        """Raise the collected error, if any (`ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`); `Several`
+        for more."""
         if self.found:
             raise several(self.found)

@@ -103,7 +103,7 @@ def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Se
 def _too_long(
     config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task], at_most: float
 ) -> list[Task]:
-    """Tasks without room for a reply, longest first; tokenizes about `at_most` bytes."""
+    """Tasks without room for a reply, longest first."""
     most, _ = _limit(config, model, kind, terms)
     ordered = _longest_first(tasks)
     empty = terms.agent.first_request(replace(ordered[0], prompt=""))

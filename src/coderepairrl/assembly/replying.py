@@ -179,7 +179,6 @@ def _share(plans: Sequence[ServingPlan]) -> bool:
 
 
 def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
-    """Engine of `plans` on their GPUs, with room for all their adapters."""
     adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
     ranks = [weights.adapter_rank(adapter) for adapter in adapters if adapter is not None]
     config = plans[0].config

@@ -20,7 +20,7 @@ async def verify(
 ) -> None:
     """Run and announce the checks of `tasks.verify`.
 
-    `begin` gets the number of trials, `advance` is called after each. Raises as `rewards.verify.verify`.
+    `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify`.
     """
     trials_by_kind = planned(plan)
     say(f"rewards checked before training: {as_planned(plan)}")

@@ -79,10 +79,8 @@ for heading, commands in COMMANDS.items():
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Unwind, so that children and temporary folders go; a second signal must not disturb the first's cleanup.
-
-    `asyncio.run` would replace Python's handler by one that waits for running code.
-    """
+    """Unwind, so that children and temporary folders go, undisturbed by a second signal."""
+    # `asyncio.run` would replace Python's handler by one that waits for running code
     _deafen()
     raise KeyboardInterrupt
 

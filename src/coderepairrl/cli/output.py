@@ -60,7 +60,7 @@ def show(text: object) -> None:
 
 
 def note(line: str) -> None:
-    """Print a line of progress, which may be untrusted, to stderr."""
+    """Print a line of progress to stderr, safely."""
     print(logged(line), file=sys.stderr, flush=True)
 
 

@@ -57,10 +57,7 @@ class Named(NamedTuple):
 
 def named(path: str) -> Named:
     """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a fetched model of the hub
-    (``org/name``, ``org/name@revision``), a checkpoint, or a run (its newest).
-
-    Adapters of a run are on its initial model, others on the one in their ``adapter_config.json``. Raises `UsageError`.
-    """
+    (``org/name@revision``), a checkpoint, or a run (its newest). Raises `UsageError`."""
     location = Path(path).expanduser()
     if (location / _RUN).is_file():
         saved = sorted(

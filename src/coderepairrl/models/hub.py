@@ -48,8 +48,7 @@ def find_cached(name: str) -> Path | None:
 def fetch(name: str) -> str:
     """Download what a run reads of the model `name`; returns ``org/name@commit``. A cached commit needs no network.
 
-    Raises `UsageError` if the hub cannot be reached, lacks the model or revision, wants its terms accepted, or the disk
-    is too small.
+    Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
     """
     repository, revision = _split(name)
     if revision and _COMMIT.fullmatch(revision) and (cached := find_cached(name)) and _is_complete(cached):

@@ -1,6 +1,6 @@
 """Exact conversion of `coderepairrl.types` to JSON and back.
 
-Bytes become text, or ``base64:...`` if not UTF-8, so that a column has one type. Floats keep every bit.
+Bytes become text, or ``base64:...`` if not UTF-8. Floats keep every bit.
 """
 
 from __future__ import annotations

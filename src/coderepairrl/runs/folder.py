@@ -192,7 +192,7 @@ class RunFolder:
         write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
-        """Append one step's line, in constant time. Raises `RunError` when the disk is full."""
+        """Append one step's line. Raises `RunError` when the disk is full."""
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(codec.dump(step)) + "\n")
@@ -293,7 +293,7 @@ def source_digest(package: Path = Path(__file__).parents[1]) -> str:
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:
-    """Commit of the source tree, with ``+`` if modified; empty for a wheel or a distrusted repository."""
+    """Commit of the source tree, with ``+`` if modified; empty for a wheel."""
     try:
         repository = hostgit.find(package, around=True)
         with hostgit.view(repository) as view:

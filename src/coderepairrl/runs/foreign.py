@@ -38,7 +38,7 @@ def value(written: str) -> Any:
 
 
 def objects(path: Path, written: str, fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of JSON lines in `path`, with line numbers. Raises `UsageError` for the first other line, with `fix`."""
+    """Numbered objects of JSON lines in `path`. Raises `UsageError` with `fix` for the first other line."""
     for number, line in enumerate(written.split("\n"), 1):  # not splitlines: a text may have U+2028
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""Record of the tasks that a model learned from by imitation, passed on to its successors."""
+"""Record of the tasks that a model learned from by imitation."""
 
 from __future__ import annotations
 

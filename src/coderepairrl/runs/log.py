@@ -98,7 +98,7 @@ class Log:
 
 
 class Lines:
-    """Results of a command as JSON lines, each written at once; opening cuts off a torn one. Raises `UsageError`."""
+    """Results as JSON lines, each written at once; opening cuts off a torn one. Raises `UsageError`."""
 
     def __init__(self, path: Path) -> None:
         self._log = Log(path)

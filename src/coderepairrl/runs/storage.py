@@ -32,10 +32,8 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is synced and replaces `path`.
-
-    A crash leaves the old or the new folder, or an old one that `recover` restores.
-    """
+    """Yield a temporary folder that replaces `path`, synced; after a crash between renames, `recover` restores the old
+    one."""
     temporary, old = path.with_name(f".{path.name}.partial"), _old(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     recover(path)
@@ -107,7 +105,7 @@ def damage(folder: Path) -> str:
 
 
 def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
-    """Description of a file in `folder` that is missing or not of the `known` SHA-256, or ""."""
+    """Description of a file in `folder` without the `known` SHA-256, or ""."""
     try:
         actual = digests((folder / name for name in known), stopped=stopped)
     except (OSError, ValueError) as error:  # a name with a NUL

@@ -1,7 +1,6 @@
 """Weights for `Engine.load`, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``adapter_config.json`` is an adapter; one with ``offer.json`` has no weights, but
-`coderepairrl.sync.wire` transfers them.
+A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transfer of weights from the learner to an engine's workers over gloo, NCCL or shared memory.
 
 Imports no part of the project: it also runs in vLLM's Python. Both ends meet in the folder of an *offer*, a JSON list
-of tensors. A receiver holds all tensors in host memory until the last one, so a broken transfer changes none.
+of tensors. Receivers hold all tensors until the last, so a broken transfer changes none.
 """
 
 from __future__ import annotations
@@ -213,10 +213,7 @@ def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
 
 
 class _Window:
-    """Memory of the sender, on a GPU or in the host, mapped by all ends.
-
-    Tensors pass through its halves in turn: receivers read one while the sender fills the other.
-    """
+    """Memory of the sender, mapped by all ends: receivers read one half while the sender fills the other."""
 
     def __init__(self, folder: Path, *, sends: bool, all_here: Callable[[], None]) -> None:
         memory, handle = folder / "meet-memory", folder / "meet-handle"

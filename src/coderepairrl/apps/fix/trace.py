@@ -77,7 +77,7 @@ class Trace:
 
 
 def show(patch: bytes, to: TextIO) -> None:
-    """Write a patch: its bytes, or on a terminal text without control sequences."""
+    """Write a patch; on a terminal, without control sequences."""
     if to.isatty():
         to.write(visible(patch.decode(errors="replace")))
     else:

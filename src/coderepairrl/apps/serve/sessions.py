@@ -33,7 +33,7 @@ class AskedLimits(_Given):
 
 
 class AskedSampling(_Given):
-    """`Sampling` of a session; only with a bare temperature it can be trained on."""
+    """`Sampling` of a session, which can be trained on only with a bare temperature."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

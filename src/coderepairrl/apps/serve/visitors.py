@@ -20,8 +20,8 @@ _REMEMBERED = 1 << 14
 class Visitors:
     """Finder of the session for a request without a key; opens one in `sessions` if needed.
 
-    A request continues the conversation whose last request it repeats, with the reply and new messages. A retry
-    continues one whose client left before the answer. Others, and conversations at a limit, get a new session.
+    A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
+    whose client left before the answer.
     """
 
     def __init__(self, sessions: Sessions) -> None:

@@ -118,7 +118,7 @@ class Architecture:
         return sum(count * layer.parameters(self.hidden) for layer, count in self.kinds) + self.root
 
     def size(self, number: int, codes: float = 0.0) -> int:
-        """Bytes of all parameters at `number` bytes each, those of linear layers at `codes` bytes if given."""
+        """Bytes of all parameters at `number` bytes each, linear layers at `codes` if given."""
         coded = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.kinds)
         return number * self.parameters - int((number - (codes or number)) * coded)
 

@@ -1,6 +1,6 @@
 """Memory of a vLLM server per GPU, from its options and arguments.
 
-The KV cache gets its share of the GPU (``--gpu-memory-utilization``), less weights and work.
+The KV cache gets the server's share of the GPU (``--gpu-memory-utilization``) less weights and work.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class EngineMemory:
         return self.weights + self.adapters + self.work + RESERVE
 
     def cached(self, room: float) -> int:
-        """Tokens that the cache holds, in sequences of full length, if the server has `room` bytes."""
+        """Tokens of full sequences that the cache holds, if the server has `room` bytes."""
         return max(0, int((room - self.fixed) // (self.kv_token + self.kv_sequence / self.context)))
 
 

@@ -1,9 +1,8 @@
-"""Dimensions of models by their published config.json, known without their files.
+"""Dimensions of models by their published config.json.
 
-For Qwen3.5 and 3.6 the language model alone, which is what is trained (``crrl export``). Sources: transformers'
-defaults of ``Qwen3_5TextConfig`` (9B) and ``Qwen3_5MoeTextConfig`` (35B-A3B); THUDM/slime's training scripts
-(scripts/models/qwen3.5-4B.sh and others); for linear attention's heads and the context, published copies of
-config.json.
+For Qwen3.5 and 3.6 the language model alone. Sources: transformers' defaults of ``Qwen3_5TextConfig`` (9B) and
+``Qwen3_5MoeTextConfig`` (35B-A3B); THUDM/slime (scripts/models/qwen3.5-4B.sh and others); for linear attention's heads
+and the context, copies of config.json.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Trial:
     """A planned attempt, not started."""
 
     plan: AgentPlan
-    """With this task alone."""
+    """Has this task alone."""
     task: Task
     output: Path | None
 

@@ -459,7 +459,7 @@ def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) ->
 
 
 _REPEATED = {"empty_patches", "turns", "tests"}
-"""Measures that say again what another of the table does; ``tests`` is `resolved`, or its mean."""
+"""Measures that repeat another of the table; ``tests`` is `resolved`, or its mean."""
 
 
 def _next(result: Mapping[str, Any], config: Config) -> list[str]:

@@ -21,9 +21,9 @@ from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.learned import write_learned
 
 KEPT = 0.9
-"""Of what adapters add, the share below which a caller should say that the rest is lost."""
+"""Share of the adapters' change below which a caller should say that the rest is lost."""
 _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
-"""What files of a checkpoint are called that only training needs."""
+"""Prefixes of a checkpoint's files that only training needs."""
 
 
 async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:

@@ -31,14 +31,14 @@ class Asked:
     """Options of an import."""
 
     against: Sequence[str] = ()
-    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``: what overlaps with one is refused."""
+    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``: overlap is refused."""
     drop: Sequence[str] = ()
-    """The same; what overlaps with one is left out."""
+    """Evaluation sets: overlap is left out."""
     unchecked: bool = False
     tasks: str = ""
     """The source of the tasks, for their language, repository and reference."""
     outcomes: str = ""
-    """What says which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
+    """Source of which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
     window: Window = field(default_factory=Window)
 
 

@@ -21,7 +21,7 @@ from coderepairrl.tokens import Codec, Row
 from coderepairrl.types import Sample
 
 _NAMED = 3
-"""Unfit examples of each sort whose names are shown."""
+"""Unfit examples listed by name, of each sort."""
 
 
 class Rows(NamedTuple):
@@ -48,9 +48,9 @@ class Examples:
     files: dict[str, str]
     """SHA-256 of each file, by its path."""
     rendered: dict[str, int]
-    """Examples whose messages were rendered, by why."""
+    """Number of rendered examples, by reason."""
     dropped: dict[str, list[str]]
-    """Ids of the examples that were left out, by why."""
+    """Ids of the examples left out, by reason."""
 
     @property
     def longest(self) -> int:

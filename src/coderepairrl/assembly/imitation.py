@@ -24,7 +24,7 @@ OF_ATTEMPTS = (
     *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
-"""Settings that mean something only where attempts are learned from (`learn.settings.OF_SAMPLES` has further ones)."""
+"""Settings with a meaning only for learning from attempts (more: `learn.settings.OF_SAMPLES`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class ImitationPlan(ServingPlan):
     devices: devices.Split
     examples: Examples
     rollouts: AgentPlan | None
-    """Evaluations on tasks; None where no tasks are named, or none are due."""
+    """Evaluations on tasks; None if no tasks are named, or none are due."""
     doubt: str
-    """What may not fit, as far as that is known."""
+    """Warning that it may not fit."""
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:

@@ -27,24 +27,24 @@ from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify
 
 RELAY = "relay"
-"""Engine of models that somebody else serves."""
+"""Engine of models served by others."""
 
 
 class RelayOptions(Section):
     """``engine.options`` where the engine is ``relay``."""
 
     model_name: str = ""
-    """The model's name at the URL; not needed where there is only one."""
+    """Name of the model at the URL, unless there is only one."""
     key_env: str = ""
-    """The environment variable that holds the key. Empty: OPENAI_API_KEY, if that is set."""
+    """Environment variable that holds the key. Empty: OPENAI_API_KEY, if set."""
     context: int | None = Field(default=None, ge=2)
     """Longest sequence in tokens, if the endpoint does not say."""
     attempts: int = Field(default=5, ge=1)
-    """How often a request is sent at most while the endpoint is busy or cannot be reached."""
+    """Most times a request is sent while the endpoint is busy or cannot be reached."""
     backoff: float = Field(default=0.5, ge=0)
     """Seconds before the second attempt; doubled before each further one."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the endpoint calls it."""
+    """The endpoint's name for it."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Added to every request."""
 
@@ -56,9 +56,9 @@ class LocalModel:
     folder: Path
     codec: Codec
     forks: tuple[str, ...]
-    """Where token ids cannot be extended exactly, in words."""
+    """Descriptions of where token ids cannot be extended exactly."""
     engine: EngineSpec
-    """With room for adapters where there are any."""
+    """Has room for adapters if there are any."""
     adapter: Path | None = None
     """A folder with adapters on the model in `folder`."""
 
@@ -87,7 +87,7 @@ class Use(NamedTuple):
 
     command: str
     used: tuple[str, ...]
-    """Those that mean something to it; overrides of others are refused."""
+    """Settings with a meaning for it; overrides of others are refused."""
     defaults: tuple[str, ...]
     """Overrides for a model that comes without settings."""
 

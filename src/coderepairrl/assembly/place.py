@@ -20,7 +20,7 @@ class Place:
     agent: Agent
     sandbox: SandboxBackend
     choice: Choice
-    """Why it is that sandbox."""
+    """Reason for that sandbox."""
 
 
 def limits(config: Config) -> Limits:

@@ -41,7 +41,7 @@ class ServingPlan:
     """A model that replies to external agents (``crrl serve``)."""
 
     config: Config
-    """With what ``auto`` stands for; what else its parts are made of is in them."""
+    """Configuration with ``auto`` resolved."""
     model: LocalModel | RemoteModel
 
     @property
@@ -56,9 +56,9 @@ class AgentPlan(ServingPlan):
 
     place: Place
     kinds: Mapping[str, Terms]
-    """How tasks are attempted and judged, by their kind; ``""`` is for all others."""
+    """Terms of attempts by kind of task; ``""`` is for all others."""
     eval_tasks: Mapping[str, tuple[Task, ...]]
-    """Held-out ones by the name of the evaluation: all, or a sample."""
+    """Held-out tasks by name of the evaluation: all, or a sample."""
 
     @property
     def reward_versions(self) -> dict[str, int]:
@@ -72,23 +72,23 @@ class Plan(AgentPlan):
     """A training run."""
 
     model: LocalModel
-    """The initial policy, or the shape of one that is drawn at random. Its engine is on the run's own GPUs."""
+    """The initial policy, or the shape of a random one. Its engine is on the run's own GPUs."""
     curriculum: Curriculum
     """Training tasks, and their order."""
     learner: LearnSettings
     devices: devices.Split
     in_turn: bool
-    """Engine and learner have a GPU together, and the engine measures what is free as it starts."""
+    """Engine and learner share a GPU, and the engine measures free memory as it starts."""
     clip: str
-    """When the clip of the importance ratio acts."""
+    """Description of when the importance ratio is clipped."""
     rewards_in_words: Mapping[str, str]
-    """What is paid and what evaluations measure, and why where no reward is named."""
+    """Description of training rewards and of what evaluations measure, with reasons for defaults."""
     prompt: LongestPrompt | None
-    """The longest; None for a run that is resumed, which was asked before."""
+    """The longest prompt; None for a resumed run, which was checked at its start."""
     too_long: tuple[str, ...]
-    """Training tasks that were left out since their prompts are longer (`tasks.too_long`)."""
+    """Training tasks left out because their prompts are longer (`tasks.too_long`)."""
     lacking: tuple[PrerequisiteError, ...]
-    """What engine or learner need and this machine lacks, with which they would not start."""
+    """Prerequisites of engine or learner that this machine lacks."""
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:

@@ -17,7 +17,7 @@ from coderepairrl.tokens import Codec, TooLong
 from coderepairrl.types import Task
 
 _COUNTED = 4 << 20
-"""Bytes of prompts of a kind that are tokenized, a few seconds' worth."""
+"""Bytes of prompts tokenized per kind: a few seconds' worth."""
 
 
 class LongestPrompt(NamedTuple):

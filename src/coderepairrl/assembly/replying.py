@@ -21,7 +21,7 @@ from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.sync import weights
 
 Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
-"""As `replying`."""
+"""Signature of `replying`."""
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ class Part(NamedTuple):
     """Plans whose models are open together, at most `at_once` of them."""
 
     numbers: tuple[int, ...]
-    """Of the plans."""
+    """Indices of the plans."""
     at_once: int
     shared: bool = False
     """Whether one engine serves all."""

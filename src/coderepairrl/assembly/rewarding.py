@@ -14,7 +14,7 @@ from coderepairrl.rollout import Share
 from coderepairrl.types import Task
 
 VERIFIED_REFERENCES = 4
-"""Verified repairs of each task that become references where `hybrid` follows from the tasks."""
+"""Verified repairs of each task that become references if `hybrid` is the default."""
 
 
 def settle_rewards(

@@ -25,9 +25,9 @@ from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 
 COLLECTED = 0.25
-"""Share of tasks that `crrl collect` attempts where `tasks.holdout` is not set."""
+"""Share of tasks that `crrl collect` attempts if `tasks.holdout` is not set."""
 _TASKS_NAMED = 3
-"""Tasks that cannot be opened, of which each is a message; the others are counted."""
+"""Number of tasks that cannot be opened with a message each; the others are counted."""
 
 
 def read_tasks(

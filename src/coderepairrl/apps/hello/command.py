@@ -35,7 +35,7 @@ SHOWN = {
     "empty_patches": "empty_patches",
     "tool_success": "tool_success",
 }
-"""What is reported, by its name there, and the measure behind it."""
+"""Reported names, and the measures behind them."""
 
 
 def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:

@@ -10,9 +10,9 @@ from coderepairrl.printable import printable
 from coderepairrl.types import Ending, Episode, ToolCall
 
 COLUMNS = 62
-"""Of what stands behind a name."""
+"""Columns for the text after a name."""
 LINES = 6
-"""Of an issue or a diff."""
+"""Lines of an issue or a diff."""
 _NAME = 13
 
 

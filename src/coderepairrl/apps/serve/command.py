@@ -53,7 +53,7 @@ class Places:
     admin: Path | None = None
     admin_port: int | None = None
     chat: bool | None = None
-    """Whether the gateway also answers who has no session's key, over the loopback; None: for models of our own."""
+    """Whether the gateway answers local clients without a session's key; None: unless others serve the model."""
 
 
 def resolve(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:

@@ -13,7 +13,7 @@ from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.gateway import Session
 
 CONVERSATIONS = 256
-"""Open at a time: of more, one without a turn is closed, or else the one that was asked least recently."""
+"""Most open conversations: beyond them, one without a turn is closed, or the least recently used."""
 _REMEMBERED = 1 << 14
 
 

@@ -33,9 +33,9 @@ class Architecture:
     scaled: bool = False
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
-    """Whether its file has 16 bits a weight."""
+    """Whether its file has 16 bits per weight."""
     kinds: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
-    """Layers that differ, and how many there are of each."""
+    """Distinct layers, and the number of each."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", tuple(Counter(self.blocks).items()))

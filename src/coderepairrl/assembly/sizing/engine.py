@@ -17,19 +17,19 @@ from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, par
 from coderepairrl.errors import ConfigError
 
 SHARE = 0.92
-"""vLLM 0.32's own ``--gpu-memory-utilization``."""
+"""vLLM 0.32's default of ``--gpu-memory-utilization``."""
 BATCHED = 8192
-"""Its ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
+"""vLLM's ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
 RESERVE = 2_000_000_000
-"""What it takes beside its tensors (context, libraries, captured graphs): an assumption, not a measurement."""
+"""Bytes used besides tensors (context, libraries, captured graphs): an assumption, not a measurement."""
 PAGE = 16
-"""Tokens of a page of the cache, or a part of them."""
+"""Tokens per page of the cache, or a divisor of them."""
 STATES = 2
-"""Pages for a sequence's state with prefix caching, which is vLLM's default: at the end, and at the last page's."""
+"""Pages for a sequence's state with prefix caching, vLLM's default: at the end, and at the end of the last page."""
 GROUPED = 1.5
-"""Kinds of layers whose numbers differ by less are put in groups of the larger one."""
+"""Kinds of layers whose numbers differ by less form groups of the larger number."""
 KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Of a number in the cache, by ``--kv-cache-dtype``; with ``auto`` it has the type of the weights."""
+"""Bytes of a number in the cache, by ``--kv-cache-dtype``; ``auto`` has the type of the weights."""
 
 TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
 _PIPELINE, DATA_NAMES = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
@@ -119,7 +119,7 @@ class EngineSettings:
     kv_size: int
     """Bytes of a number in the cache."""
     adapters: int
-    """At the server at once."""
+    """Adapters at the server at once."""
     rank: int
     targets: tuple[str, ...]
 
@@ -159,11 +159,11 @@ class EngineMemory:
     weights: int
     adapters: int
     work: int
-    """Of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
+    """Work of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
     kv_token: int
-    """Of one token, in layers that look at all of them."""
+    """Cache of one token, in layers that attend to all tokens."""
     kv_sequence: int
-    """Of a sequence beside, however long: its windows, and the states of layers that have no keys."""
+    """Cache of a sequence of any length: its windows, and the states of layers without keys."""
     context: int
     """Tokens of the longest sequence."""
 

@@ -33,7 +33,7 @@ class PlannedServer:
     memory: EngineMemory
     gpus: tuple[int, ...]
     room: float | None
-    """Bytes that it takes of each, None where it is not known what they have."""
+    """Bytes taken of each GPU, None if their size is unknown."""
 
     @property
     def kv_tokens(self) -> int | None:
@@ -45,9 +45,9 @@ class Moves(NamedTuple):
     """Bytes moved when engine and learner take turns on a GPU."""
 
     host: int
-    """That is put in the host's memory at once at most: page-locked copies are kept."""
+    """Most bytes in host memory at once: page-locked copies are kept."""
     step: int
-    """In a step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
+    """Bytes per step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
 
     @property
     def locked(self) -> int:
@@ -65,9 +65,9 @@ class Estimate:
     model: Architecture
     memory: float | None
     learner: LearnerMemory
-    """Of each learner process."""
+    """Memory of each learner process."""
     server: PlannedServer | None
-    """None where no server of ours takes GPUs."""
+    """None if no local server takes GPUs."""
 
     @property
     def serving(self) -> tuple[int, ...]:

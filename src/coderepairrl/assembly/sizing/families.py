@@ -148,4 +148,4 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "glm4_moe_lite": lambda raw: _grouped(_latent(raw), raw),
     "deepseek_v3": lambda raw: _grouped(_latent(raw), raw),
 }
-"""By ``model_type``."""
+"""Layers by ``model_type``."""

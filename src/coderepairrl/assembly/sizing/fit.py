@@ -30,9 +30,9 @@ class Move(NamedTuple):
     kind: str
     overrides: tuple[str, ...]
     serving: int = 0
-    """GPUs that the engine takes beside those it has."""
+    """Further GPUs for the engine."""
     learning: int = 0
-    """And the learner."""
+    """Further GPUs for the learner."""
 
 
 def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:

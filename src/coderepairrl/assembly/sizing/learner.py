@@ -12,11 +12,11 @@ from coderepairrl.assembly.sizing.parts import Layer, Part
 from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
-"""What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
+"""Bytes of a GPU process besides tensors (context, libraries, fragments): an assumption, not a measurement."""
 PROCESSORS = 132
-"""Of an H100, among which FlashAttention's backward pass deals out heads; few GPUs have more."""
+"""Multiprocessors of an H100, over which FlashAttention's backward pass spreads heads; few GPUs have more."""
 ROUND = 3
-"""Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
+"""Layers with gathered weights at once: the one at work, the next, and a buffer."""
 BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
 
@@ -29,19 +29,18 @@ class LearnerMemory(NamedTuple):
     """Bytes on one device in the steady state, in the backward pass of a micro-batch."""
 
     weights: int
-    """The model, or this process's share; a reference model counts, too, a teacher, and ZeRO's own copy of trained
-    weights."""
+    """The model, or this process's share; includes a reference model, a teacher, and ZeRO's copy of trained weights."""
     adapters: int
     gradients: int
-    """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
+    """Gradients of the trained weights in float32, and the buckets that reduce them (DDP)."""
     optimizer: int
     """Two moments of AdamW, in float32 or in 8 bits."""
     gathered: int
-    """Of other processes' shares: weights that are here for a while, gradients on their way."""
+    """Shares of other processes: temporary weights, gradients on their way."""
     activations: int
-    """What the forward pass keeps for the backward pass."""
+    """Numbers that the forward pass keeps for the backward pass."""
     work: int
-    """What the backward pass of a layer needs beside; with checkpointing also what the layer computes again."""
+    """Further needs of a layer's backward pass, with checkpointing including what is recomputed."""
     logits: int
     """A chunk of logits with its gradient: it comes before the layers, so the larger of this and `work` counts."""
 

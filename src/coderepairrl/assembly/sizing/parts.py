@@ -29,14 +29,14 @@ class Held(NamedTuple):
     """Numbers that a server holds of a sequence in a layer."""
 
     token: int = 0
-    """Of each token, or of each of the last `window`."""
+    """Numbers of each token, or of each of the last `window`."""
     parts: int = 1
-    """Among how many GPUs that can be divided."""
+    """Number of GPUs that can divide it."""
     window: int = 0
     inputs: int = 0
-    """Of the last tokens, which a convolution needs again."""
+    """Numbers of the last tokens, which a convolution needs again."""
     state: int = 0
-    """Whatever its length."""
+    """Numbers independent of the length."""
 
 
 NOTHING = Held()
@@ -52,28 +52,28 @@ class Part:
     small: int = 0
     """Weights of matrices that get no adapters and are never quantised, such as a router's."""
     others: int = 0
-    """Parameters that are in no matrix."""
+    """Parameters outside matrices."""
     products: int = 0
     """Numbers of a token that its backward pass needs, in the type of products."""
     norms: int = 0
     """Numbers of a token that go through norms."""
     extra: int = 0
-    """Bytes of a token beside."""
+    """Further bytes of a token."""
     widest: int = 0
-    """Numbers of a token that there are at once, of those that GPUs divide among them."""
+    """Numbers of a token held at once, of those that GPUs divide among them."""
     queries: int = 0
     keys: int = 0
     """Width of all queries and of all keys of a token in attention."""
     shares: int = 1
     """Heads, which GPUs can divide among them."""
     head_dim: int = 0
-    """Of what positions turn."""
+    """The width that positions rotate."""
     held: Held = NOTHING
     count: int = 0
     """Experts, of which a token goes through `chosen`."""
     chosen: int = 0
     width: int = 0
-    """Of an expert."""
+    """Width of an expert."""
     one: int = 0
     """Weights of an expert."""
     quantised: int = field(init=False)
@@ -104,7 +104,7 @@ class Layer(NamedTuple):
     mixer: Part
     feed: Part
     norms: int = 2
-    """Of the width of the layer's input: before both, or after them as well."""
+    """Norms of the width of the layer's input: before both parts, or after them as well."""
 
     @property
     def linear(self) -> tuple[Linear, ...]:
@@ -126,8 +126,8 @@ class Layer(NamedTuple):
 
 
 Norm = Literal["", "head", "exact", "wide"]
-"""How queries and keys are normalised: each head as in Qwen3, the same by weights in float32 as in Qwen3.5 and Gemma 3,
-or all heads together as in OLMo 3."""
+"""Norm of queries and keys: per head (Qwen3), the same by float32 weights (Qwen3.5, Gemma 3), or all heads together
+(OLMo 3)."""
 
 
 def attention(

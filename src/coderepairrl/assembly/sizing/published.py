@@ -81,7 +81,7 @@ PUBLISHED: Mapping[str, Raw] = {
     ),
     **dict.fromkeys(("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), _qwen35(2048, 40, 2, **_MOE35)),
 }
-"""What config.json says, by the last part of a model's name."""
+"""Contents of config.json, by the last part of a model's name."""
 
 
 def _known(raw: Raw) -> Architecture:

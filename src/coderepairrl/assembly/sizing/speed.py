@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from coderepairrl.assembly.sizing.estimate import GB, Estimate
 
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
-"""Share of an H100's peak that a training step reached, by the least number of parameters: of 14B, of 4B, of 0.6B."""
+"""Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
 PUBLISHED = 0.45 * GB
-"""Bytes of new weights in a second: a model of 0.6B from an H100's learner (docs/measurements/performance.md)."""
+"""Bytes of new weights per second: a 0.6B model from an H100's learner (docs/measurements/performance.md)."""
 MOVED = 20 * GB
-"""Bytes in a second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
+"""Bytes per second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
 PROMPT = 1000
-"""Tokens that an episode begins with, at most half of it; of the rest half is sampled: an assumption."""
+"""Tokens at the start of an episode, at most half of it; half of the rest is sampled: an assumption."""
 
 
 class Rate(NamedTuple):

@@ -87,7 +87,7 @@ def show(patch: bytes, to: TextIO) -> None:
 
 
 def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
-    r"""The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts.
+    """The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts.
 
     >>> beginning("one\\n" * 10).endswith("... 2 more lines")
     True

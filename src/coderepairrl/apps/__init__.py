@@ -1,1 +1,1 @@
-"""What is built from the loop and is not training itself: a demonstration, fixing a repository, serving a model."""
+"""Programs around the training loop: a demonstration, fixing a repository, serving a model."""

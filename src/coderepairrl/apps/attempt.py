@@ -1,4 +1,4 @@
-"""``crrl attempt``: one attempt at one task, shown while it is made. It is an evaluation of that task alone."""
+"""``crrl attempt``: one attempt at one task, shown live."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is to be attempted; nothing is started."""
+    """A planned attempt, not started."""
 
     plan: AgentPlan
-    """With this task alone."""
+    """Has this task alone."""
     task: Task
     output: Path | None
 
@@ -35,10 +35,9 @@ class Trial:
 def resolve(
     what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> Trial:
-    """The task of that id, of any split of the task source `what`, or of the evaluations of a TOML file or run, and the
-    policy and settings that `crrl eval` would measure there.
+    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
 
-    Raises what `evaluate.plan` raises, and `UsageError` where there is no such task or policy.
+    Raises as `evaluate.plan`, and `UsageError` for an unknown task or a missing policy.
     """
     settings = [each for each in given if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
     options = configs.parse_options([each for each in given if each not in settings], "path")
@@ -57,16 +56,15 @@ def resolve(
         for task in tasks:
             if task.id == task_id:
                 return Trial(replace(plan, eval_tasks={name: (task,)}), task, output)
-    known = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
-    near = difflib.get_close_matches(task_id, known, 3, 0.3) or known[:3]
-    raise UsageError(f"{what} evaluates no task {task_id}", fix=f"of {len(known):,}, such as {', '.join(near)}")
+    task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
+    near = difflib.get_close_matches(task_id, task_ids, 3, 0.3) or task_ids[:3]
+    raise UsageError(f"{what} evaluates no task {task_id}", fix=f"of {len(task_ids):,}, such as {', '.join(near)}")
 
 
 async def attempt(trial: Trial, trace: Trace) -> Episode:
-    """Make the attempt as `evaluation.measure` does, and show in `trace` each turn and what came of it.
+    """Make the attempt, showing each turn and the result in `trace`.
 
-    It is kept where `Trial.output` says. Raises what `evaluation.measure` raises, and `RunError` for an attempt that
-    an infrastructure fault ended.
+    Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
     """
     plan, ended = trial.plan, list[Episode]()
     trace.say("task", f"{trial.task.id}: {trial.task.workspace}")
@@ -101,8 +99,8 @@ async def attempt(trial: Trial, trace: Trace) -> Episode:
 
 
 def as_json(trial: Trial, episode: Episode) -> dict[str, Any]:
-    """The attempt as plain data: the conversation as ``messages``, and what the run's log has of it."""
+    """Attempt as plain data, with the conversation as ``messages``."""
     messages = [message for turn in episode.turns for message in turn.messages]
     run = {"run": str(trial.output)} if trial.output else {}
-    found: dict[str, Any] = dump(replace(episode, turns=()))
-    return {**run, **found, "reward": episode.reward, "messages": messages}
+    fields: dict[str, Any] = dump(replace(episode, turns=()))
+    return {**run, **fields, "reward": episode.reward, "messages": messages}

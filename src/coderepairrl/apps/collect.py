@@ -1,4 +1,4 @@
-"""``crrl collect`` and ``crrl select``: attempts to learn from, and which of them are kept (docs/guides/collect.md)."""
+"""``crrl collect`` and ``crrl select``: examples to learn from (docs/guides/collect.md)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from coderepairrl.stats.spending import Prices, Spent, spent
 async def collect(
     planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = say_nothing
 ) -> dict[str, Any]:
-    """The attempts of all `planned`, so many `jobs` at a time, and what is kept of them, with what they cost.
+    """Make the attempts of all `planned`, `jobs` at a time; returns what is kept of them, and the cost.
 
-    Of several, the examples are in the folder that theirs are in. Raises what `attempt` and `keep` raise,
-    and `Interrupted`.
+    Raises as `attempt` and `keep`, and `Interrupted`.
     """
     several = len(planned) > 1
     home = planned[0].folder.path.parent if several else planned[0].folder.path
@@ -33,19 +32,19 @@ async def collect(
     await until_interrupted(attempt(planned, resume=resume, collects=True, jobs=jobs, say=say), fix=again)
     cost, money = Spent(), 0.0
     for each in planned:
-        own = spent(logged_episodes(each.folder.records()))
+        cost_of_run = spent(logged_episodes(each.folder.records()))
         prices = each.folder.about().get("prices")
-        cost, money = cost.plus(own), money + (own.money(Prices(*prices)) if prices else 0.0)
+        cost, money = cost.plus(cost_of_run), money + (cost_of_run.money(Prices(*prices)) if prices else 0.0)
     paid = {"money": money} if any(each.folder.about().get("prices") for each in planned) else {}
-    found = keep([each.folder.path for each in planned], planned[0].plan.config.keep, home / NAME)
-    return {"run": str(home), **found, "cost": {**cost._asdict(), **paid}}
+    kept_examples = keep([each.folder.path for each in planned], planned[0].plan.config.keep, home / NAME)
+    return {"run": str(home), **kept_examples, "cost": {**cost._asdict(), **paid}}
 
 
 def select(sources: Sequence[Path], given: Sequence[str], output: Path | None) -> dict[str, Any]:
-    """What `given` (``keep.NAME=VALUE``) keeps of the attempts in `sources`, written to `output`: a file, or a folder.
+    """Write the attempts in `sources` that the filters ``keep.NAME=VALUE`` keep to `output`, a file or folder.
 
-    Of one run, what is not given is as its configuration has it, and without an `output` its examples are replaced.
-    Raises what `keep` raises, and `ConfigError` for a setting that is none.
+    A single run supplies the other filters, and gets new examples if there is no `output`. Raises as `keep`, and
+    `ConfigError` for an unknown setting.
     """
     if wrong := next((each for each in given if not each.startswith(("keep.", "keep="))), ""):
         raise UsageError(f"{wrong!r} is no filter", fix="write keep.above=0.5, for example")
@@ -59,9 +58,9 @@ def select(sources: Sequence[Path], given: Sequence[str], output: Path | None) -
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     lines = table(found)
-    rows = [f"{found[how]} {what}" for how, what in _HOW.items() if found[how]]
+    rows = [f"{found[how]} {meaning}" for how, meaning in _HOW.items() if found[how]]
     lines += ["", f"examples: {found['examples']}, {counted(found['rows'], 'row')} ({', '.join(rows)})"]
     if cost := found.get("cost"):
         money = f", money {cost['money']:.4f}" if "money" in cost else ""

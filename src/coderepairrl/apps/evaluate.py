@@ -1,4 +1,4 @@
-"""``crrl eval``: which evaluation its arguments name, and its results in words (docs/guides/evaluate.md)."""
+"""``crrl eval``: evaluations by its arguments, and results as text (docs/guides/evaluate.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from coderepairrl.stats.spending import Prices, spent
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation, and the run folder that it will have, or has."""
+    """An evaluation and its run folder."""
 
     plan: AgentPlan
     folder: RunFolder
@@ -60,33 +60,33 @@ def plan(
     prices: str | None = None,
     collects: bool = False,
 ) -> Evaluation:
-    """The evaluation that the arguments of `crrl eval` name, or, where it `collects`, the attempts of `crrl collect`.
+    """Plan what the arguments of `crrl eval` name; with `collects`, those of `crrl collect`.
 
-    `what` is a TOML file, a shipped config or a run, whose settings hold, or a task source, of which `given` has the
-    options; what else is in `given` are settings. Each of `agents` attempts all tasks, under the same limits.
-    Without a `policy` it is that of the file, or the run itself. With `resume` it may also be the folder of an
-    evaluation, which knows the rest.
-
-    Raises what `evaluation.resolve` raises, and `UsageError` for what makes no sense together.
+    `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `given` too.
+    Each of `agents` attempts all tasks under the same limits. With `resume`, `what` may be an evaluation's folder.
+    Raises as `evaluation.resolve`, and `UsageError` for contradictory arguments.
     """
     extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
     extra += [] if limit is None else [f"eval.tasks={limit}"]
     extra += [] if attempts is None else [f"eval.attempts={attempts}"]
-    own = _evaluation(Path(what)) if resume else None
-    if own is not None:
+    existing = _evaluation(Path(what)) if resume else None
+    if existing is not None:
         if policy is not None or output is not None:
             command = "collect" if collects else "eval"
             raise UsageError(f"{what} has its policy and its place", fix=f"crrl {command} {what} --resume")
-        about = own.about()
+        about = existing.about()
         if collects != ("holdout" in about):
             raise UsageError(
                 f"{what} is {'an evaluation' if collects else 'a collection'}",
                 fix=f"crrl {'eval' if collects else 'collect'} {what} --resume",
             )
-        resolved = _resolve(str(own.config), extra, agents, collects=collects)
-        known = about.get("prices")
+        resolved = _resolve(str(existing.config), extra, agents, collects=collects)
+        recorded_prices = about.get("prices")
         return Evaluation(
-            resolved, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None
+            resolved,
+            existing,
+            shards.parse(shard or about.get("shard", "1/1")),
+            Prices(*recorded_prices) if recorded_prices else None,
         )
     if collects:
         extra = [*COLLECTING, *extra]
@@ -96,9 +96,9 @@ def plan(
 
 
 def plan_each(policies: Sequence[str], what: str, given: Sequence[str], **more: Any) -> list[Evaluation]:
-    """As `plan`, of each of `policies`: the folder then holds a run folder for each, named by it.
+    """Run `plan` for each of `policies`; each run folder is named by its policy.
 
-    Raises what `plan` raises, and `UsageError` for two of one name.
+    Raises as `plan`, and `UsageError` for two policies with one name.
     """
     labels = [_label(policy) for policy in policies]
     if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
@@ -117,7 +117,7 @@ def require_several(jobs: int) -> None:
 
 
 def _label(policy: str) -> str:
-    """What the folder of `policy` is called beside those of others.
+    """Folder name for `policy`.
 
     >>> _label("runs/mine"), _label("runs/mine/checkpoints/00010"), _label("builtin:tiny"), _label("https://a.org/v1")
     ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
@@ -135,28 +135,30 @@ def _resolve(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """As `evaluation.resolve`, with `agents` instead of that of the settings. One that is there by that name keeps its
-    options."""
+    """Run `evaluation.resolve` with other `agents`; the settings' agent keeps its options."""
     if agents:
         use = evaluation.COLLECT if collects else evaluation.USE
         config, _ = named(model, given, use, Problems(), settings_of=settings_of)
-        there = config.value.agent if config else Agent()  # what is wrong is told below
-        given = [*given, *_side_by_side(agents, there)]
+        agent = config.value.agent if config else Agent()  # what is wrong is told below
+        given = [*given, *_side_by_side(agents, agent)]
     return evaluation.resolve(model, given, settings_of=settings_of, collects=collects)
 
 
 def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
-    """Settings with which each of `agents` has an evaluation, the first one that is called ``eval``.
+    """Settings that give each of `agents` an evaluation; the first is called ``eval``.
 
     >>> _side_by_side(["claude-code", "nano"], Agent(options={"tools": "compact"}))
     ['agent={"name" = "claude-code"}', 'eval.also.nano={agent={"name" = "nano", "options" = {"tools" = "compact"}}}']
     """
     if twice := [name for name in agents if agents.count(name) > 1]:
         raise UsageError(f"--agent {twice[0]} is there twice", fix="--attempts N has it attempt each task N times")
-    own = {there.name: there.model_dump()} if there.options else {}
-    first, *others = [configs.inline(own.get(name, {"name": name})) for name in agents]
+    with_options = {there.name: there.model_dump()} if there.options else {}
+    first, *other_agents = [configs.inline(with_options.get(name, {"name": name})) for name in agents]
     labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
-    return [f"agent={first}", *(f"eval.also.{label}={{agent={it}}}" for label, it in zip(labels, others, strict=True))]
+    return [
+        f"agent={first}",
+        *(f"eval.also.{label}={{agent={it}}}" for label, it in zip(labels, other_agents, strict=True)),
+    ]
 
 
 def _known(preset: str) -> str:
@@ -166,7 +168,6 @@ def _known(preset: str) -> str:
 
 
 def _evaluation(path: Path) -> RunFolder | None:
-    """The evaluation in the folder `path`, if there is one."""
     return RunFolder(path) if (path / "run.json").is_file() and "policy" in open_run(path).about() else None
 
 
@@ -185,7 +186,7 @@ def _plan(what: str, given: Sequence[str], policy: str | None, agents: Sequence[
 
 
 def is_source(what: str) -> bool:
-    """Whether `what` names a task source: it is neither a TOML file, a shipped config nor a run."""
+    """Whether `what` names a task source, not a TOML file, shipped config or run."""
     return configs.run_of(what) is None and _file(what) is None
 
 
@@ -198,15 +199,15 @@ def _file(what: str) -> Path | None:
 def _of_source(
     source: str, given: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
 ) -> AgentPlan:
-    """All that the settings of the policy say of tasks and what is measured is replaced; the rest holds."""
+    """Plan an evaluation on `source`: replaces the policy's settings of tasks and rewards."""
     if policy is None:
         command = "collect" if collects else "eval"
         raise UsageError("no policy is named", fix=f"crrl {command} {source} --policy RUN|FOLDER|builtin:tiny|URL")
     if source not in tasks.SHIPPED and ":" not in source:
-        there = nearest_run(Path(source)) if "/" in source else ""
+        suggestion = nearest_run(Path(source)) if "/" in source else ""
         raise UsageError(
             f"{source} is no TOML file, shipped config, run or task source",
-            fix=there or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
+            fix=suggestion or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
         )
     settings, options = list[str](), list[str]()
     for each in given:
@@ -214,18 +215,18 @@ def _of_source(
     chosen = configs.parse_options(options, "path")
     measured = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
     section, split = ("tasks", "train") if collects else ("eval", "test")
-    own = (
+    source_settings = (
         *(f"run.name={_named(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
         *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )
-    return _resolve(policy, [*own, *settings], agents, collects=collects)
+    return _resolve(policy, [*source_settings, *settings], agents, collects=collects)
 
 
 def _named(what: str, collects: bool = False) -> str:
-    """The name of the evaluation of `what`, which may be a path or ``module:Class``, or of what is collected from it.
+    """Name of the evaluation of, or collection from, `what`: a path, source or ``module:Class``.
 
     >>> _named("quixbugs"), _named("runs/mine"), _named("my.sources:Bugs")
     ('eval-quixbugs', 'eval-mine', 'eval-Bugs')
@@ -234,7 +235,7 @@ def _named(what: str, collects: bool = False) -> str:
 
 
 def _folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> RunFolder:
-    """The folder that is named, else ``RUN.DIR/RUN.NAME``, with a number where that is taken."""
+    """The named folder, else ``RUN.DIR/RUN.NAME``, numbered if taken."""
     if output is not None:
         return RunFolder(output)
     name = config.run.name if shard == WHOLE else f"{config.run.name}-{shard.number}of{shard.of}"
@@ -252,32 +253,30 @@ def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
     if plan.config.engine.name != "relay":
         raise UsageError("--prices is for a policy behind a URL", fix="leave it out")
     try:
-        found = Prices(*map(float, text.split(",")))
+        prices = Prices(*map(float, text.split(",")))
     except (TypeError, ValueError):
-        found = Prices(-1, -1)
-    if not all(price is None or 0 <= price < float("inf") for price in found):
+        prices = Prices(-1, -1)
+    if not all(price is None or 0 <= price < float("inf") for price in prices):
         raise UsageError(
             f"{text!r} are no prices", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
         )
-    return found
+    return prices
 
 
 async def evaluate(planned: Evaluation, *, resume: bool = False) -> dict[str, Any]:
-    """Measure, and what ``--json`` prints: run folder, policy, summaries by name, cost. Raises what `measure` does, and
-    `Interrupted`."""
+    """Measure, and return what ``--json`` prints. Raises as `measure`, and `Interrupted`."""
     await until_interrupted(attempt([planned], resume=resume), fix=f"crrl eval {planned.folder.path} --resume")
     return found(planned.folder)
 
 
 def say_nothing(text: str) -> None:
-    """Where nobody wants to know."""
+    """Discard a message."""
 
 
 async def evaluate_each(
     planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = say_nothing
 ) -> list[dict[str, Any]]:
-    """As `evaluate`, of each of `planned`, of which so many `jobs` are measured at a time. It can `say`
-    which of them share an engine, and which failed."""
+    """Run `evaluate` for each of `planned`, `jobs` at a time."""
     again = f"the same command with -o {planned[0].folder.path.parent} --resume"
     await until_interrupted(attempt(planned, resume=resume, jobs=jobs, say=say), fix=again)
     return [found(each.folder) for each in planned]
@@ -291,12 +290,10 @@ async def attempt(
     jobs: int = 1,
     say: Callable[[str], None] = say_nothing,
 ) -> None:
-    """Make the attempts of each of `planned`, so many `jobs` at a time; their models share engines (`replying.parts`).
-    With `resume` one alone must have been begun, and of several those go on that were. What it `collects` says so in
-    its run.json.
+    """Make the attempts of `planned`, `jobs` at a time; models share engines (`replying.parts`).
 
-    Raises what `evaluation.measure` raises, of several at a time when the others have come to their end; what was
-    attempted by then stays.
+    With `resume`, a single evaluation must exist; of several, those that exist continue. Raises as
+    `evaluation.measure`, for several after all have ended.
     """
     plans = [each.plan for each in planned]
     log_dir = planned[0].folder.path.parent / ".server"
@@ -346,17 +343,16 @@ async def attempt(
 
 
 def ended(planned: Sequence[Evaluation]) -> list[Evaluation]:
-    """Those of `planned` that have all of their results."""
+    """Evaluations that have all their results."""
 
     def whole(each: Evaluation) -> bool:
-        known = {record["name"] for record in each.folder.records() if record["type"] == "eval"}
-        return known.issuperset(each.plan.eval_tasks)
+        measured = {record["name"] for record in each.folder.records() if record["type"] == "eval"}
+        return measured.issuperset(each.plan.eval_tasks)
 
     return [each for each in planned if each.folder.log.exists() and whole(each)]
 
 
 def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
-    """`error`, or each of several, with the `name` of the evaluation that it ended."""
     if isinstance(error, OSError):
         return [RunError(f"{name}: {error}", fix="mend that, then the same command with --resume")]
     problems = error.problems if isinstance(error, Several) else (error,)
@@ -364,7 +360,7 @@ def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepai
 
 
 def found(folder: RunFolder) -> dict[str, Any]:
-    """What the evaluation in `folder` has come to."""
+    """Results of the evaluation in `folder`."""
     about = folder.about()
     cost = spent(logged_episodes(folder.records()))
     prices = about.get("prices")
@@ -384,13 +380,13 @@ def found(folder: RunFolder) -> dict[str, Any]:
 
 
 def _agents_of(about: Mapping[str, Any], name: str) -> str:
-    """Who made the attempts of evaluation `name`; empty where an older version did not note it."""
-    there = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
-    return " and ".join(dict.fromkeys(each["name"] for each in there))
+    """Agents of the evaluation `name`; older runs did not record them."""
+    recorded = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
+    return " and ".join(dict.fromkeys(each["name"] for each in recorded))
 
 
 def as_text(result: Mapping[str, Any], config: Config) -> str:
-    """The result for people: a table for each evaluation, the cost, and what one may do now."""
+    """The result as text: tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != "1/1" else "")]
     for name, summary in result["evaluations"].items():
         lines += ["", *_table(name, summary, config, result["agents"][name])]
@@ -415,7 +411,7 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
 
 
 def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluation]) -> str:
-    """The results of several policies for people, and the command that compares them."""
+    """Results of several policies as text."""
     texts = [as_text(result, each.plan.config) for result, each in zip(results, planned, strict=True)]
     if len(texts) == 1:
         return texts[0]
@@ -424,35 +420,34 @@ def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluat
 
 
 def _by_agent(result: Mapping[str, Any]) -> list[str]:
-    """A line for each evaluation: who made it, and what came of it first."""
     rows = [("evaluation", "agent", "", "")]
     for name, summary in result["evaluations"].items():
-        found = summary["outcomes"] | summary["values"]
-        measure = next(each for each in (*("resolved", "reward"), *found) if each in found)
-        rows.append((name, result["agents"][name], measure, str(Interval(**found[measure]))))
+        measures = summary["outcomes"] | summary["values"]
+        measure = next(each for each in (*("resolved", "reward"), *measures) if each in measures)
+        rows.append((name, result["agents"][name], measure, str(Interval(**measures[measure]))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
-    own = config.eval.each[name]
-    source = own.source or config.tasks.source
+    evaluation = config.eval.each[name]
+    source = evaluation.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
     rows = {  # evaluations of older versions have no metrics
         each: Interval(**mean)
         for part in ("outcomes", "values", "metrics")
         for each, mean in summary.get(part, {}).items()
     }
-    shown = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
-    per_patch = {each: rows[each + PER_PATCH] for each in shown if each + PER_PATCH in rows}
-    wide = max(map(len, map(str, (rows[each] for each in shown))), default=0)
+    measures = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
+    per_patch = {each: rows[each + PER_PATCH] for each in measures if each + PER_PATCH in rows}
+    wide = max(map(len, map(str, (rows[each] for each in measures))), default=0)
     lines = [
         f"{name}: {', '.join(filter(None, (agent, source)))}, {counted(summary['tasks'], 'task')}"
-        f" x {counted(own.attempts, 'attempt')}{void};"
-        f" temperature {own.temperature:g}, top-p {own.top_p:g};"
+        f" x {counted(evaluation.attempts, 'attempt')}{void};"
+        f" temperature {evaluation.temperature:g}, top-p {evaluation.top_p:g};"
         f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
         f"  {'':<28} {'all attempts':<{wide}}  patches that are not empty",
-        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in shown),
+        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in measures),
     ]
     head = next((each for each in ("resolved", "reward") if each in rows), "")
     parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
@@ -464,7 +459,7 @@ def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) ->
 
 
 _REPEATED = {"empty_patches", "turns", "tests"}
-"""Measures that say again what another of the table does; ``tests`` is `resolved`, or its mean."""
+"""Measures that repeat another of the table; ``tests`` is `resolved`, or its mean."""
 
 
 def _next(result: Mapping[str, Any], config: Config) -> list[str]:
@@ -487,4 +482,4 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
             commands[command] = "which patches pass its tests: docs/guides/grade.md"
     wide = max(map(len, map(as_called, commands)))
-    return ["next:", *(f"  {as_called(command):<{wide}}  {what}" for command, what in commands.items())]
+    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]

@@ -1,4 +1,4 @@
-"""``crrl export``: what a run has, for others: a plain folder in Hugging Face layout, metrics for trackers."""
+"""``crrl export``: a run's model, episodes, or metrics, for use elsewhere."""
 
 from __future__ import annotations
 
@@ -21,31 +21,29 @@ from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.learned import write_learned
 
 KEPT = 0.9
-"""Of what adapters add, the share below which a caller should say that the rest is lost."""
+"""Share of the adapters' change below which a caller should say that the rest is lost."""
 _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
-"""What files of a checkpoint are called that only training needs."""
+"""Prefixes of a checkpoint's files that only training needs."""
 
 
 async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
-    Adapters are merged, added in float32; the weights have `precision`, by default that of the run that trained them,
-    or of the model below adapters of others. Full weights are copied as they are, those of a mixture of experts that a
-    run trained under the names that files of its architecture have; of a multimodal model (`models.multimodal`), those
-    of its language model. What fails leaves an empty folder.
+    Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
+    Experts of a run get the tensor names of published files; of a multimodal model only the language model is written.
+    A failure leaves an empty folder.
 
-    Returns the share of what adapters add that is left in bfloat16 (`learn.survived`); None where nothing is rounded.
-    Raises `UsageError` for a model or folder that cannot be used, `LearnerFault` and `RunError` where merging or
-    writing fails.
+    Returns the share of the adapters' change left after rounding to bfloat16, if any. Raises `UsageError`,
+    `LearnerFault` and `RunError`.
     """
-    found = models.named(source)
+    named_model = models.named(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new folder")
-    if found.adapter is None and precision is not None:
-        raise UsageError(f"{found.folder} has full weights, which are copied as they are", fix="no --precision")
+    if named_model.adapter is None and precision is not None:
+        raise UsageError(f"{named_model.folder} has full weights, which are copied as they are", fix="no --precision")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        kept = await _write(found, target, precision)
+        kept_share = await _write(named_model, target, precision)
         write_learned(target, learned_by(source))
     except BaseException as error:
         for file in target.glob("*"):  # half a model looks like one
@@ -53,39 +51,38 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
         if isinstance(error, OSError):
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
         raise
-    return kept
+    return kept_share
 
 
 def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
-    """Write the episodes of `run` that have a verdict to `target`, which must be new; returns how many these are.
+    """Write the judged episodes of `run` to `target`, which must be new; returns their number.
 
-    A process that is killed leaves no half of it. Raises `UsageError` for what is no run or a `target` that is there,
-    `RunError` for a damaged log or where writing fails.
+    A killed process leaves no partial output. Raises `UsageError` and `RunError`.
     """
     folder = open_run(run)
     if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new one")
-    about, found = folder.about(), logged_episodes(folder.records())
-    name = str(about.get("name") or run.name)
+    facts, judged = folder.about(), logged_episodes(folder.records())
+    name = str(facts.get("name") or run.name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if form == "parquet":
-            return trajectories.write_parquet(name, found, target)
-        config = about.get("config") or configs.load_run(run).model_dump(mode="json")
-        kinds = {kind: own["agent"] for kind, own in config.get("kinds", {}).items() if own.get("agent")}
+            return trajectories.write_parquet(name, judged, target)
+        config = facts.get("config") or configs.load_run(run).model_dump(mode="json")
+        kinds = {kind: settings["agent"] for kind, settings in config.get("kinds", {}).items() if settings.get("agent")}
         agents = {kind: Path(agent["name"]).name for kind, agent in ({"": config["agent"]} | kinds).items()}
         path = config["model"]["path"]
         model = path if path.startswith("builtin:") else "" if "://" in path else Path(path).name
-        return trajectories.write_atif(trajectories.Origin(name, agents, about["coderepairrl"], model), found, target)
+        return trajectories.write_atif(trajectories.Origin(name, agents, facts["coderepairrl"], model), judged, target)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
 
 
 def metrics(run: Path, tracker: str) -> int:
-    """Send `tracker` the steps and evaluations of `run` that it has not had; returns how many these were.
+    """Send `tracker` the steps and evaluations of `run` that it lacks; returns their number.
 
-    Raises `PrerequisiteError` where it is not installed, `UsageError` for what is no run or is being sent already,
-    `RunError` where the tracker fails.
+    Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or a concurrent transfer, `RunError` if
+    the tracker fails.
     """
     require_trackers([tracker])
     try:
@@ -113,7 +110,7 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
     with scratch("export") as logs:
         await merge(found.folder, found.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"
-        kept = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
+        kept_share = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
     for file in models.files(found.folder):  # a tokenizer's parts that loading it does not write again
         if (
             file.suffix != ".safetensors"
@@ -121,23 +118,27 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
             and not (target / file.name).exists()
         ):
             shutil.copyfile(file, target / file.name)
-    return kept
+    return kept_share
 
 
 def _copy(folder: Path, target: Path) -> None:
-    kept = [file for file in models.files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
-    if not any(file.suffix == ".safetensors" for file in kept):
+    model_files = [file for file in models.files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+    if not any(file.suffix == ".safetensors" for file in model_files):
         raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
-    for file in kept:
+    for file in model_files:
         shutil.copyfile(file, target / file.name)
 
 
 def _fused(folder: Path) -> bool:
-    """Whether a checkpoint has experts as transformers computes them, in one tensor, which not all engines read."""
+    """Whether a checkpoint has fused experts, which some engines cannot read."""
     index = folder / "model.safetensors.index.json"
     return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])
 
 
 def _precision_of(folder: Path) -> Literal["fp32", "bf16"]:
-    about = json.loads((folder / "config.json").read_text("utf-8"))
-    return "bf16" if str(about.get("dtype") or about.get("torch_dtype") or "float32").endswith("16") else "fp32"
+    model_config = json.loads((folder / "config.json").read_text("utf-8"))
+    return (
+        "bf16"
+        if str(model_config.get("dtype") or model_config.get("torch_dtype") or "float32").endswith("16")
+        else "fp32"
+    )

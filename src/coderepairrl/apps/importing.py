@@ -1,4 +1,4 @@
-"""``crrl data import``: trajectories of others as examples to learn from (docs/guides/collect.md)."""
+"""``crrl data import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
 
 from __future__ import annotations
 
@@ -28,62 +28,67 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of an import beside its files."""
+    """Options of an import."""
 
     against: Sequence[str] = ()
-    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``: what overlaps with one is refused."""
+    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``: overlap is refused."""
     drop: Sequence[str] = ()
-    """The same; what overlaps with one is left out."""
+    """Evaluation sets: overlap is left out."""
     unchecked: bool = False
     tasks: str = ""
     """The source of the tasks, for their language, repository and reference."""
     outcomes: str = ""
-    """What says which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
+    """Source of which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
     window: Window = field(default_factory=Window)
 
 
 def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> dict[str, Any]:
-    """Write the trajectories of the format `form` in `paths` to `output` as examples; returns what became of them.
+    """Write the trajectories in `paths`, of the format `form`, to `output` as examples; returns a summary.
 
-    What is damaged is left out and named. Raises `UsageError` where nothing is left, where one overlaps with an
-    evaluation set that it is compared with (by id, by repository and commit, or because it quotes the issue), and
-    where none is named and `Asked.unchecked` is not set.
+    Damaged ones are left out and listed. Raises `UsageError` if none remain, one overlaps with an evaluation set, or no
+    set is named without `Asked.unchecked`.
     """
     if not (asked.against or asked.drop or asked.unchecked):
         raise UsageError(
             "no evaluation set is named to compare the trajectories with",
             fix="--against 'swe_bench name=verified' refuses what overlaps, --drop leaves it out, --unchecked asks not",
         )
-    known = _tasks(asked.tasks) if asked.tasks else []
+    tasks = _tasks(asked.tasks) if asked.tasks else []
     solved = _solved(asked.outcomes) if asked.outcomes else {}
-    found: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
     for path in paths:
         for each in read(form, path, asked.window):
             if isinstance(each, Damaged):
                 damaged.append(each)
             else:
-                found.append(each)
-    if not found:
-        why = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
+                trajectories.append(each)
+    if not trajectories:
+        reason = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
         raise UsageError(
-            f"there is no trajectory that can be read{why}",
+            f"there is no trajectory that can be read{reason}",
             fix=f"are these of the format {form}?",
         )
-    matched = _matched(found, known)
+    matched = _matched(trajectories, tasks)
     for source in asked.against:
-        if both := _overlapping(found, matched, _tasks(source)):
+        if both := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(both))
             raise UsageError(
-                f"{len(both)} of {len(found)} trajectories overlap with {source}: {_shown(both.values())}",
+                f"{len(both)} of {len(trajectories)} trajectories overlap with {source}: {_shown(both.values())}",
                 fix=f"what is learned from cannot be measured on: --drop {shlex.quote(source)} leaves them out"
-                f" (the first: {found[first].id})",
+                f" (the first: {trajectories[first].id})",
             )
-    out = {at: why for source in asked.drop for at, why in _overlapping(found, matched, _tasks(source)).items()}
-    kept = [(at, each) for at, each in enumerate(found) if at not in out]
-    if not kept:
-        raise UsageError(f"all {len(found)} trajectories overlap with {', '.join(asked.drop)}", fix="import others")
-    examples = [_example(form, at, each, matched.get(at), solved) for at, each in kept]
+    out = {
+        at: reason
+        for source in asked.drop
+        for at, reason in _overlapping(trajectories, matched, _tasks(source)).items()
+    }
+    remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
+    if not remaining:
+        raise UsageError(
+            f"all {len(trajectories)} trajectories overlap with {', '.join(asked.drop)}", fix="import others"
+        )
+    examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
         raise UsageError(f"{output} exists already", fix="name another file with -o")
     try:
@@ -103,7 +108,6 @@ def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> di
 
 
 def _tasks(text: str) -> list[Task]:
-    """Those of ``SOURCE [KEY=VALUE]...``."""
     name, *options = shlex.split(text)
     return list(catalog.load(*catalog.recognised(name, configs.parse_options(options, "path"))))
 
@@ -116,7 +120,7 @@ def _solved(source: str) -> Mapping[str, bool]:
 
 
 def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
-    """The task of each trajectory, by its number: of its id, else the one whose prompt its first request has."""
+    """Task of each trajectory, by index: of its id, else with its prompt."""
     by_id = {task.id: task for task in known}
     matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
     asking = {at: issue_in(each.messages) for at, each in enumerate(found) if not each.task}
@@ -127,7 +131,7 @@ def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Ta
 
 
 def _overlapping(found: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]) -> dict[int, str]:
-    """Which of `found` overlap with what is `measured`, by number, with what they share."""
+    """Trajectories that overlap with `measured`, by index, and what they share."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     issues = quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
@@ -149,7 +153,7 @@ def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Ma
     reward = each.reward if each.reward is not None else None if passed is None else float(passed)
     if reward is None and task is not None and task.reference.strip():
         reward = _similarity(task.reference, each.patch.encode("utf-8", "surrogateescape"))
-    said = ({key: value for key, value in message(one).items() if value is not None} for one in each.messages)
+    messages = ({key: value for key, value in message(one).items() if value is not None} for one in each.messages)
     return Example(
         f"{form}-{at:06d}",
         f"{form}-{at:06d}",
@@ -162,13 +166,12 @@ def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Ma
         policy=each.model,
         reward=reward,
         passed=passed,
-        messages=tuple(said),
+        messages=tuple(messages),
         tools=each.tools,
     )
 
 
 def _similarity(reference: bytes, patch: bytes) -> float:
-    """As an attempt of ours would be rewarded without its checks."""
     try:
         return rewards.only("patch_edits").compare(reference, patch) or 0.0
     except MalformedPatch:
@@ -176,12 +179,14 @@ def _similarity(reference: bytes, patch: bytes) -> float:
 
 
 def _shown(reasons: Iterable[str]) -> str:
-    there = list(dict.fromkeys(reasons))
-    return ", ".join(there[:_SHOWN]) + (f" and {len(there) - _SHOWN} more tasks" if len(there) > _SHOWN else "")
+    distinct = list(dict.fromkeys(reasons))
+    return ", ".join(distinct[:_SHOWN]) + (
+        f" and {len(distinct) - _SHOWN} more tasks" if len(distinct) > _SHOWN else ""
+    )
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     lines = [
         f"examples: {found['examples']}, {counted(found['rows'], 'row')} of"
         f" {counted(found['tasks'], 'task')}; {found['judged']} judged, {found['passed']} passed"
@@ -190,6 +195,8 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines.append(f"left out, since they overlap: {len(found['dropped'])}: {_shown(found['dropped'])}")
     if damaged := found["damaged"]:
         lines.append(f"left out, since they cannot be read: {len(damaged)}")
-        lines += [f"  {why}: {count}" for why, count in Counter(each["why"] for each in damaged).most_common(_SHOWN)]
+        lines += [
+            f"  {reason}: {count}" for reason, count in Counter(each["why"] for each in damaged).most_common(_SHOWN)
+        ]
         lines.append(f"  the first: {damaged[0]['where']}")
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""From a configuration to the parts of a run, named and checked before anything is started."""
+"""Plans of runs, from a configuration: parts are named and checked before anything starts."""

@@ -1,4 +1,4 @@
-"""Under which conditions sets of tasks are attempted, and in what those of an evaluation are not those of training."""
+"""Conditions of attempts, and how evaluations differ from training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 class Difference(NamedTuple):
-    """A condition of an evaluation that is not that of training.
+    """A condition that differs between an evaluation and training.
 
     >>> print(Difference("eval", "temperature", "1", "0.2", meant=True))
     evaluation eval has temperature 0.2, and training 1
@@ -39,20 +39,18 @@ class Difference(NamedTuple):
 
 
 def conditions(plan: AgentPlan) -> dict[str, Any]:
-    """The conditions of training (``train``) and of each evaluation that has tasks, by its name, as plain data:
-    ``environments`` (`fingerprints`), ``agents`` with their versions and limits, ``sandboxes`` with theirs, and
-    ``sampling``."""
-    found = {
+    """Conditions of training (``train``) and of each evaluation with tasks, as plain data."""
+    evaluations = {
         name: _of(name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
         for name, tasks in plan.eval_tasks.items()
         if tasks
     }
     if not isinstance(plan, Plan):
-        return found
+        return evaluations
     when = plan.config.eval
-    found = found if when.before or when.every or when.after else {}
+    evaluations = evaluations if when.before or when.every or when.after else {}
     sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **found}
+    return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
 
 
 def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
@@ -72,54 +70,49 @@ def _named(agent: Agent) -> str:
 
 
 def _version(agent: Agent) -> str:
-    """Of the program that a recipe installs, of an agent of ours that of this package."""
     return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 
 def differences(
     found: Mapping[str, Any], training: Mapping[str, Any], config: Config | None = None
 ) -> list[Difference]:
-    """What the evaluations among `found` (`conditions`) have that `training`, the conditions of a run's training, has
-    not.
+    """Conditions of evaluations that training does not share.
 
-    Of environments it is the kind that counts, and of one that both have by its name, the digest: tasks of other
-    projects have other environments. `meant` are those that `config` sets for the evaluation itself; without one all of
-    agent, limits and sampling, since settings decide them.
+    `meant` marks what `config` sets for the evaluation; without a `config`, all of agent, limits and sampling.
     """
-    known, result = _facts(training), []
-    for name, about in found.items():
-        here = _facts(about)
-        for fact in sorted(known.keys() & here.keys()) if name != TRAINING else ():
-            if not here[fact] <= known[fact]:
-                one, other = (", ".join(sorted(side)) for side in (known[fact], here[fact]))
+    training_facts, result = _facts(training), []
+    for name, evaluation in found.items():
+        evaluation_facts = _facts(evaluation)
+        for fact in sorted(training_facts.keys() & evaluation_facts.keys()) if name != TRAINING else ():
+            if not evaluation_facts[fact] <= training_facts[fact]:
+                one, other = (", ".join(sorted(side)) for side in (training_facts[fact], evaluation_facts[fact]))
                 result.append(Difference(name, fact, one, other, _meant(name, fact, config)))
     return result
 
 
 def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """How the conditions (`conditions`) of two parts of an evaluation differ, each as ``EVALUATION: CONDITION OURS
-    against THEIRS``. An environment whose digest only one of them knows, and a part that recorded none, do not.
+    """Differences between the conditions of two parts of an evaluation, without what only one recorded.
 
     >>> one, two = ({"eval": {"environments": [], "agents": [], "sandboxes": [], "sampling": {"top_p": p}}}
     ...             for p in (1.0, 0.9))
     >>> unlike(one, two), unlike(one, one), unlike(one, {})
     (['eval: top_p 1 against 0.9'], [], [])
     """
-    found = []
+    messages = []
     for name in sorted(first.keys() & other.keys()):
-        ours, theirs = _facts(first[name]), _facts(other[name])
-        for fact in sorted(ours.keys() & theirs.keys()):
-            if ours[fact] != theirs[fact]:
-                sides = (", ".join(sorted(side)) or "none" for side in (ours[fact], theirs[fact]))
-                found.append(f"{name}: {fact} {' against '.join(sides)}")
-    return found
+        first_facts, other_facts = _facts(first[name]), _facts(other[name])
+        for fact in sorted(first_facts.keys() & other_facts.keys()):
+            if first_facts[fact] != other_facts[fact]:
+                sides = (", ".join(sorted(side)) or "none" for side in (first_facts[fact], other_facts[fact]))
+                messages.append(f"{name}: {fact} {' against '.join(sides)}")
+    return messages
 
 
 def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
-    """By condition, the values that there are of it."""
     parts = (*about["agents"], *about["sandboxes"])
     limits = {key for part in parts for key in part} - {"name", "version"}
     return {
+        # kinds, since tasks of other projects have other environments
         "environments of kind": {each["kind"] for each in about["environments"]},
         "agent": {f"{each['name']} ({each['version']})" for each in about["agents"]},
         "sandbox": {each["name"] for each in about["sandboxes"]},

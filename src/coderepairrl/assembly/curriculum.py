@@ -1,4 +1,4 @@
-"""The order in which a run attempts its tasks, and what earlier attempts say of them."""
+"""The order of tasks, and results of earlier attempts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ _FIX = "write JSON lines of task, attempts, solved and reward (docs/guides/curri
 
 
 class Probed(BaseModel):
-    """Attempts at one task: a line of a probe's file. Without `solved`, where no checks were run, the mean `reward`
-    stands for the rate."""
+    """Attempts at one task in a probe file; a mean `reward` replaces a missing `solved`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -41,7 +40,7 @@ class Probed(BaseModel):
 
     @property
     def rate(self) -> float:
-        """The share of attempts that solved the task, or their mean reward cut to 0..1.
+        """Share of attempts that solved the task, else their mean reward clipped to 0..1.
 
         >>> Probed(task="a", attempts=8, solved=2, reward=0.5).rate
         0.25
@@ -52,37 +51,35 @@ class Probed(BaseModel):
 
 
 def read_probe(path: Path) -> dict[str, Probed]:
-    """The attempts at each task in `path`: a run folder of `crrl eval`, or a file. Raises `UsageError`, which names the
-    line of a file."""
+    """Read attempts by task from a run folder of `crrl eval` or a JSON Lines file. Raises `UsageError`."""
     if (path / "run.json").is_file():
         return _read_evaluation(open_run(path))
     try:
         written = foreign.text(path)
     except ValueError as error:
         raise UsageError(f"{path} is not read: {error}", fix="name a run of crrl eval, or leave it out") from None
-    found: dict[str, Probed] = {}
+    by_task: dict[str, Probed] = {}
     for number, row in foreign.objects(path, written, _FIX):
         try:
             probed = Probed.model_validate(row)
         except ValidationError as error:
             first = error.errors()[0]
-            what = ": ".join([*map(str, first["loc"]), first["msg"]])
-            raise UsageError(f"{path}, line {number}: {what}", fix=_FIX) from None
-        if probed.task in found:
+            message = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise UsageError(f"{path}, line {number}: {message}", fix=_FIX) from None
+        if probed.task in by_task:
             raise UsageError(f"{path}, line {number}: task {probed.task} has a line already", fix="leave one out")
-        found[probed.task] = probed
-    return found
+        by_task[probed.task] = probed
+    return by_task
 
 
 def _read_evaluation(run: RunFolder) -> dict[str, Probed]:
-    """Valid attempts of the evaluation ``eval`` of `run`, by task."""
     by_task: dict[str, list[Episode]] = {}
     for episode in run.episodes("eval-00000"):
         if episode.ending is not Ending.VOID:
             by_task.setdefault(episode.task_id, []).append(episode)
     if not by_task:
         raise UsageError(f"{run.path} has no evaluation with an attempt", fix="name a run folder of crrl eval")
-    return {task: _probed(task, own) for task, own in by_task.items()}
+    return {task: _probed(task, episodes) for task, episodes in by_task.items()}
 
 
 def _probed(task: str, own: Sequence[Episode]) -> Probed:
@@ -92,30 +89,30 @@ def _probed(task: str, own: Sequence[Episode]) -> Probed:
 
 
 def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
-    """What `config` makes of the training tasks. Raises `UsageError` for a probe that is not read, and `ConfigError`
-    where it, or the tasks, do not say what the order goes by."""
-    asked, sources = config.curriculum, tuple(sources)
+    """Curriculum of `config`. Raises `UsageError` for an unreadable probe, `ConfigError` for one that lacks the
+    tasks."""
+    options, sources = config.curriculum, tuple(sources)
     order: EasyFirst | Band | None = None
-    if asked.easy_first is not None:
-        order = EasyFirst(asked.easy_first.steps)
-        sources = _with_difficulties(sources, asked.probe)
-    elif (band := asked.band) is not None:
-        probed = read_probe(Path(asked.probe)) if asked.probe else {}
+    if options.easy_first is not None:
+        order = EasyFirst(options.easy_first.steps)
+        sources = _with_difficulties(sources, options.probe)
+    elif (band := options.band) is not None:
+        probed = read_probe(Path(options.probe)) if options.probe else {}
         ids = {task.id for share in sources for task in share.tasks}
-        if asked.probe and not ids & probed.keys():
-            raise _knows_none(asked.probe, ids)
+        if options.probe and not ids & probed.keys():
+            raise _knows_none(options.probe, ids)
         before = {name: (each.attempts, each.rate) for name, each in probed.items() if name in ids}
         order = Band(band.low, band.high, before)
     return Curriculum(sources=sources, per_step=config.rollout.tasks_per_step, seed=config.run.seed, order=order)
 
 
 def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, ...]:
-    """`sources` whose tasks all have a difficulty: that of the file `probe`, if one is named."""
+    """`sources` with task difficulties, from the file `probe` if given."""
     if probe:
         probed = read_probe(Path(probe))
-        known = {name: 1 - each.rate for name, each in probed.items()}
+        difficulties = {name: 1 - each.rate for name, each in probed.items()}
         sources = tuple(
-            replace(share, tasks=tuple(replace(task, difficulty=known.get(task.id)) for task in share.tasks))
+            replace(share, tasks=tuple(replace(task, difficulty=difficulties.get(task.id)) for task in share.tasks))
             for share in sources
         )
     tasks = list(chain.from_iterable(share.tasks for share in sources))

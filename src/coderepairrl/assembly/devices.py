@@ -1,6 +1,6 @@
-"""Which GPUs the engine's processes see, and which the learner's: ``engine.devices`` and ``train.devices``.
+"""GPUs that the engine and the learner see: ``engine.devices`` and ``train.devices``.
 
-A number counts among the GPUs that this process sees, so that what a scheduler grants keeps its meaning.
+Numbers count among the visible GPUs, so that a scheduler's grant keeps its meaning.
 """
 
 from __future__ import annotations
@@ -21,31 +21,29 @@ Environment = dict[str, str]
 
 
 class Split(NamedTuple):
-    """What the children's environment has beside ours."""
+    """Environment variables to add for the child processes."""
 
     engine: Environment
     learner: Environment
 
 
 def split(config: Config, serving_takes: bool) -> Split:
-    """The children's environment, empty where they see what this process sees; `serving_takes`: the engine starts a
-    process of ours that takes GPUs (`EngineSpec.takes_gpus`).
+    """Environment of engine and learner, empty where they see all GPUs.
 
-    Raises `PrerequisiteError` where GPUs are named and none is visible, `ConfigError` for a GPU that is not there or
-    named twice, for as many learner processes as have no GPU of their own, and for GPUs of both engine and learner
-    unless ``engine.share_devices`` is set; `UsageError` for a ``train.listen`` that is no address.
+    `serving_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
+    for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
     """
     check_named(config, serving_takes)
     if config.train.listen:
         remote.parse_address(config.train.listen)
     serving, learning = config.engine.devices, config.train.devices
-    there = visible()
+    visible_gpus = visible()
     chosen = Split(
-        _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
+        _environment("engine.devices", serving, visible_gpus), _environment("train.devices", learning, visible_gpus)
     )  # checked before they are compared
-    if there and not learning and not config.train.listen and config.train.processes > len(there):
+    if visible_gpus and not learning and not config.train.listen and config.train.processes > len(visible_gpus):
         raise ConfigError(
-            f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
+            f"train.processes={config.train.processes} take a GPU each, and {len(visible_gpus)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
     _check_apart(config, shared(config, serving_takes))
@@ -53,24 +51,20 @@ def split(config: Config, serving_takes: bool) -> Split:
 
 
 def serving(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine` on the GPUs that ``engine.devices`` names, where no learner is started; on all if it names none.
-
-    Raises `PrerequisiteError` where GPUs are named and none is visible, and `ConfigError` for a GPU that is not there
-    or named twice, and for an engine that takes none.
-    """
+    """`engine` on the GPUs of ``engine.devices`` (all if empty), without a learner. Raises as `split`."""
     _check_serving(config, engine.takes_gpus)
-    found = _environment("engine.devices", config.engine.devices, visible())
-    return engine.on_gpus(found[VISIBLE]) if found else engine
+    environment = _environment("engine.devices", config.engine.devices, visible())
+    return engine.on_gpus(environment[VISIBLE]) if environment else engine
 
 
 def require_secret(config: Config) -> None:
-    """Raise `PrerequisiteError` where torchrun's processes could not prove that they belong to this run."""
+    """Raise `PrerequisiteError` if torchrun's processes lack the secret that authenticates them."""
     if config.train.listen:
         remote.read_secret()
 
 
 def check_named(config: Config, serving_takes: bool) -> None:
-    """Raise `ConfigError` for GPUs that contradict each other or other settings, whichever machine it is."""
+    """Raise `ConfigError` for GPU settings that are contradictory on any machine."""
     serving, learning = config.engine.devices, config.train.devices
     _check_serving(config, serving_takes)
     if learning and len(learning) != config.train.processes:
@@ -83,16 +77,15 @@ def check_named(config: Config, serving_takes: bool) -> None:
 
 
 def _check_serving(config: Config, serving_takes: bool) -> None:
-    """Raise `ConfigError` for GPUs of the engine that contradict its other settings."""
-    wanted = config.engine.devices
-    if wanted and not serving_takes:
+    numbers = config.engine.devices
+    if numbers and not serving_takes:
         raise ConfigError(
-            f"engine.devices={list(wanted)}, and engine {config.engine.name!r} starts no process that takes GPUs",
+            f"engine.devices={list(numbers)}, and engine {config.engine.name!r} starts no process that takes GPUs",
             fix="engine.devices=[]: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
         )
     if VISIBLE in config.engine.options.get("env", {}):
         raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
-    _check_once("engine.devices", wanted)
+    _check_once("engine.devices", numbers)
 
 
 def _check_once(key: str, wanted: Sequence[int]) -> None:
@@ -116,10 +109,8 @@ def have_turns(config: Config) -> bool:
 
 
 def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine`, able to sleep where it has its GPU by turns with the learner.
-
-    Raises `ConfigError` for what cannot make room for the other, and where there is no GPU that both take.
-    """
+    """`engine`, able to sleep if it shares its GPU with the learner by turns. Raises `ConfigError` if that cannot
+    work."""
     if not have_turns(config):
         return engine
     if config.train.processes > 1:
@@ -149,33 +140,33 @@ def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
 
 
 def _so_many(config: Config) -> list[int]:
-    """The learner's GPUs if there were one for each process."""
-    own = config.train.devices
-    others = (number for number in count() if number not in (*own, *config.engine.devices))
-    return list(islice((*own, *islice(others, config.train.processes)), config.train.processes))
+    """GPUs to suggest for the learner, one per process."""
+    configured = config.train.devices
+    unused = (number for number in count() if number not in (*configured, *config.engine.devices))
+    return list(islice((*configured, *islice(unused, config.train.processes)), config.train.processes))
 
 
 def shared(config: Config, serving_takes: bool) -> set[int]:
-    """The GPUs that both a server of ours and the learner take."""
-    there = range(len(visible()))
+    """GPUs that both a local server and the learner take."""
+    gpus = range(len(visible()))
     if not serving_takes or config.train.listen:  # whose learner has GPUs of its own
         return set()
-    return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes])
+    return set(config.engine.devices or gpus) & set(config.train.devices or gpus[: config.train.processes])
 
 
 def on_one_gpu(config: Config, serving_takes: bool) -> bool:
-    """Whether a server of ours has one GPU alone, and the learner's first process has the same."""
-    there = tuple(range(len(visible())))
-    serving, learning = config.engine.devices or there, config.train.devices or there
+    """Whether a local server and the learner's first process have the same single GPU."""
+    gpus = tuple(range(len(visible())))
+    serving, learning = config.engine.devices or gpus, config.train.devices or gpus
     return not config.train.listen and serving_takes and len(serving) == 1 and serving == learning[:1]
 
 
 def visible() -> list[str]:
-    """The GPUs that this process sees, as CUDA names them: those it was given, else all that the machine has."""
-    given = os.environ.get(VISIBLE)
-    if given is None:
+    """GPUs visible to this process, as CUDA names them."""
+    listed = os.environ.get(VISIBLE)
+    if listed is None:
         return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
-    return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in given.split(","))))
+    return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in listed.split(","))))
 
 
 def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:

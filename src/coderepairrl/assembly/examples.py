@@ -1,4 +1,4 @@
-"""Examples to learn from: read, rendered where their tokens are not the model's, split, and put in an order."""
+"""Examples to learn from: read, rendered, split and ordered."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from coderepairrl.tokens import Codec, Row
 from coderepairrl.types import Sample
 
 _NAMED = 3
-"""Unfit examples of each sort whose names are shown."""
+"""Unfit examples listed by name, of each sort."""
 
 
 class Rows(NamedTuple):
-    """What is learned from one example: a sequence, or several where its history was written anew."""
+    """The sequences of one example."""
 
     episode: str
     task: str
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
     @property
     def samples(self) -> Iterator[Sample]:
-        """The sequences as the learner takes them."""
+        """Sequences as samples for the learner."""
         for ids, trained in self.rows:
             unsampled = (0.0,) * len(ids), (-1,) * len(ids)
             yield Sample(self.episode, ids, trained, *unsampled, advantage=0.0)
@@ -41,16 +41,16 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """What a run of `crrl sft` learns from."""
+    """Examples of a `crrl sft` run."""
 
     train: tuple[Rows, ...]
     held_out: tuple[Rows, ...]
     files: dict[str, str]
     """SHA-256 of each file, by its path."""
     rendered: dict[str, int]
-    """Examples whose messages were rendered, by why."""
+    """Number of rendered examples, by reason."""
     dropped: dict[str, list[str]]
-    """Ids of the examples that were left out, by why."""
+    """Ids of the examples left out, by reason."""
 
     @property
     def longest(self) -> int:
@@ -58,7 +58,7 @@ class Examples:
         return max(len(row.ids) for each in (*self.train, *self.held_out) for row in each.rows)
 
     def counts(self) -> dict[str, int]:
-        """Of examples, tokens and what is trained."""
+        """Numbers of examples, tasks, rows and tokens."""
         rows = [row for each in self.train for row in each.rows]
         return {
             "train": len(self.train),
@@ -72,10 +72,10 @@ class Examples:
 
 
 def read(data: Data, model: Path, codec: Codec) -> Examples:
-    """The examples of `data` for the model in the folder `model`, whose prompts `codec` writes.
+    """Read the examples of `data` for the model in folder `model`.
 
-    Tokens are taken as they are where the same tokenizer and template made them; else messages are rendered. Raises
-    `UsageError` for what cannot be read, is empty or in two files, and `ConfigError` for examples that do not fit.
+    Messages are rendered by `codec` if tokens are of another tokenizer or template. Raises `UsageError` for unreadable,
+    empty or duplicate input, `ConfigError` for examples that do not fit.
     """
     if not data.paths:
         raise ConfigError(
@@ -87,9 +87,9 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
             f"data.max_tokens={most}, and {codec.name} reads at most {codec.context} tokens",
             fix=f"data.max_tokens={codec.context}",
         )
-    found: list[Rows] = []
+    fitting: list[Rows] = []
     files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
-    own, seen = tokens.digest(model), dict[str, Path]()
+    model_digest, seen = tokens.digest(model), dict[str, Path]()
     for path in map(_file, data.paths):
         examples = read_examples(path)
         if not examples:
@@ -99,44 +99,44 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
             if (first := seen.get(same := _said(example))) is not None:
                 raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
             seen[same] = path
-            rows, why = _rows(example, codec, own)
-            rendered[why] += bool(why)
+            rows, cause = _rows(example, codec, model_digest)
+            rendered[cause] += bool(cause)
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
             elif reason := _unfit(rows, most, codec.vocab_size):
                 unfit.setdefault(reason, []).append(example.id)
             else:
-                found.append(Rows(example.episode, example.task_id, tuple(rows)))
+                fitting.append(Rows(example.episode, example.task_id, tuple(rows)))
     if unfit and data.unfit == "refuse":
         raise ConfigError(
             f"{sum(map(len, unfit.values()))} examples cannot be learned from: {in_words(unfit)}",
             fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
         )
-    apart = [held_out(f"sft/{each.task}", data.held_out) for each in found]
-    train = tuple(each for each, kept in zip(found, apart, strict=True) if not kept)
-    measured = tuple(each for each, kept in zip(found, apart, strict=True) if kept)
+    apart = [held_out(f"sft/{each.task}", data.held_out) for each in fitting]
+    train = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if not is_held_out)
+    measured = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if is_held_out)
     if not train:
-        why = f"all were left out: {in_words(unfit)}" if unfit and not found else "all are held out"
-        raise UsageError(f"there is no example to train on: {why}", fix="lower data.held_out, or collect more tasks")
-    return Examples(train, measured, files, {why: count for why, count in rendered.items() if count}, unfit)
+        cause = f"all were left out: {in_words(unfit)}" if unfit and not fitting else "all are held out"
+        raise UsageError(f"there is no example to train on: {cause}", fix="lower data.held_out, or collect more tasks")
+    return Examples(train, measured, files, {cause: count for cause, count in rendered.items() if count}, unfit)
 
 
 def in_words(unfit: dict[str, list[str]]) -> str:
-    """How many were left out for each reason, and some of their names."""
+    """Number of dropped examples for each reason, with some ids."""
     return "; ".join(
-        f"{len(names)} {why} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
-        for why, names in unfit.items()
+        f"{len(names)} {reason} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
+        for reason, names in unfit.items()
     )
 
 
 def steps(data: Data, examples: int) -> int:
-    """Steps of the epochs that `data` asks for, the last of which may have fewer examples."""
+    """Steps in `data.epochs` epochs; the last step may have fewer examples."""
     assert data.epochs is not None
     return math.ceil(_total(data.epochs, examples) / data.batch)
 
 
 def due(data: Data, examples: int, seed: int, step: int) -> list[int]:
-    """Which of the `examples` step `step`, from 1, trains on: each epoch has an order of its own, drawn by `seed`.
+    """Indices of the examples of `step`, from 1; each epoch has an order drawn by `seed`.
 
     >>> data = Data(batch=2, epochs=1.0)
     >>> sorted(due(data, 3, 0, 1) + due(data, 3, 0, 2))
@@ -156,30 +156,29 @@ def _total(epochs: float, examples: int) -> int:
 
 
 def _file(name: str) -> Path:
-    """The file that a path of `data.paths` names."""
     path = Path(name).expanduser()
-    found = path / NAME if path.is_dir() else path
-    if not found.is_file():
-        what = "has no examples" if path.is_dir() else "is not there"
-        raise UsageError(f"data.paths: {path} {what}", fix="crrl collect ... -o RUN, then data.paths=RUN")
-    return found
+    file = path / NAME if path.is_dir() else path
+    if not file.is_file():
+        problem = "has no examples" if path.is_dir() else "is not there"
+        raise UsageError(f"data.paths: {path} {problem}", fix="crrl collect ... -o RUN, then data.paths=RUN")
+    return file
 
 
 def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
-    """The sequences of an example, or why there are none; and why it was rendered, if it was."""
+    """Sequences of an example or why it has none, and why it was rendered."""
     if example.exact and example.tokenizer == own:
         return [Row(example.ids, example.trained)], ""
-    why = "of another tokenizer or template" if example.exact else "without tokens"
+    cause = "of another tokenizer or template" if example.exact else "without tokens"
     if not example.messages:
         return f"have tokens of another tokenizer ({example.tokenizer[:8] or 'unknown'}), and no messages", ""
     try:
-        return tokens.rows(codec, example.messages, example.tools), why
+        return tokens.rows(codec, example.messages, example.tools), cause
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # messages of anybody's
         return f"cannot be rendered: {error or type(error).__name__}", ""
 
 
 def _said(example: Example) -> str:
-    """A digest that tells examples apart: runs call their attempts alike."""
+    """Digest of an example's content: ids repeat across runs."""
     return hashlib.sha256(repr((example.id, example.task_id, example.messages, example.ids)).encode()).hexdigest()
 
 

@@ -1,5 +1,4 @@
-"""The worked examples of a configuration's agents: read or drawn once, kept from what is evaluated, and written into
-the configuration, so that a run records what its model is shown and no one draws others."""
+"""Worked examples for agents, kept out of evaluations and recorded in the configuration."""
 
 from __future__ import annotations
 
@@ -25,46 +24,45 @@ _TAKE_EXAMPLES = frozenset({"direct", "agentless", "nano", "nano4"})
 
 
 def has_examples(config: Config, *, drawn: bool = False) -> bool:
-    """Whether an agent of `config` is shown examples; those that are `drawn` from the training tasks alone."""
-    found = [each.options.get("examples") for each in _agents(config)]
-    return any(each and (isinstance(each, int) or not drawn) for each in found)
+    """Whether an agent of `config` is shown examples (`drawn`: from training tasks)."""
+    options = [each.options.get("examples") for each in _agents(config)]
+    return any(each and (isinstance(each, int) or not drawn) for each in options)
 
 
 def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[Task]) -> Config:
-    """`config`, whose agents' option ``examples`` names them all: those of a file, or drawn from the tasks `trained` by
-    their ids, the same for every seed, each of one file and of another than the others.
+    """`config` with each agent's option ``examples`` filled in, from its file or drawn from `trained`.
 
-    Raises `ConfigError` where there are not enough, and for one that is among the tasks `evaluated`: by its id, by its
-    issue, or by its file before or after the repair.
+    Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
+    shares its id, issue or file with a task in `evaluated`.
     """
     seen = {file for task in evaluated for file in _files(task)}
     ids = {task.id for task in evaluated}
 
     def evaluates(each: Example) -> bool:
-        known = each.id in ids or {each.before.strip(), each.after.strip()} & seen
-        return bool(known) or bool(quoted({"": each.prompt}, evaluated))
+        is_evaluated = each.id in ids or {each.before.strip(), each.after.strip()} & seen
+        return bool(is_evaluated) or bool(quoted({"": each.prompt}, evaluated))
 
     def change(agent: Agent) -> Agent:
         option = agent.options.get("examples")
         if agent.name not in _TAKE_EXAMPLES or not option:
             return agent
-        found: Sequence[Example]
+        selected: Sequence[Example]
         if isinstance(option, int):
             if option < 0:
                 raise ConfigError("agent.options.examples is negative")
             form = agent.options.get("format", "blocks")
-            found = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
+            selected = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
         else:
-            given = option if isinstance(option, str) else _as_examples(option)
-            found = examples.of(given)
-            for each in found:
+            source = option if isinstance(option, str) else _as_examples(option)
+            selected = examples.of(source)
+            for each in selected:
                 if evaluates(each):
                     raise ConfigError(
                         f"agent.options.examples: {each.id or each.path} is a task that is evaluated, or has its issue"
                         " or its file",
                         fix="take examples of other tasks",
                     )
-        return agent.model_copy(update={"options": {**agent.options, "examples": [asdict(each) for each in found]}})
+        return agent.model_copy(update={"options": {**agent.options, "examples": [asdict(each) for each in selected]}})
 
     kinds = {
         name: kind.model_copy(update={"agent": kind.agent and change(kind.agent)})
@@ -72,7 +70,9 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
     }
     each = config.eval.each
     also: dict[str, dict[str, Any]] = {
-        name: {**other, "agent": change(own).model_dump()} if (own := each[name].agent) and "agent" in other else other
+        name: {**other, "agent": change(evaluation_agent).model_dump()}
+        if (evaluation_agent := each[name].agent) and "agent" in other
+        else other
         for name, other in config.eval.also.items()
     }
     measured = config.eval.model_copy(update={"agent": config.eval.agent and change(config.eval.agent), "also": also})
@@ -93,36 +93,35 @@ def _as_examples(option: object) -> tuple[Example, ...]:
 
 def _agents(config: Config) -> Iterable[Agent]:
     kinds, evaluations = config.kinds.values(), config.eval.each.values()
-    found = [config.agent, *(kind.agent for kind in kinds), *(each.agent for each in evaluations)]
-    return [agent for agent in found if agent is not None and agent.name in _TAKE_EXAMPLES]
+    candidates = [config.agent, *(kind.agent for kind in kinds), *(each.agent for each in evaluations)]
+    return [agent for agent in candidates if agent is not None and agent.name in _TAKE_EXAMPLES]
 
 
 def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]) -> list[Example]:
-    found: list[Example] = []
+    chosen: list[Example] = []
     for task in sorted(trained, key=lambda task: (derive_seed("examples", task.id), task.id)):
-        if len(found) == most:
+        if len(chosen) == most:
             break
-        made = _example(task)
-        if made is None or made.after in {each.after for each in found}:
+        example = _example(task)
+        if example is None or example.after in {each.after for each in chosen}:
             continue
         try:
-            write(form, made.path, made.before.encode(), made.after.encode())
+            write(form, example.path, example.before.encode(), example.after.encode())
         except blocks.Inexpressible:
             continue
-        if evaluates(made):
+        if evaluates(example):
             continue
-        found.append(made)
-    if len(found) < most:
+        chosen.append(example)
+    if len(chosen) < most:
         raise ConfigError(
-            f"agent.options.examples={most}, and {len(found)} of {len(trained)} training tasks can be examples: of one"
+            f"agent.options.examples={most}, and {len(chosen)} of {len(trained)} training tasks can be examples: of one"
             " file on this machine, each of another, none of them evaluated",
             fix='ask for fewer, name tasks.source, or a file: agent.options.examples="examples.jsonl"',
         )
-    return found
+    return chosen
 
 
 def _example(task: Task) -> Example | None:
-    """The example that `task` is, if it repairs one file that is at hand."""
     changed = paths(task.reference)
     before = files_at_hand(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
     after = patched(before, task.reference) if before is not None else None
@@ -133,5 +132,5 @@ def _example(task: Task) -> Example | None:
 
 
 def _files(task: Task) -> Iterable[str]:
-    made = _example(task)
-    return (made.before.strip(), made.after.strip()) if made else ()
+    example = _example(task)
+    return (example.before.strip(), example.after.strip()) if example else ()

@@ -1,4 +1,4 @@
-"""What `crrl sft` will do, before anything of it is started."""
+"""Plan of `crrl sft`, made before anything starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_ATTEMPTS = (
     *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
-"""Settings that mean something only where attempts are learned from (`learn.settings.OF_SAMPLES` has further ones)."""
+"""Settings with a meaning only for learning from attempts (more: `learn.settings.OF_SAMPLES`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,13 @@ class ImitationPlan(ServingPlan):
     devices: devices.Split
     examples: Examples
     rollouts: AgentPlan | None
-    """Evaluations on tasks; None where no tasks are named, or none are due."""
+    """Evaluations on tasks; None if no tasks are named, or none are due."""
     doubt: str
-    """What may not fit, as far as that is known."""
+    """Warning that it may not fit."""
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
-    """The parts that `config` names, each found, made and checked once; its steps are those of `data.epochs`.
-
-    All that is wrong is reported together, as `assembly.plan.resolve` has it.
-    """
+    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `assembly.plan.resolve`."""
     problems = Problems()
     problems.attempt(lambda: _check_meaning(config))
     model = problems.attempt(lambda: folder(config))
@@ -90,7 +87,6 @@ def resolve_imitation(config: Config) -> ImitationPlan:
 
 
 def _check_meaning(config: Config) -> None:
-    """Raise `ConfigError` for another loss, and for a setting that nothing here would read."""
     if config.train.algorithm != "sft":
         raise ConfigError(
             f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
@@ -115,13 +111,13 @@ def _check_measured(config: Config, examples: Examples) -> None:
 
 
 def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:
-    """Why it may not fit on a GPU, for an estimate may be wrong and stops no run; empty if it does, or nobody knows."""
-    known = learner_alone(config, learner, longest)
-    if known is None or known[0] <= known[1]:
+    """Warning that the learner may not fit on a GPU, or an empty string."""
+    estimate = learner_alone(config, learner, longest)
+    if estimate is None or estimate[0] <= estimate[1]:
         return ""
-    needed, there = (size / GB for size in known)
+    needed, limit = (size / GB for size in estimate)
     return (
         f"this may not fit: a learner needs about {needed:.0f} GB for rows of {longest:,} tokens, and a GPU has"
-        f" {there:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower data.max_tokens,"
+        f" {limit:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower data.max_tokens,"
         " or share the model among processes (train.strategy=fsdp2)"
     )

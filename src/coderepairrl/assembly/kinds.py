@@ -1,4 +1,4 @@
-"""What a configuration means for the tasks of one kind."""
+"""Settings for each kind of task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.types import Task
 
 
 def of_kind(config: Config, kind: TaskKind) -> Config:
-    """`config` as it is for the tasks of `kind`."""
+    """`config` for the tasks of `kind`."""
     limits = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
     if "tokens" in limits:  # a reply is no longer than the whole
         limits.setdefault("turn_tokens", min(config.rollout.turn_tokens, limits["tokens"]))
@@ -36,7 +36,7 @@ def make_kinds(
     evaluations: Made[Mapping[str, tuple[Task, ...]]],
     problems: Problems,
 ) -> Made[Mapping[str, Terms]]:
-    """The terms of each kind of tasks; `plain` are what is paid, what evaluations measure, and the place of all."""
+    """Terms of each kind of task; `plain` has the default rewards and place."""
     parts = {"": (config, *plain)}
     for name, kind in config.kinds.items():
         own = of_kind(config, kind)
@@ -44,7 +44,7 @@ def make_kinds(
         if kind.reward:
             paid = measured = problems.attempt(lambda own=own: rewards.make(own.reward))  # type: ignore[misc]
         parts[name] = own, paid, measured, choose_place(own, problems) if kind.agent else place
-    others = {
+    evaluation_places = {
         name: choose_place(config.model_copy(update={"agent": each.agent}), problems)
         for name, each in config.eval.each.items()
         if each.agent is not None
@@ -58,7 +58,10 @@ def make_kinds(
                 limits(own),
                 {"train": paid.value, **dict.fromkeys(evaluations.value, measured.value)},
                 own.rollout.side_calls,
-                {phase: (there.value.agent, there.value.sandbox) for phase, there in others.items()}
+                {
+                    phase: (evaluation_place.value.agent, evaluation_place.value.sandbox)
+                    for phase, evaluation_place in evaluation_places.items()
+                }
                 if own.agent == config.agent
                 else {},
             )
@@ -69,15 +72,15 @@ def make_kinds(
 
 
 def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:
-    """Raise `ConfigError` for a kind that no task has, and for a task without a workspace whose agent works in one."""
-    found: dict[str, Task] = {}
+    """Raise `ConfigError` for a kind without tasks, and a task without the workspace its agent needs."""
+    first_of_kind: dict[str, Task] = {}
     for task in tasks:
-        found.setdefault(task.kind, task)
+        first_of_kind.setdefault(task.kind, task)
         terms = kinds.get(task.kind) or kinds[""]
         if not task.workspace and terms.agent.placement == "sandbox":
             raise ConfigError(
                 f"task {task.id} has no workspace, and agent {terms.agent.name} works in one",
                 fix=f'give its kind an agent on the host: [kinds.{task.kind or "NAME"}] agent = "direct"',
             )
-    if absent := sorted(kinds.keys() - found.keys() - {""}):
-        raise ConfigError(f"kinds.{absent[0]}: no task is of this kind", fix=nearest(absent[0], sorted(found)))
+    if absent := sorted(kinds.keys() - first_of_kind.keys() - {""}):
+        raise ConfigError(f"kinds.{absent[0]}: no task is of this kind", fix=nearest(absent[0], sorted(first_of_kind)))

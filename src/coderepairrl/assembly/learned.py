@@ -1,4 +1,4 @@
-"""Nothing is trained on again, or measured, unknowingly, of which a model has learned trajectories."""
+"""Guard against training again on tasks whose trajectories a model has learned."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ from coderepairrl.types import Task
 
 
 def learned_by(model: str) -> frozenset[str]:
-    """The ids of the tasks whose trajectories the model that `model` names was fine-tuned on, itself or through the run
-    that it began from.
+    """Ids of the tasks whose trajectories `model`, or the run it began from, has learned.
 
-    A run of `crrl sft` writes them down with those that its own model has: ``write_learned(run, learned_by(model.path)
-    | {example.task_id ...})``. Raises `UsageError` where there is no model, `RunError` for damage.
+    Raises `UsageError` for an unknown model, `RunError` for damage.
     """
-    found = models.named(model)
-    return read_learned(found.run or found.adapter or found.folder)
+    named_model = models.named(model)
+    return read_learned(named_model.run or named_model.adapter or named_model.folder)
 
 
 def check_learned(config: Config, tasks: Iterable[Task]) -> None:
-    """Raise `TaskError` where the model of `config` has learned from trajectories of some of the training `tasks`, and
-    ``tasks.learned`` does not say that they are meant."""
+    """Raise `TaskError` if the model has learned trajectories of training `tasks`, unless ``tasks.learned=train``."""
     if config.tasks.learned == "train" or config.model.init == "random":
         return
-    known = learned_by(config.model.path)
+    learned_ids = learned_by(config.model.path)
     everything = [task.id for task in tasks]
-    both = [name for name in everything if name in known]
+    both = [name for name in everything if name in learned_ids]
     if not both:
         return
     share = config.tasks.holdout if config.tasks.holdout is not None else COLLECTED

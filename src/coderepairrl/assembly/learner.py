@@ -1,4 +1,4 @@
-"""The learner's settings, from a run's."""
+"""Learner's settings, derived from a run's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coderepairrl.learn import RECIPES, LearnSettings
 
 
 def settings(config: Config) -> LearnSettings:
-    """The learner's settings. Raises `ConfigError` for those that contradict each other, and what `teacher` raises."""
+    """Learner's settings. Raises `ConfigError` for contradictions, and as `teacher`."""
     config = resolved(config)
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     recipe = RECIPES.get(config.train.algorithm)
@@ -28,7 +28,7 @@ def settings(config: Config) -> LearnSettings:
 
 
 def _check_plain(config: Config) -> None:
-    """Raise `UsageError` for a model whose files have codes in place of weights."""
+    """Raise `UsageError` for a model of quantised codes instead of weights."""
     if config.model.init == "random":
         return
     try:
@@ -40,10 +40,8 @@ def _check_plain(config: Config) -> None:
 
 
 def teacher(config: Config) -> Path | None:
-    """The folder of the model whose distribution is learned, if there is one.
-
-    Raises `UsageError` where there is no model, and `ConfigError` for adapters, or a weight without a teacher.
-    """
+    """Folder of the teacher model, if any. Raises `UsageError` if it is missing, `ConfigError` for contradictory
+    settings."""
     train = config.train
     if not train.teacher:
         if train.teacher_weight != type(train).model_fields["teacher_weight"].get_default():
@@ -51,17 +49,17 @@ def teacher(config: Config) -> Path | None:
                 f"train.teacher_weight={train.teacher_weight:g} without a teacher", fix="set train.teacher"
             )
         return None
-    found = models.named(train.teacher)
-    if found.adapter is not None:
+    named_model = models.named(train.teacher)
+    if named_model.adapter is not None:
         raise ConfigError(
-            f"train.teacher={train.teacher} is adapters on {found.folder}, and a teacher is a whole model",
+            f"train.teacher={train.teacher} is adapters on {named_model.folder}, and a teacher is a whole model",
             fix=f"merge them first: crrl export {train.teacher} FOLDER",
         )
-    return models.folder(str(found.folder), weights=True).resolve()
+    return models.folder(str(named_model.folder), weights=True).resolve()
 
 
 def check_teacher(config: Config, model: Path) -> None:
-    """Raise `ConfigError` where the teacher's tokens are not those of the student in `model`; else as `teacher`."""
+    """Raise `ConfigError` if teacher and student have different tokens; else as `teacher`."""
     folder = teacher(config)
     if folder is not None and tokens.digest(folder) != tokens.digest(model):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a model's name means: a folder here or an endpoint elsewhere, with the settings that it is used with."""
+"""Models by name: a local folder or a remote endpoint, and its settings."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify
 
 RELAY = "relay"
-"""The engine of models that somebody else serves."""
+"""Engine of models served by others."""
 
 
 class RelayOptions(Section):
     """``engine.options`` where the engine is ``relay``."""
 
     model_name: str = ""
-    """The model's name at the URL; not needed where there is only one."""
+    """Name of the model at the URL, unless there is only one."""
     key_env: str = ""
-    """The environment variable that holds the key. Empty: OPENAI_API_KEY, if that is set."""
+    """Environment variable that holds the key. Empty: OPENAI_API_KEY, if set."""
     context: int | None = Field(default=None, ge=2)
     """Longest sequence in tokens, if the endpoint does not say."""
     attempts: int = Field(default=5, ge=1)
-    """How often a request is sent at most while the endpoint is busy or cannot be reached."""
+    """Most times a request is sent while the endpoint is busy or cannot be reached."""
     backoff: float = Field(default=0.5, ge=0)
     """Seconds before the second attempt; doubled before each further one."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the endpoint calls it."""
+    """The endpoint's name for it."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Added to every request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A folder in Hugging Face layout, what writes prompts for it, and the engine that will serve it."""
+    """A folder in Hugging Face layout, its codec, and its engine."""
 
     folder: Path
     codec: Codec
     forks: tuple[str, ...]
-    """Where token ids cannot be extended exactly, in words."""
+    """Descriptions of where token ids cannot be extended exactly."""
     engine: EngineSpec
-    """With room for adapters where there are any."""
+    """Has room for adapters if there are any."""
     adapter: Path | None = None
     """A folder with adapters on the model in `folder`."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name to display."""
         return str(self.adapter or self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """An endpoint that somebody else serves, by its base URL."""
+    """An endpoint served by others, by its base URL."""
 
     url: str
     options: RelayOptions
@@ -78,16 +78,16 @@ class RemoteModel:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name to display."""
         return self.url
 
 
 class Use(NamedTuple):
-    """A command that takes any model, and what it does with settings."""
+    """A command that takes any model, and the settings it uses."""
 
     command: str
     used: tuple[str, ...]
-    """Those that mean something to it; overrides of others are refused."""
+    """Settings with a meaning for it; overrides of others are refused."""
     defaults: tuple[str, ...]
     """Overrides for a model that comes without settings."""
 
@@ -95,12 +95,10 @@ class Use(NamedTuple):
 def named(
     model: str, overrides: Sequence[str], use: Use, problems: Problems, *, settings_of: Path | None = None
 ) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
-    """The model that `model` names (a URL, a TOML file, or what `models.named` knows), and the settings for it.
+    """Resolve `model` (a URL, a TOML file, or a name for `models.named`) and its settings.
 
-    The settings are, for a checkpoint, those of its run that are data (`load_policy`); for a TOML file, which names the
-    model by ``model.path``, its own; for a shipped model, those of the shipped config that trains it; for any other,
-    even a missing one, the defaults of `use`. `settings_of` is a TOML file or run whose settings any model has instead.
-    `problems` gets all that is wrong, and what the machine lacks.
+    Settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped config
+    that trains the model; else `use.defaults`. `settings_of`, a TOML file or run, replaces them.
     """
     overrides = _useful(overrides, use, problems)
 
@@ -113,60 +111,58 @@ def named(
         return _trainer_of(model, given) or plain
 
     if _is_url(model):
-        kept = []
+        relay_overrides = []
         for override in overrides:
             key, _ = configs.parse_override(override)
             if key.startswith("model"):
                 problems.add(ConfigError(f"{key} is for models that are served here, not for {model}"))
             else:
-                kept.append(override)
-        config = problems.attempt(lambda: loaded(None, [f"engine={RELAY}", *kept]))
+                relay_overrides.append(override)
+        config = problems.attempt(lambda: loaded(None, [f"engine={RELAY}", *relay_overrides]))
         return config, _remote(model, config, problems)
     if Path(model).suffix == ".toml":
         config = problems.attempt(lambda: configs.load(Path(model).expanduser(), overrides))
         if config and _is_url(config.value.model.path):
             return config, _remote(config.value.model.path, config, problems)
-        found = problems.attempt(lambda: _with_weights(config.value.model.path))
+        named_model = problems.attempt(lambda: _with_weights(config.value.model.path))
     else:
-        found = problems.attempt(lambda: _with_weights(model))
-        run = found.value.run if found else None
+        named_model = problems.attempt(lambda: _with_weights(model))
+        run = named_model.value.run if named_model else None
         config = problems.attempt(lambda: loaded(run, overrides))
-    return config, _local(config.value, found, problems) if config else Made([])
+    return config, _local(config.value, named_model, problems) if config else Made([])
 
 
 def folder(config: Config) -> Path:
-    """The folder of the model that a run begins with. Raises `UsageError` where there is none, or its weights, if they
-    are not drawn, cannot be read."""
-    found = models.folder(config.model.path, weights=config.model.init == "weights")
+    """Folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
+    model_folder = models.folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
-            weights.tensors(found)  # headers alone
+            weights.tensors(model_folder)  # headers alone
         except EngineFault as error:
             raise UsageError(str(error), fix="fetch that file again, or set model.init=random") from error
-    return found
+    return model_folder
 
 
 def relayed(model_name: str, key_env: str | None) -> list[str]:
-    """The overrides that two options of the command line stand for."""
-    given = {"model_name": model_name, "key_env": key_env}
-    return [f"engine.options.{option}={json.dumps(value)}" for option, value in given.items() if value]
+    """Overrides equivalent to two command-line options."""
+    options = {"model_name": model_name, "key_env": key_env}
+    return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]
 
 
 def engine_of(config: Config, rank: int | None) -> EngineSpec:
-    """The engine that `config` names, with room for adapters of `rank`. Raises `ConfigError`."""
+    """Engine of `config`, with room for adapters of `rank`. Raises `ConfigError`."""
     chosen = engines.make(config.engine.name, **config.engine.options)
     return chosen if rank is None else chosen.with_adapters(rank)
 
 
 def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made[Codec], Made[tuple[str, ...]]]:
-    """What writes prompts for the model in `folder`, and where it cannot extend them exactly."""
+    """Codec of the model in `folder`, and where it cannot extend prompts exactly."""
     model = config.model
     codec = problems.attempt(lambda: tokens.load(folder.value, renderer=model.renderer, thinking=model.thinking))
     return codec, problems.attempt(lambda: verify(codec.value).forks)
 
 
 def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]:
-    """Those that mean something to the command; the others are problems."""
 
     def check(override: str) -> str:
         key, _ = configs.parse_override(override)
@@ -174,8 +170,8 @@ def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]
             raise ConfigError(f"{use.command} has no use for {key}", fix=nearest(key, use.used))
         return override
 
-    made = [problems.attempt(lambda override=override: check(override)) for override in overrides]  # type: ignore[misc]
-    return [each.value for each in made if each]
+    checked = [problems.attempt(lambda override=override: check(override)) for override in overrides]  # type: ignore[misc]
+    return [each.value for each in checked if each]
 
 
 def _local(config: Config, found: Made[models.Named], problems: Problems) -> Made[LocalModel | RemoteModel]:
@@ -204,21 +200,21 @@ def _remote(url: str, config: Made[Config], problems: Problems) -> Made[LocalMod
     def options() -> RelayOptions:
         if config.value.engine.name != RELAY:
             raise ConfigError(
-                f"engine {config.value.engine.name!r} cannot serve {here.value}", fix=f'engine = "{RELAY}"'
+                f"engine {config.value.engine.name!r} cannot serve {base_url.value}", fix=f'engine = "{RELAY}"'
             )
         return _options(config.value)
 
-    here = problems.attempt(address)
+    base_url = problems.attempt(address)
     chosen = problems.attempt(options)
     key = problems.attempt(lambda: _key(chosen.value.key_env))
-    return problems.attempt(lambda: RemoteModel(here.value, chosen.value, key.value))
+    return problems.attempt(lambda: RemoteModel(base_url.value, chosen.value, key.value))
 
 
 def _options(config: Config) -> RelayOptions:
-    known = RelayOptions.model_fields
+    fields = RelayOptions.model_fields
     for option in config.engine.options:
-        if option not in known:
-            raise ConfigError(f"engine {RELAY!r} has no option {option!r}", fix=nearest(option, known))
+        if option not in fields:
+            raise ConfigError(f"engine {RELAY!r} has no option {option!r}", fix=nearest(option, fields))
     try:
         return RelayOptions(**config.engine.options)
     except ValidationError as error:
@@ -238,15 +234,15 @@ def _key(variable: str) -> str:
 
 
 def _with_weights(model: str) -> models.Named:
-    found = models.named(models.hub.fetch(model) if models.hub.is_name(model) else model)
-    if not any(found.folder.glob("*.safetensors")):
+    named_model = models.named(models.hub.fetch(model) if models.hub.is_name(model) else model)
+    if not any(named_model.folder.glob("*.safetensors")):
         raise UsageError(
-            f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
+            f"{named_model.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
         )
-    return found
+    return named_model
 
 
 def _trainer_of(model: str, overrides: Sequence[str]) -> Config | None:
-    """The shipped config that trains this shipped model: it knows how an agent must speak to it."""
+    """Shipped config that trains this shipped model, and so knows how agents must speak to it."""
     trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == model)
     return next((configs.load(path, overrides) for path in trainers), None)

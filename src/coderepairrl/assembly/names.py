@@ -1,4 +1,4 @@
-"""Whether there is what a configuration names, before any of it is made."""
+"""Checks that the parts a configuration names exist, before any is made."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from coderepairrl.registry import nearest
 
 
 def check_names(config: Config) -> None:
-    """Raise `ConfigError` with the nearest name for one of a shipped part that there is not, for several `Several`.
+    """Raise `ConfigError` (`Several` for more) for unknown parts, with the nearest known name.
 
-    Nothing is imported: classes of the user's own (``module:Class``), options and what a part needs are not looked at.
+    Checks neither user classes (``module:Class``) nor options.
     """
     if wrong := list(_wrong(config)):
         raise several(wrong)

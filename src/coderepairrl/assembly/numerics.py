@@ -1,4 +1,4 @@
-"""What rounding and older weights do to a run's ratios, known from its configuration: can its clip do its job?"""
+"""Effects of rounding and older weights on importance ratios, known from the configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from coderepairrl.learn import RECIPES, LearnSettings
 
 
 def engine_half(config: Config) -> bool | None:
-    """Whether the engine computes in half precision. None: not known beforehand, as of an engine of your own, a server
-    that is joined, or a model that is neither here nor known."""
+    """Whether the engine computes in half precision; None if unknown."""
     options = config.engine.options
     if config.engine.name == "tiny":
         return False
@@ -34,9 +33,7 @@ def engine_half(config: Config) -> bool | None:
 
 
 def resolved(config: Config) -> Config:
-    """`config` with what ``auto`` stands for in ``train.mismatch_correction``, and the updates that
-    ``train.warmup_ratio`` stands for. A run writes them down, so that they stay the same if it goes on with another
-    engine, or for longer."""
+    """`config` with concrete mismatch correction and warmup, which a resumed run thus keeps."""
     train = config.train
     if train.warmup_ratio is not None:
         updates = config.run.steps * train.updates_per_batch * train.minibatches
@@ -52,11 +49,8 @@ def resolved(config: Config) -> Config:
 
 
 def check_clip(config: Config) -> None:
-    """Refuse a clip that cuts what no update of the batch has done: that of a row's ratio is narrower than what half
-    precision, or one update of the weights, does to it. Also samples of older weights without any ratio to them.
-
-    Raises `ConfigError`. A run that was begun before this was refused can still be resumed.
-    """
+    """Raise `ConfigError` for a clip narrower than rounding or one update moves a row's ratio, and for stale samples
+    without a ratio."""
     train = config.train
     recipe = RECIPES.get(train.algorithm)
     stale = config.rollout.max_staleness if recipe is not None else 0
@@ -69,7 +63,7 @@ def check_clip(config: Config) -> None:
     if recipe is None or train.old_logprobs != "recorded":
         return
     if config.rollout.max_staleness and (recipe.ratio != "token" or recipe.objective == "score"):
-        why = (
+        problem = (
             "has no ratio to the weights that sampled, so that samples of older ones would count as the policy's own"
             if recipe.objective == "score"
             else "would clip nearly every sample of older weights, since one update moves a row's ratio by more than"
@@ -77,7 +71,7 @@ def check_clip(config: Config) -> None:
         )
         raise ConfigError(
             f"algorithm={train.algorithm} with old_logprobs=recorded and"
-            f" rollout.max_staleness={config.rollout.max_staleness} {why}",
+            f" rollout.max_staleness={config.rollout.max_staleness} {problem}",
             fix="train.old_logprobs=recomputed, which weights for what has changed since (train.mismatch_correction)",
         )
     if recipe.ratio == "token":
@@ -93,7 +87,7 @@ def check_clip(config: Config) -> None:
 
 
 def clip(config: Config, learn: LearnSettings) -> str:
-    """When the clip of the importance ratio acts, in a few words, the first of which is ``never`` where it does not."""
+    """Description of when the importance ratio is clipped; starts with ``never`` if it is not."""
     if learn.recipe is not None and learn.recipe.objective == "score":
         return f"never: {learn.algorithm} has none"
     if learn.updates > 1:

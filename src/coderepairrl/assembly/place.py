@@ -1,4 +1,4 @@
-"""Where an attempt happens: the agent, and a sandbox that works here and shows it what it needs."""
+"""Agent of an attempt, and a sandbox that works here."""
 
 from __future__ import annotations
 
@@ -15,26 +15,22 @@ from coderepairrl.types import Limits
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Agent and sandbox, neither of them started."""
+    """Agent and sandbox, not started."""
 
     agent: Agent
     sandbox: SandboxBackend
     choice: Choice
-    """Why it is that sandbox."""
+    """Reason for that sandbox."""
 
 
 def limits(config: Config) -> Limits:
-    """What an episode may spend."""
+    """Limits of an episode."""
     rollout = config.rollout
     return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
 
 
 def choose_place(config: Config, problems: Problems) -> Made[Place]:
-    """The agent, and the sandbox that is named or the strongest that works here.
-
-    `problems` gets an agent that is unknown, not installed or does not work in that sandbox, and a sandbox that is
-    unknown or does not work here.
-    """
+    """Agent, and the named sandbox or the strongest that works here; errors go to `problems`."""
     agent = problems.attempt(lambda: agents.make(config.agent.name, **config.agent.options))
     choice = problems.attempt(lambda: sandbox.choose(config.sandbox.name))
 
@@ -42,9 +38,9 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
         sandbox.check_agent(choice.value, agent.value.name, agent.value.not_in)
 
     def make() -> SandboxBackend:
-        shown = agent.value.binds if agent else ()
+        binds = agent.value.binds if agent else ()
         try:
-            backend = sandbox.make(choice.value.name, shown, **config.sandbox.options)
+            backend = sandbox.make(choice.value.name, binds, **config.sandbox.options)
         except ConfigError as error:
             if not choice.value.fix:
                 raise  # else the option was meant for the stronger one
@@ -63,7 +59,7 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
 
 
 def place(config: Config) -> Place:
-    """As `choose_place`. Raises `ConfigError` and `PrerequisiteError`, or `Several`."""
+    """Like `choose_place`, but raises as `Problems.report`."""
     problems = Problems()
     chosen = choose_place(config, problems)
     problems.report()

@@ -1,4 +1,4 @@
-"""What a command will do, before anything of it is started: every part named, made and checked."""
+"""Plans of commands: parts named, made and checked, but not started."""
 
 from __future__ import annotations
 
@@ -38,62 +38,61 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """A model that replies to somebody's agents (``crrl serve``). Like all plans it is not opened: nothing was
-    started, fetched or written for it."""
+    """A model that replies to external agents (``crrl serve``)."""
 
     config: Config
-    """With what ``auto`` stands for; what else its parts are made of is in them."""
+    """Configuration with ``auto`` resolved."""
     model: LocalModel | RemoteModel
 
     @property
     def limits(self) -> Limits:
-        """What an episode may spend."""
+        """Limits of an episode."""
         return limits(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan(ServingPlan):
-    """An agent of ours that works with the model on tasks (``crrl fix``, evaluation)."""
+    """An agent that works on tasks with the model (``crrl fix``, evaluation)."""
 
     place: Place
     kinds: Mapping[str, Terms]
-    """How tasks are attempted and judged, by their kind; ``""`` is for all others."""
+    """Terms of attempts by kind of task; ``""`` is for all others."""
     eval_tasks: Mapping[str, tuple[Task, ...]]
-    """Held-out ones by the name of the evaluation: all, or a sample."""
+    """Held-out tasks by name of the evaluation: all, or a sample."""
 
     @property
     def reward_versions(self) -> dict[str, int]:
-        """The version of each reward's formula, by its name."""
-        made = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
-        return rewards.versions_of(reward for reward, _ in made)
+        """Formula version of each reward, by name."""
+        weighted = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
+        return rewards.versions_of(reward for reward, _ in weighted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(AgentPlan):
-    """A run: the model learns from what the agent did."""
+    """A training run."""
 
     model: LocalModel
-    """The initial policy, or the shape of one that is drawn at random. Its engine is on the run's own GPUs."""
+    """The initial policy, or the shape of a random one. Its engine is on the run's own GPUs."""
     curriculum: Curriculum
     """Training tasks, and their order."""
     learner: LearnSettings
     devices: devices.Split
     in_turn: bool
-    """Engine and learner have a GPU together, and the engine measures what is free as it starts."""
+    """Engine and learner share a GPU, and the engine measures free memory as it starts."""
     clip: str
-    """When the clip of the importance ratio acts."""
+    """Description of when the importance ratio is clipped."""
     rewards_in_words: Mapping[str, str]
-    """What is paid and what evaluations measure, and why where no reward is named."""
+    """Description of training rewards and of what evaluations measure, with reasons for defaults."""
     prompt: LongestPrompt | None
-    """The longest; None for a run that is resumed, which was asked before."""
+    """The longest prompt; None for a resumed run, which was checked at its start."""
     too_long: tuple[str, ...]
-    """Training tasks that were left out since their prompts are longer (`tasks.too_long`)."""
+    """Training tasks left out because their prompts are longer (`tasks.too_long`)."""
     lacking: tuple[PrerequisiteError, ...]
-    """What engine or learner need and this machine lacks, with which they would not start."""
+    """Prerequisites of engine or learner that this machine lacks."""
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
-        """Those of all sources."""
+        """Training tasks of all sources."""
         return tuple(chain.from_iterable(source.tasks for source in self.curriculum.sources))
 
     def require(self) -> None:
@@ -103,18 +102,14 @@ class Plan(AgentPlan):
 
 
 def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> ServingPlan:
-    """The model that `model` names, served by the settings that come with it.
-
-    All that is wrong is raised together, with what is in `problems` already and what the machine lacks: one mistake as
-    `ConfigError`, `UsageError` or `PrerequisiteError`, more of them as `Several`.
-    """
+    """Resolve `model` and the settings it is served with. Raises as `Problems.report`."""
     config, chosen = named(model, overrides, use, problems)
     problems.report()
     return ServingPlan(config=config.value, model=chosen.value)
 
 
 def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[Task], problems: Problems) -> AgentPlan:
-    """As `resolve_serving`, with an agent for `task`, which nothing rewards."""
+    """Like `resolve_serving`, with an agent for `task` and no rewards."""
     config, chosen = named(model, overrides, use, problems)
     if not config:
         problems.report()
@@ -128,7 +123,6 @@ def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[T
 def _check_prompts(
     config: Config, model: LocalModel | RemoteModel, kinds: Mapping[str, Terms], tasks: Sequence[Task]
 ) -> LongestPrompt | None:
-    """`check_prompts`, where tokens can be counted here."""
     return check_prompts(config, model, kinds, tasks) if isinstance(model, LocalModel) else None
 
 
@@ -140,15 +134,16 @@ def resolve_evaluation(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """As `resolve_serving`, with the held-out tasks of the settings (those of `settings_of`, where it is given), and
-    how they are attempted and judged: where no reward is named, by what the tasks have (`reward_for`). With `collects`
-    they are attempted to be learned from: instead of the held-out tasks those training tasks that training leaves out.
-    The plan's configuration names the model. Raises `TaskError` where there is no task."""
+    """Like `resolve_serving`, with held-out tasks (of `settings_of` if given) and how they are judged.
+
+    Without a named reward the tasks decide (`reward_for`). With `collects`, the training tasks that training leaves out
+    replace the held-out ones. Raises `TaskError` without tasks.
+    """
     problems = Problems()
-    known, chosen = named(model, overrides, use, problems, settings_of=settings_of)
-    if not known:
+    base_config, chosen = named(model, overrides, use, problems, settings_of=settings_of)
+    if not base_config:
         problems.report()
-    plan = evaluation(known.value, chosen, problems, collects=collects)
+    plan = evaluation(base_config.value, chosen, problems, collects=collects)
     problems.report()
     config = plan.value.config
     config = config.model_copy(
@@ -164,7 +159,7 @@ def evaluation(
     *,
     collects: bool = False,
 ) -> Made[AgentPlan]:
-    """The evaluations of the model that is `chosen`, as `resolve_evaluation` has them."""
+    """Evaluations of the model `chosen`, as in `resolve_evaluation`."""
     if collects:
         eval_tasks = read_collected(config, problems)
         train = read_tasks(config, problems)[0] if has_examples(config, drawn=True) else Made[tuple[Share, ...]]([()])
@@ -207,16 +202,15 @@ def evaluation(
 def _shown_examples(
     config: Config, train: Made[tuple[Share, ...]], evaluated: Sequence[Task], problems: Problems
 ) -> Config:
-    """`config` with the worked examples that its agents are shown (`with_examples`)."""
     if not has_examples(config):
         return config
     trained = [task for share in _or(train, ()) for task in share.tasks]
-    made = problems.attempt(lambda: with_examples(config, trained, evaluated))
-    return _or(made, config)
+    changed = problems.attempt(lambda: with_examples(config, trained, evaluated))
+    return _or(changed, config)
 
 
 def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) -> str:
-    """What names the model once more: of a run the checkpoint that is its newest now, of a TOML file what is in it."""
+    """A name that finds the same model again."""
     if Path(model).suffix == ".toml":
         return config.model.path
     if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
@@ -226,11 +220,10 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
-    """The parts that `config` names, each found, made and checked once.
+    """Resolve and check every part of `config`. Raises as `Problems.report`.
 
-    All that is wrong is reported together: one mistake as `ConfigError`, `UsageError`, `TaskError` or
-    `PrerequisiteError`, more of them as `Several`. What the machine lacks for engine and learner alone is no mistake:
-    a plan can be made without (`Plan.lacking`). A run that is `resumed` may keep a clip that would be refused today.
+    What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a
+    run's start.
     """
     config = resolved(config)
     problems = Problems()
@@ -268,8 +261,10 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
     check_workspaces(everything, place, problems)
-    asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
-    prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
+    prompted_tasks = everything if config.eval.before or config.eval.every or config.eval.after else trained
+    prompt = problems.attempt(
+        lambda: None if resumed else check_prompts(config, policy.value, kinds.value, prompted_tasks)
+    )
     problems.attempt(lambda: check_overlong(config, policy.value, kinds.value))  # a resumed run may have new limits
     lacking = _lacking(config, engine, learner)
     if problems.found:
@@ -295,13 +290,13 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
 
 
 def _left_out(read: Sequence[Share], kept: Sequence[Share]) -> tuple[str, ...]:
-    """The tasks of each source that is `read` which the same one of `kept` lacks."""
-    pairs = ((whole, {task.id for task in share.tasks}) for whole, share in zip(read, kept, strict=True))
-    return tuple(task.id for whole, ids in pairs for task in whole.tasks if task.id not in ids)
+    """Ids of the tasks in `read` that `kept` lacks, by source."""
+    pairs = ((source, {task.id for task in share.tasks}) for source, share in zip(read, kept, strict=True))
+    return tuple(task.id for source, ids in pairs for task in source.tasks if task.id not in ids)
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise `PrerequisiteError` for one of these trackers that is not installed, for several `Several`."""
+    """Raise `PrerequisiteError` (`Several` for more) for trackers that are not installed."""
     absent = Problems()
     for name in names:
         absent.attempt(lambda name=name: require_extra(name, f"log={name}"))  # type: ignore[misc]
@@ -309,7 +304,6 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def _check_learns_from_rewards(config: Config) -> None:
-    """Raise `ConfigError` for what `crrl sft` does."""
     if config.train.algorithm == "sft":
         raise ConfigError(
             "train.algorithm=sft learns from examples, not from attempts at tasks",
@@ -320,13 +314,13 @@ def _check_learns_from_rewards(config: Config) -> None:
 
 
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
-    """The engine, with room for the run's adapters and on its own GPUs; and which GPUs each child sees."""
+    """Engine on its GPUs, with room for adapters, and the GPUs of each child process."""
     lora = config.train.lora
 
     def on_its_gpus() -> EngineSpec:
         visible = split.value.engine.get(devices.VISIBLE)
-        made = devices.by_turns(config, chosen.value)
-        return made if visible is None else made.on_gpus(visible)
+        engine = devices.by_turns(config, chosen.value)
+        return engine if visible is None else engine.on_gpus(visible)
 
     chosen = problems.attempt(lambda: engine_of(config, None if lora is None else lora.rank))
     split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))

@@ -1,4 +1,4 @@
-"""Settings of a run folder that is used as a policy: only data is taken from it, what runs programs is not."""
+"""Settings of a run folder used as a policy: data, nothing that runs programs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OF_THE_USER = ("sandbox.name", "sandbox.options", "log", "rollout.executor", "r
 
 
 def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Config:
-    """The settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
+    """Settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
 
-    Raises `ConfigError` for each setting of the run that runs a program, reads a file of this machine or weakens
-    isolation, unless an override names it or a shipped config has it.
+    Raises `ConfigError` for settings that run a program, read a local file or weaken isolation, unless overridden or
+    shipped.
     """
     named = [configs.parse_override(each)[0] for each in overrides]
     if "eval.source" in named:  # then the source of training tasks is not opened
@@ -50,7 +50,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
 
 
 def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings in `section` that import a class, start a program, or read a file of this machine."""
+    """Settings in `section` that import a class, start a program or read a local file."""
     for key, value in section.items():
         place = f"{prefix}{key}"
         if key in ("agent", "engine") and value:
@@ -76,12 +76,11 @@ def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, An
 
 
 def _is_data(option: str, value: object) -> bool:
-    """Whether an engine's option starts nothing: not a program, its arguments and environment, or an address."""
+    """Whether an engine option is data, not a program, its arguments, or an address."""
     return isinstance(value, (int, float)) or option in ("dtype", "head")
 
 
 def _is_shipped(key: str, value: object) -> bool:
-    """Whether a shipped config sets `key` to `value`."""
     return any(_at(data, key) == value for data in _shipped())
 
 
@@ -95,7 +94,7 @@ def _is_below(key: str, names: Sequence[str]) -> bool:
 
 
 def _at(data: Any, key: str) -> Any:
-    """The value at the dotted `key`; None if it is missing."""
+    """Value at the dotted `key`, or None."""
     for part in key.split("."):
         data = data.get(part) if isinstance(data, Mapping) else None
     return data

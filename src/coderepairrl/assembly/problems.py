@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, collected, so that all of it is reported together."""
+"""Errors of a configuration, collected to be reported together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class _Missing(Exception):
-    """A part that another one needs could not be made, and that was reported already."""
+    """A required part failed, which is reported already."""
 
 
 class Made(Generic[T]):
-    """What one step of the assembly gave, or nothing where it failed."""
+    """The result of an assembly step, or nothing if it failed."""
 
     def __init__(self, made: list[T]) -> None:
         self._made = made
@@ -25,14 +25,14 @@ class Made(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What was made. Inside `Problems.attempt` a missing one ends the attempt quietly."""
+        """The result. If missing, ends an enclosing `Problems.attempt` silently."""
         if not self._made:
             raise _Missing
         return self._made[0]
 
 
 class Problems:
-    """Goes on after a mistake, with everything that does not depend on it.
+    """Collects errors while independent steps continue.
 
     >>> from coderepairrl.errors import ConfigError
     >>> def wrong(text): raise ConfigError(text)
@@ -50,7 +50,7 @@ class Problems:
         self.found: list[CodeRepairError] = []
 
     def attempt(self, make: Callable[[], T]) -> Made[T]:
-        """What `make` gives. This project's errors are kept for `report`, any other is raised."""
+        """The result of `make`. Errors of this project wait for `report`; others are raised."""
         try:
             return Made([make()])
         except _Missing:
@@ -60,12 +60,13 @@ class Problems:
             return Made([])
 
     def add(self, error: CodeRepairError) -> None:
-        """Report `error`, too; once, however many steps meet it."""
+        """Report `error` too, once however often it is added."""
         for each in error.problems if isinstance(error, Several) else (error,):
             if str(each) not in map(str, self.found):
                 self.found.append(each)
 
     def report(self) -> None:
-        """Raise what was found: the error itself where it is the only one, else `Several`."""
+        """Raise the collected error, if any (`ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`); `Several`
+        for more."""
         if self.found:
             raise several(self.found)

@@ -1,4 +1,4 @@
-"""Whether the prompts of tasks leave room for a reply, before a model is started."""
+"""Checks that prompts leave room for a reply, before a model starts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from coderepairrl.tokens import Codec, TooLong
 from coderepairrl.types import Task
 
 _COUNTED = 4 << 20
-"""Bytes of prompts of a kind that are tokenized, a few seconds' worth."""
+"""Bytes of prompts tokenized per kind: a few seconds' worth."""
 
 
 class LongestPrompt(NamedTuple):
-    """The prompt that comes nearest to its limit: its task, its tokens, and the tokens that an episode may have by the
-    setting `limit`."""
+    """Prompt closest to its limit: `most` tokens, by the setting `limit`."""
 
     task: str
     tokens: int
@@ -33,19 +32,16 @@ class LongestPrompt(NamedTuple):
 def check_prompts(
     config: Config, model: LocalModel, kinds: Mapping[str, Terms], tasks: Iterable[Task]
 ) -> LongestPrompt | None:
-    """Raise `ConfigError` where an agent's first request about a task leaves no room for a reply, and `TaskError` where
-    it cannot be written; else the longest one, None where there is no task.
+    """The longest first request of an agent, or None without tasks.
 
-    A byte is a token at most, so that most prompts are known to fit by their bytes. Others are tokenized, the longest
-    first; beyond a few megabytes of them the rest, each shorter than all that were seen to fit, is not.
+    Raises `ConfigError` if one leaves no room for a reply, `TaskError` if it cannot be written.
     """
-    found = [_check(config, model, kind, kinds[kind], some) for kind, some in _by_kind(kinds, tasks).items()]
-    return max(found, key=lambda each: each.tokens / each.most, default=None)
+    longest = [_check(config, model, kind, kinds[kind], some) for kind, some in _by_kind(kinds, tasks).items()]
+    return max(longest, key=lambda each: each.tokens / each.most, default=None)
 
 
 def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]) -> None:
-    """Raise `ConfigError` where attempts end at a context that is shorter than what `train.overlong_buffer` measures
-    them by: they would be punished too late, or never."""
+    """Raise `ConfigError` if the context ends attempts before `train.overlong_buffer` can act."""
     if not config.train.overlong_buffer:
         return
     for kind, terms in kinds.items():
@@ -59,37 +55,38 @@ def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]
 
 
 def _above(config: Config, most: int) -> list[str]:
-    """The settings by which an episode, or a turn, may have more tokens than `most`."""
-    asked = {f"rollout.{name}": getattr(config.rollout, name) for name in ("tokens", "turn_tokens")}
+    token_limits = {f"rollout.{name}": getattr(config.rollout, name) for name in ("tokens", "turn_tokens")}
     for kind, terms in config.kinds.items():
-        asked |= {f"kinds.{kind}.{name}": getattr(terms, name) or 0 for name in ("tokens", "turn_tokens")}
-    return [name for name, tokens in asked.items() if tokens > most]
+        token_limits |= {f"kinds.{kind}.{name}": getattr(terms, name) or 0 for name in ("tokens", "turn_tokens")}
+    return [name for name, tokens in token_limits.items() if tokens > most]
 
 
 def without_too_long(
     config: Config, model: LocalModel, kinds: Mapping[str, Terms], sources: Sequence[Share]
 ) -> tuple[Share, ...]:
-    """`sources` without the tasks whose first request leaves no room for a reply, all of which are counted.
+    """`sources` without tasks whose first request leaves no room for a reply.
 
-    Raises `ConfigError` for a source of which none would be left, and as `check_prompts` for what cannot be written.
+    Raises `ConfigError` if a source loses all its tasks, and as `check_prompts`.
     """
     left = []
     for share in sources:
-        found = _by_kind(kinds, share.tasks).items()
-        long = {task.id for kind, some in found for task in _too_long(config, model, kind, kinds[kind], some, math.inf)}
+        groups = _by_kind(kinds, share.tasks).items()
+        long = {
+            task.id for kind, some in groups for task in _too_long(config, model, kind, kinds[kind], some, math.inf)
+        }
         tasks = tuple(task for task in share.tasks if task.id not in long)
         if not tasks:
-            for kind, some in found:
+            for kind, some in groups:
                 _check(config, model, kind, kinds[kind], some)
         left.append(replace(share, tasks=tasks))
     return tuple(left)
 
 
 def _by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
-    found: dict[str, list[Task]] = defaultdict(list)
+    groups: dict[str, list[Task]] = defaultdict(list)
     for task in tasks:
-        found[task.kind if task.kind in kinds else ""].append(task)
-    return found
+        groups[task.kind if task.kind in kinds else ""].append(task)
+    return groups
 
 
 def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task]) -> LongestPrompt:
@@ -106,24 +103,25 @@ def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Se
 def _too_long(
     config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task], at_most: float
 ) -> list[Task]:
-    """Those that leave no room for a reply, the longest first, as far as `at_most` bytes of them say."""
+    """Tasks without room for a reply, longest first."""
     most, _ = _limit(config, model, kind, terms)
     ordered = _longest_first(tasks)
     empty = terms.agent.first_request(replace(ordered[0], prompt=""))
     around = _count(model.codec, empty, ordered[0]) - _size(empty)
-    found: list[Task] = []
+    too_long: list[Task] = []
     counted = 0
     for task in ordered:
-        asked = terms.agent.first_request(task)
-        size = _size(asked)
+        request = terms.agent.first_request(task)
+        size = _size(request)
+        # a byte is at most one token: most prompts fit by their bytes, and are not tokenized
         if around + size < most or counted > at_most:
             break
         counted += size
         try:
-            _count(model.codec, asked, task, most - 1)
+            _count(model.codec, request, task, most - 1)
         except TooLong:
-            found.append(task)
-    return found
+            too_long.append(task)
+    return too_long
 
 
 def _longest_first(tasks: Sequence[Task]) -> list[Task]:
@@ -131,12 +129,12 @@ def _longest_first(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[int, str]:
-    """Tokens that an episode may have, and the setting that says so."""
+    """Token limit of an episode, and the setting that determines it."""
     context = model.engine.context or model.codec.context
     if context < terms.limits.tokens:
         return context, "engine.options.context" if model.engine.context else "the model's context"
-    own = kind in config.kinds and config.kinds[kind].tokens is not None
-    return terms.limits.tokens, f"kinds.{kind}.tokens" if own else "rollout.tokens"
+    is_kind_limit = kind in config.kinds and config.kinds[kind].tokens is not None
+    return terms.limits.tokens, f"kinds.{kind}.tokens" if is_kind_limit else "rollout.tokens"
 
 
 def _refusal(longest: LongestPrompt, count: int, model: LocalModel, terms: Terms, before: int) -> ConfigError:
@@ -146,22 +144,22 @@ def _refusal(longest: LongestPrompt, count: int, model: LocalModel, terms: Terms
             f" episode may have {longest.most:,} ({longest.limit})",
             fix="fewer or shorter ones (agent.options.examples), a shorter agent.options.system, or a longer context",
         )
-    others = f" (and those of {count - 1:,} more tasks are too long)" if count > 1 else ""
-    wanted = longest.tokens + terms.limits.turn_tokens
+    further = f" (and those of {count - 1:,} more tasks are too long)" if count > 1 else ""
+    needed = longest.tokens + terms.limits.turn_tokens
     fix = "leave such tasks out (of training: tasks.too_long=drop)"
-    if wanted <= model.codec.context and longest.limit != "the model's context":
-        fix = f"{longest.limit}={wanted} leaves room for a reply; or {fix}"
+    if needed <= model.codec.context and longest.limit != "the model's context":
+        fix = f"{longest.limit}={needed} leaves room for a reply; or {fix}"
     else:
         fix += f", or take a model with a longer context than {model.codec.context:,} tokens"
     return ConfigError(
         f"the first request of agent {terms.agent.name} about task {longest.task} has {longest.tokens:,} tokens, and an"
-        f" episode may have {longest.most:,} ({longest.limit}){others}",
+        f" episode may have {longest.most:,} ({longest.limit}){further}",
         fix=fix,
     )
 
 
 def _count(codec: Codec, asked: FirstRequest, task: Task, most: int | None = None) -> int:
-    """Tokens of a request. Raises `TooLong` where there are more than `most`, and `TaskError`."""
+    """Tokens of a request. Raises `TooLong` above `most`, and `TaskError`."""
     try:
         return len(codec.render(asked.messages, asked.tools, most=most))
     except TooLong:
@@ -171,7 +169,7 @@ def _count(codec: Codec, asked: FirstRequest, task: Task, most: int | None = Non
 
 
 def _size(asked: FirstRequest) -> int:
-    """Bytes of its messages."""
+    """Bytes of the messages."""
     return sum(len(_bytes(str(message.get("content") or ""))) for message in asked.messages)
 
 

@@ -1,4 +1,4 @@
-"""Opens the model of a plan: one way for every command that takes any model."""
+"""Open the model of a plan, the same way for every command."""
 
 from __future__ import annotations
 
@@ -21,22 +21,20 @@ from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.sync import weights
 
 Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
-"""As `replying`."""
+"""Signature of `replying`."""
 
 
 @asynccontextmanager
 async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
-    """Who replies for the model of `plan`, running: an engine, restarted when it dies, or the remote.
+    """A running reply source for the model of `plan`: a supervised engine, or the remote endpoint.
 
-    Adapters are loaded by an engine that takes them, which serves version 1 then, and else merged into a temporary
-    copy of the model. Where weights are to be quantised, those of a temporary copy are rounded first.
-
-    Raises `UsageError` (an endpoint that has no such model), `EngineFault` and `RemoteFault`.
+    Adapters are version 1, or merged into a temporary copy if the engine takes none. Raises `UsageError` for an unknown
+    remote model, `EngineFault` and `RemoteFault`.
     """
     model, config = plan.model, plan.config
     if isinstance(model, RemoteModel):
-        about = model.options.model_dump(exclude={"model_name", "key_env"})
-        async with Remote(model.url, model=model.options.model_name, key=model.key, **about) as remote:
+        options = model.options.model_dump(exclude={"model_name", "key_env"})
+        async with Remote(model.url, model=model.options.model_name, key=model.key, **options) as remote:
             yield remote
         return
     async with AsyncExitStack() as parts:
@@ -62,45 +60,47 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
 
 
 class Part(NamedTuple):
-    """Plans whose models are open at the same time, at most `at_once` of them."""
+    """Plans whose models are open together, at most `at_once` of them."""
 
     numbers: tuple[int, ...]
-    """Of the plans."""
+    """Indices of the plans."""
     at_once: int
     shared: bool = False
     """Whether one engine serves all."""
 
 
 def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
-    """All of `plans`, in parts of which one is after the other.
+    """Split `plans` into parts that run one after another.
 
-    Adapters on the same weights, and those weights, share an engine that takes adapters. Engines that can run at the
-    same time, and models elsewhere, are a part, too; what remains is one after the other.
-
-    Raises `ConfigError` for several at once on Ray.
+    Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one part;
+    others run one by one. Raises `ConfigError` for several at once on Ray.
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
         raise ConfigError(
             "several policies at once, and rollout.executor=ray, of which a process has one cluster once",
             fix="leave --jobs out: rollout.concurrency says how many attempts are made at once",
         )
-    found, alone, left = list[Part](), list[int](), list(range(len(plans)))
+    shared_parts, alone, left = list[Part](), list[int](), list(range(len(plans)))
     while left:
-        alike = [each for each in left if each == left[0] or _alike(plans[left[0]], plans[each])]
-        if _share([plans[each] for each in alike]):
-            found.append(Part(tuple(alike), at_once, shared=True))
+        sharing = [each for each in left if each == left[0] or _alike(plans[left[0]], plans[each])]
+        if _share([plans[each] for each in sharing]):
+            shared_parts.append(Part(tuple(sharing), at_once, shared=True))
         else:
-            alike = alike[:1]
-            alone += alike
-        left = [each for each in left if each not in alike]
+            sharing = sharing[:1]
+            alone += sharing
+        left = [each for each in left if each not in sharing]
     free = [each for each in alone if at_once > 1 and not _exclusive(plans[each])]
     in_turn = [each for each in alone if each not in free]
-    return [*found, *([Part(tuple(free), at_once)] if free else []), *([Part(tuple(in_turn), 1)] if in_turn else [])]
+    return [
+        *shared_parts,
+        *([Part(tuple(free), at_once)] if free else []),
+        *([Part(tuple(in_turn), 1)] if in_turn else []),
+    ]
 
 
 @asynccontextmanager
 async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> AsyncIterator[Opens]:
-    """As `replying`, for `part` of `plans`. The log of an engine that they share is in `log_dir`."""
+    """Like `replying`, for `part` of `plans`. A shared engine logs to `log_dir`."""
     if not part.shared:
         yield replying
         return
@@ -109,7 +109,7 @@ async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> As
 
 
 class _Shared:
-    """One engine for plans that are alike: each is a version, which it keeps."""
+    """One engine for several plans, each of which is a version."""
 
     def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
         self._plans, self._log_dir = plans, log_dir
@@ -120,7 +120,7 @@ class _Shared:
 
     @classmethod
     async def start(cls, plans: Sequence[ServingPlan], parts: AsyncExitStack, log_dir: Path) -> _Shared:
-        """One that serves, until `parts` end. Raises as `replying`."""
+        """Start an engine that runs until `parts` close. Raises as `replying`."""
         shared = cls(plans, log_dir)
         parts.push_async_callback(shared._close)
         await shared._served()
@@ -128,7 +128,7 @@ class _Shared:
 
     @asynccontextmanager
     async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
-        """As `replying`."""
+        """Like the function `replying`."""
         assert isinstance(plan.model, LocalModel)
         version = next(self._version(number) for number, each in enumerate(self._plans) if each is plan)
 
@@ -142,7 +142,7 @@ class _Shared:
         return 0 if self._adapters[number] is None else number + 1
 
     async def _served(self) -> Engine:
-        """The engine with all adapters; another one where it has died."""
+        """Engine with all adapters, restarted if it has died."""
         model = self._plans[0].model
         assert isinstance(model, LocalModel)
         async with self._starting:
@@ -171,7 +171,7 @@ class _Shared:
 
 
 def _share(plans: Sequence[ServingPlan]) -> bool:
-    """Whether one engine serves `plans`, which are alike: adapters on the same weights, and these themselves."""
+    """Whether one engine serves these adapters on the same weights."""
     if len(plans) == 1 or any(_to_round(plan) for plan in plans):
         return False
     adapters = sum(isinstance(plan.model, LocalModel) and plan.model.adapter is not None for plan in plans)
@@ -179,7 +179,6 @@ def _share(plans: Sequence[ServingPlan]) -> bool:
 
 
 def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
-    """The engine of `plans`, which are alike, with room for all of their adapters, on their GPUs."""
     adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
     ranks = [weights.adapter_rank(adapter) for adapter in adapters if adapter is not None]
     config = plans[0].config
@@ -192,14 +191,13 @@ def _exclusive(plan: ServingPlan) -> bool:
 
 
 def _to_round(plan: ServingPlan) -> bool:
-    """Whether the model's weights have not yet the numbers that its settings quantise them to."""
+    """Whether the weights still have to be rounded to their quantised values."""
     form = plan.config.model.quantise
     return form != "none" and isinstance(plan.model, LocalModel) and models.quantised(plan.model.folder) != form
 
 
 def _alike(one: ServingPlan, other: ServingPlan) -> bool:
-    """Whether an engine for the model of `one`, without its adapters, is one for that of `other`."""
-    here, there = one.model, other.model
-    if not (isinstance(here, LocalModel) and isinstance(there, LocalModel)):
+    first, second = one.model, other.model
+    if not (isinstance(first, LocalModel) and isinstance(second, LocalModel)):
         return False
-    return here.folder.resolve() == there.folder.resolve() and one.config.engine == other.config.engine
+    return first.folder.resolve() == second.folder.resolve() and one.config.engine == other.config.engine

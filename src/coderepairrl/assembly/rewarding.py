@@ -1,4 +1,4 @@
-"""What is paid and what is measured where a configuration leaves it open: it follows from what the tasks have."""
+"""Default rewards and measures, derived from what the tasks have."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from coderepairrl.rollout import Share
 from coderepairrl.types import Task
 
 VERIFIED_REFERENCES = 4
-"""Verified repairs of each task that become references where `hybrid` follows from the tasks."""
+"""Verified repairs of each task that become references if `hybrid` is the default."""
 
 
 def settle_rewards(
     config: Config, sources: Made[tuple[Share, ...]], evaluations: Made[Mapping[str, tuple[Task, ...]]]
 ) -> tuple[Config, dict[str, str]]:
-    """Name the rewards of a run and its ``tasks.verified_references``; and say what they are, and why.
+    """Fill in rewards and ``tasks.verified_references``, and describe them.
 
-    Raises `ConfigError` where the tasks have nothing in common by which they can be judged, and for another setting
-    that does not go with the rewards that follow.
+    Raises `ConfigError` if the tasks have no common measure, or a setting contradicts the rewards.
     """
-    most, why = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
+    most, reasons = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
     if not config.reward:
         trained = _judged_alike(config, chain.from_iterable(share.tasks for share in sources.value))
         data = config.model_dump(exclude_none=True)
         data["reward"] = reward_for(trained, pays=True)
-        why["train"] = f" (no reward is named, and of {_what_they_have(trained)})"
+        reasons["train"] = f" (no reward is named, and of {_what_they_have(trained)})"
         if config.tasks.verified_references is None and "hybrid" in data["reward"]:
             most = VERIFIED_REFERENCES if is_attempted_twice(config, len(trained)) else 0
         if not config.eval.reward:
             held_out = _judged_alike(config, chain.from_iterable(evaluations.value.values()))
             data["eval"]["reward"] = reward_for(held_out)
-            why["evaluations"] = f" (eval.reward names none, and of {_what_they_have(held_out)})"
+            reasons["evaluations"] = f" (eval.reward names none, and of {_what_they_have(held_out)})"
         validate(data, "the reward that follows from the tasks")
         # not the validated copy, in which every setting counts as given by the user
         evaluation = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
@@ -44,11 +43,11 @@ def settle_rewards(
     config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"verified_references": most})})
     paid, measured = (_in_words(each) for each in (config.reward, config.eval.reward or config.reward))
     verified = f", with up to {most} verified references of each task" if most else ""
-    return config, {"train": paid + verified + why["train"], "evaluations": measured + why["evaluations"]}
+    return config, {"train": paid + verified + reasons["train"], "evaluations": measured + reasons["evaluations"]}
 
 
 def settle_measure(config: Config, tasks: Iterable[Task]) -> Config:
-    """Name what evaluations on `tasks` measure. Raises `ConfigError` as `reward_for`."""
+    """Fill in what evaluations on `tasks` measure. Raises as `reward_for`."""
     if config.eval.reward or config.reward:
         return config
     measured = reward_for(_judged_alike(config, tasks))
@@ -56,10 +55,10 @@ def settle_measure(config: Config, tasks: Iterable[Task]) -> Config:
 
 
 def reward_for(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]:
-    """What tells a repair of `tasks` from none, with weights: their checks, else their references, else their answers.
+    """Weighted rewards that recognise repairs of `tasks`, by checks, else references, else answers.
 
-    What `pays` for attempts also compares with references: a group in which no attempt passes would teach nothing.
-    Raises `ConfigError` where they have nothing in common by which they can be judged.
+    With `pays`, references join the checks: a group that never passes would teach nothing. Raises `ConfigError` without
+    a common measure.
     """
     references = all(task.reference.strip() for task in tasks)
     if tasks and all(task.checks for task in tasks):
@@ -77,7 +76,7 @@ def reward_for(tasks: Sequence[Task], *, pays: bool = False) -> dict[str, float]
 
 
 def _judged_alike(config: Config, tasks: Iterable[Task]) -> list[Task]:
-    """Those of `tasks` whose kind has no reward itself."""
+    """Tasks whose kind names no reward."""
     return [task for task in tasks if not (task.kind in config.kinds and config.kinds[task.kind].reward)]
 
 

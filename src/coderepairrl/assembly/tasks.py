@@ -1,4 +1,4 @@
-"""The tasks of a run: read from their sources once, split, drawn, and checked that their workspaces can be opened."""
+"""Tasks of a run: read, split and sampled, and their workspaces checked."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 
 COLLECTED = 0.25
-"""The share of tasks that `crrl collect` attempts where `tasks.holdout` is not set."""
+"""Share of tasks that `crrl collect` attempts if `tasks.holdout` is not set."""
 _TASKS_NAMED = 3
-"""Tasks that cannot be opened, of which each is a message; the others are counted."""
+"""Number of tasks that cannot be opened with a message each; the others are counted."""
 
 
 def read_tasks(
     config: Config, problems: Problems, *, training: bool = True
 ) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
-    """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
-    here, known = config.tasks, dict[str, Made[_Source]]()
-    sources = here.sources or (Source(source=here.source, options=here.options),)
+    """Training tasks by source, and held-out ones by evaluation."""
+    settings, sources_read = config.tasks, dict[str, Made[_Source]]()
+    sources = settings.sources or (Source(source=settings.source, options=settings.options),)
 
     def key(source: str, options: Mapping[str, Any]) -> str:
         return json.dumps([source, options], sort_keys=True, default=repr)
@@ -44,9 +44,9 @@ def read_tasks(
 
     def read(source: str, options: Mapping[str, Any]) -> Made[_Source]:
         at = key(source, options)
-        if at not in known:
-            known[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
-        return known[at]
+        if at not in sources_read:
+            sources_read[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
+        return sources_read[at]
 
     def train() -> tuple[Share, ...]:
         shares = []
@@ -54,16 +54,16 @@ def read_tasks(
             there = read(each.source, each.options).value
             tasks.check_trainable(there.evaluation_set)
             everything = there.tasks
-            found = _split(everything, here.split)
-            if not found:
+            selected = _split(everything, settings.split)
+            if not selected:
                 splits = ", ".join(sorted({task.split for task in everything}))
                 raise TaskError(
-                    f"{each.source} has no task in split {here.split!r}", fix=f"splits it has: {splits or 'none'}"
+                    f"{each.source} has no task in split {settings.split!r}", fix=f"splits it has: {splits or 'none'}"
                 )
-            left = tuple(task for task in found if not held_out(task.id, here.holdout or 0.0))
+            left = tuple(task for task in selected if not held_out(task.id, settings.holdout or 0.0))
             if not left:
                 raise TaskError(
-                    f"tasks.holdout={here.holdout:g} leaves none of the {len(found)} tasks of {each.source}",
+                    f"tasks.holdout={settings.holdout:g} leaves none of the {len(selected)} tasks of {each.source}",
                     fix="hold out less: crrl collect takes what is held out, training the rest",
                 )
             shares.append(Share(with_diffed_references(left), each.weight))
@@ -71,48 +71,51 @@ def read_tasks(
         return tuple(shares)
 
     def measured() -> Mapping[str, tuple[Task, ...]]:
-        found = {}
+        selected = {}
         for name, there in config.eval.each.items():
             named = [(there.source, there.options)]
             if not there.source:  # that of the training tasks, or all of them
                 named = [(each.source, there.options or each.options) for each in sources]
             named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
             everything = [task for source, options in named for task in read(source, options).value.tasks]
-            found[name] = with_diffed_references(sample(_split(everything, there.split), there.tasks, config.run.seed))
-            _once(found[name])
-        return found
+            selected[name] = with_diffed_references(
+                sample(_split(everything, there.split), there.tasks, config.run.seed)
+            )
+            _once(selected[name])
+        return selected
 
     return problems.attempt(train) if training else Made([]), problems.attempt(measured)
 
 
 def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tuple[Task, ...]]]:
-    """The tasks that `crrl collect` attempts, by evaluation: of those of training the share that it leaves out
-    (`collected_share`)."""
+    """Tasks that `crrl collect` attempts, by evaluation."""
     share = collected_share(config)
-    whole = {"tasks": config.tasks.model_copy(update={"holdout": None}), "eval": Eval()}
-    sources, _ = read_tasks(config.model_copy(update=whole), problems)
+    without_holdout = {"tasks": config.tasks.model_copy(update={"holdout": None}), "eval": Eval()}
+    sources, _ = read_tasks(config.model_copy(update=without_holdout), problems)
 
     def collected() -> Mapping[str, tuple[Task, ...]]:
         everything = [task for each in sources.value for task in each.tasks]
-        found = [task for task in everything if held_out(task.id, share)]
-        _once(found)
-        if not found:
+        left_out = [task for task in everything if held_out(task.id, share)]
+        _once(left_out)
+        if not left_out:
             raise TaskError(
                 f"none of the {len(everything)} tasks is among the {share:g} that are collected from",
                 fix="collect from a larger share: tasks.holdout=0.5",
             )
-        return {name: sample(found, there.tasks, config.run.seed) for name, there in config.eval.each.items()}
+        return {
+            name: sample(left_out, evaluation.tasks, config.run.seed) for name, evaluation in config.eval.each.items()
+        }
 
     return problems.attempt(collected)
 
 
 def collected_share(config: Config) -> float:
-    """The share of the training tasks that `crrl collect` attempts."""
+    """Share of the training tasks that `crrl collect` attempts."""
     return COLLECTED if config.tasks.holdout is None else config.tasks.holdout
 
 
 class _Source(NamedTuple):
-    """The tasks of a source, and what it is called if it is there to be measured on (`TaskSource.evaluation_set`)."""
+    """Tasks of a source, and its name if it is an evaluation set."""
 
     tasks: list[Task]
     evaluation_set: str
@@ -125,10 +128,10 @@ def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
             fix="tasks.source=NAME, of `crrl data list`, or tasks.options.path=FILE; to measure a model:"
             " crrl eval SOURCE --policy MODEL",
         )
-    made = tasks.make(source, **options)
-    made.prepare()
-    found = [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)
-    return _Source(found, made.evaluation_set)
+    task_source = tasks.make(source, **options)
+    task_source.prepare()
+    tasks_read = [replace(task, kind=task.kind or kind) for task in task_source] if kind else list(task_source)
+    return _Source(tasks_read, task_source.evaluation_set)
 
 
 def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
@@ -142,8 +145,7 @@ def _once(some: Iterable[Task]) -> None:
 
 
 def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
-    """Each workspace that cannot be opened, by its first task (beyond a few, how many there are), and environments that
-    have changed since they were built."""
+    """Report workspaces that cannot be opened, a few by name, and changed environments."""
     everything = list(everything)
     check_image = place.value.sandbox.check_image if place else lambda _: None
     refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), check_image))
@@ -169,11 +171,9 @@ def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterat
 
 
 def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
-    """`n` of `tasks`, drawn without replacement by `seed`; all of them, as they come, for 0 or where there are no more.
+    """Draw `n` of `tasks` without replacement; all, in order, for 0 or too large an `n`.
 
-    The first few tasks of a source are often of one repository or one kind, and are no sample of it. A task is drawn
-    by its id alone: the same ones in whatever order the source lists them, and a larger `n` adds to those of a smaller
-    one.
+    Draws are by `seed` and id alone: the source's order has no effect, and a larger `n` extends a smaller sample.
     """
     if not 0 < n < len(tasks):
         return tuple(tasks)
@@ -204,6 +204,6 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
 
 
 def is_attempted_twice(config: Config, tasks: int) -> bool:
-    """Whether one of so many training `tasks` may be attempted in two steps."""
+    """Whether any of this many training `tasks` may be attempted in two steps."""
     attempts = config.run.steps * config.rollout.tasks_per_step
     return config.curriculum != Curriculum() or not 0 < attempts <= tasks

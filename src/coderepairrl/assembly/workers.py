@@ -1,4 +1,4 @@
-"""What workers on other machines need in order to make a plan's attempts."""
+"""Setup of workers that make a plan's attempts on other machines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from coderepairrl.types import Task
 def worker_setup(
     config: Config, codec: Codec, *, sandbox: str, evaluations: Mapping[str, tuple[Task, ...]], learns: bool
 ) -> WorkerSetup:
-    """What a worker makes the attempts of a plan with that has this `config`, in the `sandbox` that was chosen for it.
-
-    Without `learns` there are only `evaluations`.
-    """
+    """Setup for attempts under `config` in the chosen `sandbox`; without `learns`, for `evaluations` only."""
     if codec.loaded_from is None:
         raise AssertionError("a plan's codec is loaded from a folder")
     if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
@@ -35,23 +32,19 @@ def worker_setup(
 
 
 def terms(config: Config, evaluations: tuple[str, ...], learns: bool) -> Mapping[str, Terms]:
-    """How attempts are made and judged, by the kind of task: the parts of `config`, found and made on this machine.
-
-    Raises `ConfigError` and `PrerequisiteError`, or `Several`.
-    """
+    """Terms of each kind of task, with the parts of `config` made on this machine. Raises as `Problems.report`."""
     problems = Problems()
     paid = problems.attempt(lambda: rewards.make(config.reward if learns else config.eval.reward or config.reward))
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     place = choose_place(config, problems)
     phases = Made[Mapping[str, tuple[Task, ...]]]([dict.fromkeys(evaluations, ())])
-    made = make_kinds(config, (paid, measured, place), phases, problems)
+    kinds = make_kinds(config, (paid, measured, place), phases, problems)
     problems.report()
-    return made.value
+    return kinds.value
 
 
 def check_executor(config: Config, *, remote: bool = False) -> None:
-    """Raise `ConfigError` for what attempts on other machines cannot do; `remote` is for a model that somebody else
-    serves."""
+    """Raise `ConfigError` for what attempts on other machines cannot do. `remote`: others serve the model."""
     if config.rollout.executor == "local":
         return
     if remote:
@@ -69,7 +62,7 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
 
 
 def require_ray(config: Config) -> None:
-    """Raise `PrerequisiteError` where Ray is needed and not installed, or its cluster is not there."""
+    """Raise `PrerequisiteError` if Ray is needed and not installed, or its cluster is unreachable."""
     if config.rollout.executor != "ray" or not config.rollout.ray.address:  # which `check_executor` refuses
         return
     ray_cluster.head(config.rollout.ray.address)

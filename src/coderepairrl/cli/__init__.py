@@ -79,10 +79,8 @@ for heading, commands in COMMANDS.items():
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Unwind, so that children and temporary folders go; a second signal must not disturb the first's cleanup.
-
-    `asyncio.run` would replace Python's handler by one that waits for running code.
-    """
+    """Unwind, so that children and temporary folders go, undisturbed by a second signal."""
+    # `asyncio.run` would replace Python's handler by one that waits for running code
     _deafen()
     raise KeyboardInterrupt
 
@@ -98,7 +96,7 @@ def _unexpected(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def main() -> None:
-    """Entry point: turns this project's errors into a message, a fix and an exit code."""
+    """Run `crrl`; errors become a message, a fix and an exit code."""
     gc.set_threshold(10_000)  # imports make little garbage, and looking for it takes a fifth of a short command
     gc.enable()
     atexit.register(gc.freeze)

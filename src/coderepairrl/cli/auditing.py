@@ -38,8 +38,8 @@ def audit(
     from coderepairrl.certify import data
     from coderepairrl.runs.folder import write_atomic
 
-    name, given = data.recognised(dataset, config.parse_options(options or [], "path"))
-    source = data.load(name, given)
+    name, source_options = data.recognised(dataset, config.parse_options(options or [], "path"))
+    source = data.load(name, source_options)
     tasks = auditing.chosen(source, limit, seed)
     place = backend(sandbox, sandbox_option)
     settings = auditing.Settings(" ".join([dataset, *(options or [])]), place.name, repeat, mutants, seed)
@@ -49,12 +49,12 @@ def audit(
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}", fix="name another folder with -o") from error
     rows = folder / "trials.jsonl"
-    found = run(auditing.audit(source, tasks, place, settings, rows, resume=resume, jobs=jobs, say=note))
-    plain = auditing.as_json(settings, found)
+    audited = run(auditing.audit(source, tasks, place, settings, rows, resume=resume, jobs=jobs, say=note))
+    plain = auditing.as_json(settings, audited)
     write_atomic(folder / "audit.json", auditing.dumps(plain))
     if quarantine is not None:
-        note(f"{quarantine}: {counted(data.write_quarantine(auditing.apart(found), quarantine), 'task')}")
-    show(json.dumps(plain) if as_json else f"{auditing.table(found)}\n{folder / 'audit.json'}")
-    if faulty := sum(bool(each.faults) for each in found):
+        note(f"{quarantine}: {counted(data.write_quarantine(auditing.apart(audited), quarantine), 'task')}")
+    show(json.dumps(plain) if as_json else f"{auditing.table(audited)}\n{folder / 'audit.json'}")
+    if faulty := sum(bool(each.faults) for each in audited):
         note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

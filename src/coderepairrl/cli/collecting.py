@@ -56,8 +56,8 @@ def collect(
     else:
         evaluating.require_several(jobs)
         planned = [evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)]
-    found = asyncio.run(collecting.collect(planned, resume=resume, jobs=jobs, say=note))
-    show(json.dumps(found) if as_json else collecting.as_text(found))
+    result = asyncio.run(collecting.collect(planned, resume=resume, jobs=jobs, say=note))
+    show(json.dumps(result) if as_json else collecting.as_text(result))
 
 
 def select(
@@ -77,5 +77,5 @@ def select(
     paths = [Path(each) for each in sources if "=" not in each]
     if not paths:
         raise UsageError("no run is named", fix="crrl select RUN... [keep.NAME=VALUE]...")
-    found = collecting.select(paths, [each for each in sources if "=" in each], output)
-    show(json.dumps(found) if as_json else collecting.as_text(found))
+    result = collecting.select(paths, [each for each in sources if "=" in each], output)
+    show(json.dumps(result) if as_json else collecting.as_text(result))

@@ -61,17 +61,17 @@ def data_prepare(
     from coderepairrl.certify import data
     from coderepairrl.tasks.prepare import prepare
 
-    made = list(data.load(source, config.parse_options(options or [], "path")))
-    splits = data.splits(made)
-    found = run(prepare(made, images=images, jobs=jobs, say=note))
+    tasks = list(data.load(source, config.parse_options(options or [], "path")))
+    splits = data.splits(tasks)
+    prepared = run(prepare(tasks, images=images, jobs=jobs, say=note))
     if as_json:
-        there = {"commits": found.commits, "images": {each.name: each.pinned for each in found.images}}
-        folders = [str(each.folder) for each in found.environments]
-        show(json.dumps({"source": source, "splits": splits, **there, "environments": folders}))
+        fetched = {"commits": prepared.commits, "images": {each.name: each.pinned for each in prepared.images}}
+        folders = [str(each.folder) for each in prepared.environments]
+        show(json.dumps({"source": source, "splits": splits, **fetched, "environments": folders}))
         return
-    about = {"commits": len(found.commits), "environments": len(found.environments)}
-    lines = [f"{name} ready: {number}" for name, number in about.items() if number]
-    show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in found.images)]))
+    numbers = {"commits": len(prepared.commits), "environments": len(prepared.environments)}
+    lines = [f"{name} ready: {number}" for name, number in numbers.items() if number]
+    show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in prepared.images)]))
 
 
 def _state(lacks: list[str]) -> str:
@@ -99,16 +99,16 @@ def data_verify(
     from coderepairrl import config
     from coderepairrl.certify import data
 
-    made = data.load(source, config.parse_options(options or [], "path"))
+    tasks = data.load(source, config.parse_options(options or [], "path"))
     place = backend(sandbox, sandbox_option)
-    verdicts = run(data.verify(made, place, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
+    verdicts = run(data.verify(tasks, place, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
     if output is not None:
         count = data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
-        why = "; ".join(f"{number} {reason}" for reason, number in data.left_out(verdicts).items())
-        note(f"{output}: {counted(count, 'task')}; left out: {why or 'none'}")
+        reasons = "; ".join(f"{number} {reason}" for reason, number in data.left_out(verdicts).items())
+        note(f"{output}: {counted(count, 'task')}; left out: {reasons or 'none'}")
     if quarantine is not None:
-        kept = data.write_quarantine(data.apart(verdicts, made), quarantine)
-        note(f"{quarantine}: {counted(kept, 'task')}")
+        quarantined = data.write_quarantine(data.apart(verdicts, tasks), quarantine)
+        note(f"{quarantine}: {counted(quarantined, 'task')}")
     show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)
@@ -135,8 +135,8 @@ def data_export(
         raise UsageError(f"tasks are not written as {form!r}", fix="--format jsonl, or --format harbor")
     if image is not None and form != "harbor":
         raise UsageError("--image is for --format harbor", fix="leave it out")
-    made = data.load(source, config.parse_options(options or [], "path"))
-    count = data.export(made, file) if form == "jsonl" else data.export_harbor(made, file, image or data.IMAGE)
+    tasks = data.load(source, config.parse_options(options or [], "path"))
+    count = data.export(tasks, file) if form == "jsonl" else data.export_harbor(tasks, file, image or data.IMAGE)
     show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {counted(count, 'task')}")
 
 
@@ -158,8 +158,8 @@ def data_overlap(
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
     tasks = (list(data.load(first, sides.get("a", {}))), list(data.load(second, sides.get("b", {}))))
-    found = data.overlap(*tasks)
-    show(json.dumps(found.as_json()) if as_json else data.shared(found, (first, second)))
+    overlaps = data.overlap(*tasks)
+    show(json.dumps(overlaps.as_json()) if as_json else data.shared(overlaps, (first, second)))
 
 
 @app.command("import")
@@ -194,7 +194,7 @@ def data_import(
     from coderepairrl.apps import importing
     from coderepairrl.report.trajectories.others import Window
 
-    asked = importing.Asked(
+    request = importing.Asked(
         against=against or [],
         drop=drop or [],
         unchecked=unchecked,
@@ -202,5 +202,5 @@ def data_import(
         outcomes=outcomes,
         window=Window(after, before, model),
     )
-    found = importing.bring_in(form, paths, output, asked)
-    show(json.dumps(found) if as_json else importing.as_text(found))
+    summary = importing.bring_in(form, paths, output, request)
+    show(json.dumps(summary) if as_json else importing.as_text(summary))

@@ -28,12 +28,14 @@ def env_verify(
     from coderepairrl.certify import data
     from coderepairrl.environments import states
 
-    found = states(list(data.load(source, config.parse_options(options or [], "path"))))
-    lines = {each.name: f"{each.state:<10} {each.tasks} tasks" for each in found}
-    show(json.dumps([each._asdict() for each in found]) if as_json else table(lines) or "no environment is needed")
-    for fix in dict.fromkeys(each.fix for each in found if each.fix):
+    environments = states(list(data.load(source, config.parse_options(options or [], "path"))))
+    lines = {each.name: f"{each.state:<10} {each.tasks} tasks" for each in environments}
+    show(
+        json.dumps([each._asdict() for each in environments]) if as_json else table(lines) or "no environment is needed"
+    )
+    for fix in dict.fromkeys(each.fix for each in environments if each.fix):
         print(logged(f"fix: {fix}"), file=sys.stderr)
-    if any(each.state != "as built" for each in found):
+    if any(each.state != "as built" for each in environments):
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 
@@ -43,8 +45,8 @@ def env_diff(first: Environment, second: Environment, as_json: Json = False) -> 
     differ."""
     from coderepairrl.environments import differences, record
 
-    found = differences(record(first), record(second))
-    lines = [f"{each.fact}: {each.first or '-'} | {each.second or '-'}" for each in found]
-    show(json.dumps([each._asdict() for each in found]) if as_json else "\n".join(lines) or "no difference")
-    if found:
+    differing = differences(record(first), record(second))
+    lines = [f"{each.fact}: {each.first or '-'} | {each.second or '-'}" for each in differing]
+    show(json.dumps([each._asdict() for each in differing]) if as_json else "\n".join(lines) or "no difference")
+    if differing:
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -64,15 +64,15 @@ def eval(
         try:
             results = asyncio.run(evaluating.evaluate_each(several, resume=resume, jobs=jobs, say=note))
         except CodeRepairError:
-            if not as_json and (there := evaluating.ended(several)):  # it took hours, perhaps
-                show(evaluating.each_as_text([evaluating.found(each.folder) for each in there], there))
+            if not as_json and (finished := evaluating.ended(several)):  # it took hours, perhaps
+                show(evaluating.each_as_text([evaluating.found(each.folder) for each in finished], finished))
             raise
         show(json.dumps(results) if as_json else evaluating.each_as_text(results, several))
         return
     evaluating.require_several(jobs)
     planned = evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)
-    found = asyncio.run(evaluating.evaluate(planned, resume=resume))
-    show(json.dumps(found) if as_json else evaluating.as_text(found, planned.plan.config))
+    result = asyncio.run(evaluating.evaluate(planned, resume=resume))
+    show(json.dumps(result) if as_json else evaluating.as_text(result, planned.plan.config))
 
 
 def attempt(
@@ -115,8 +115,8 @@ def merge(
     from coderepairrl.stages.merge import merge as write
 
     write(shards, output, keep=keep)
-    found = evaluating.found(open_run(output))
-    show(json.dumps(found) if as_json else evaluating.as_text(found, config.load(output)))
+    result = evaluating.found(open_run(output))
+    show(json.dumps(result) if as_json else evaluating.as_text(result, config.load(output)))
 
 
 def grade(
@@ -150,33 +150,35 @@ def grade(
     from coderepairrl.stages import predictions as patches
     from coderepairrl.stages import shards
 
-    made, part = patches.read(predictions), shards.parse(shard)
+    predicted, part = patches.read(predictions), shards.parse(shard)
     target = output or predictions.with_name(f"{foreign.stem(predictions)}.graded.jsonl")
-    given = config.parse_options(options or [], "path")
+    source_options = config.parse_options(options or [], "path")
     if harness:
         if sandbox != "auto" or sandbox_option:
             raise UsageError("the harness has containers of its own", fix="leave out --sandbox, or --harness")
-        if other := sorted(given.keys() - {"split", "seconds"}):
+        if other := sorted(source_options.keys() - {"split", "seconds"}):
             raise UsageError(f"the harness has no option {other[0]!r}", fix="split=test, seconds=1800")
         inside = official.environment()
-        rows = official.rows(inside, source, str(given.get("split", "test")))
-        tasks, known, unknown = grading.chosen(
-            made, official.tasks_of(rows), part, skip_unknown=skip_unknown, checks=False
+        rows = official.rows(inside, source, str(source_options.get("split", "test")))
+        tasks, known_patches, unknown = grading.chosen(
+            predicted, official.tasks_of(rows), part, skip_unknown=skip_unknown, checks=False
         )
-        seconds = int(given.get("seconds", official.SECONDS))
-        job = official.grade(known, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
+        seconds = int(source_options.get("seconds", official.SECONDS))
+        job = official.grade(known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
     else:
-        tasks, known, unknown = grading.chosen(made, data.load(source, given), part, skip_unknown=skip_unknown)
+        tasks, known_patches, unknown = grading.chosen(
+            predicted, data.load(source, source_options), part, skip_unknown=skip_unknown
+        )
         place = backend(sandbox, sandbox_option)
-        job = grading.grade(known, tasks, place, target, resume=resume, jobs=jobs, say=note)
+        job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
     verdicts = run(job)
-    found = grading.totals(verdicts, tasks, listed=of == "listed")
+    totals = grading.totals(verdicts, tasks, listed=of == "listed")
     if as_json:
-        models = [each.as_json() for each in found]
+        models = [each.as_json() for each in totals]
         show(json.dumps({"verdicts": str(target), "unknown": unknown, "of": of, "models": models}))
     else:
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
-        show("\n".join([grading.table(found), *left_out, f"verdicts: {target}"]))
-    if faults := sum(len(each.faults) for each in found):
+        show("\n".join([grading.table(totals), *left_out, f"verdicts: {target}"]))
+    if faults := sum(len(each.faults) for each in totals):
         note(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

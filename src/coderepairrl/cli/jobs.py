@@ -41,12 +41,12 @@ def run(
         return
     failures: dict[str, str] = {}
     if not table:
-        known = [job.name for job in planned.jobs]
-        if unknown := [each for each in only or [] if each not in known]:
-            raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(known)}")
-        found, problem = running.check(planned)
+        names = [job.name for job in planned.jobs]
+        if unknown := [each for each in only or [] if each not in names]:
+            raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(names)}")
+        checked, problem = running.check(planned)
         if dry_run:
-            show(verdict.render(running.plan(planned, found), form).strip())
+            show(verdict.render(running.plan(planned, checked), form).strip())
         if problem is not None:
             raise problem
         if dry_run:

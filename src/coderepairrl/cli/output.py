@@ -60,12 +60,12 @@ def show(text: object) -> None:
 
 
 def note(line: str) -> None:
-    """Print a line of progress, which may be untrusted, to stderr."""
+    """Print a line of progress to stderr, safely."""
     print(logged(line), file=sys.stderr, flush=True)
 
 
 def backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox of checks; note a weaker choice. Raises as `sandbox.choose` and `make`."""
+    """Make the sandbox of checks, noting a weaker choice. Raises as `sandbox.choose` and `make`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose(name)
@@ -84,7 +84,7 @@ def counts(splits: dict[str, int]) -> str:
 
 
 def run(job: Coroutine[Any, Any, T]) -> T:
-    """Result of `job`, which tidies up when a signal stops it. Raises as the job."""
+    """Result of `job`, which tidies up when a signal stops it."""
     from coderepairrl.stages import until_interrupted
 
     return asyncio.run(until_interrupted(job))

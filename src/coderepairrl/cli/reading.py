@@ -25,8 +25,8 @@ def score(
 
     value = rewards.score_files(reward, oracle, patch)
     [version] = rewards.versions(reward).values()
-    found = {"reward": reward, "version": version, "value": value}
-    show(json.dumps(found) if as_json else f"{value:.6f}")
+    result = {"reward": reward, "version": version, "value": value}
+    show(json.dumps(result) if as_json else f"{value:.6f}")
 
 
 def view(

@@ -95,8 +95,8 @@ def sft(
     resolved = stages.with_rewards_of(folder, resolved) if resume else resolved
     plan = resolve_imitation(stages.pinned(resolved, fetches=not dry_run))
     if dry_run:
-        shown = stage.as_shown(plan, folder)
-        show(json.dumps(shown) if as_json else f"{config.to_toml(plan.config)}\n{table(shown)}")
+        summary = stage.as_shown(plan, folder)
+        show(json.dumps(summary) if as_json else f"{config.to_toml(plan.config)}\n{table(summary)}")
         return
     result = asyncio.run(stage.sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else table(result))

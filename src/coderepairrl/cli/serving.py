@@ -32,8 +32,8 @@ def fix(
     from coderepairrl.apps import fix
     from coderepairrl.assembly.model import relayed
 
-    given = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
-    repair = fix.resolve(repo, issue, policy, [*given, *relayed(model_name, key_env)])
+    settings = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
+    repair = fix.resolve(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
     fixed = run(fix.fix(repair, temperature=temperature, trace=fix.Trace()))
     if not as_json:
         fix.show(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
@@ -101,9 +101,9 @@ def export(
         raise UsageError("--precision is that of a model's weights", fix="leave it out")
     if to == "model":
         folder = _new(target, f"crrl export {source} FOLDER")
-        if (kept := run(exports.model(source, folder, precision))) is not None:
-            lost = ": the rest is lost (--precision fp32 keeps all)" if kept < exports.KEPT else ""
-            note(f"{kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
+        if (share_kept := run(exports.model(source, folder, precision))) is not None:
+            lost = ": the rest is lost (--precision fp32 keeps all)" if share_kept < exports.KEPT else ""
+            note(f"{share_kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"

@@ -31,9 +31,7 @@ def quantised(folder: Path) -> str:
 
 
 def quant_method(folder: Path) -> str | None:
-    """Method (``awq``, ``fp8``, ...) of codes in place of weights; None without. Raises OSError and ValueError for a
-    bad config.
-    """
+    """Method (``awq``, ``fp8``, ...) of codes in place of weights, or None. Raises OSError and ValueError."""
     raw = json.loads((folder / "config.json").read_text("utf-8"))
     codes = raw.get("quantization_config") if isinstance(raw, dict) else None
     return str(codes.get("quant_method")) if codes else None
@@ -59,38 +57,36 @@ class Named(NamedTuple):
 
 def named(path: str) -> Named:
     """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a fetched model of the hub
-    (``org/name``, ``org/name@revision``), a checkpoint, or a run (its newest).
-
-    Adapters of a run are on its initial model, others on the one in their ``adapter_config.json``. Raises `UsageError`.
-    """
-    found = Path(path).expanduser()
-    if (found / _RUN).is_file():
+    (``org/name@revision``), a checkpoint, or a run (its newest). Raises `UsageError`."""
+    location = Path(path).expanduser()
+    if (location / _RUN).is_file():
         saved = sorted(
-            (each for each in found.glob("checkpoints/[0-9]*") if each.name.isdigit()), key=lambda each: int(each.name)
+            (each for each in location.glob("checkpoints/[0-9]*") if each.name.isdigit()),
+            key=lambda each: int(each.name),
         )
         if not saved:
-            if "policy" in json.loads((found / _RUN).read_text("utf-8")):
-                raise UsageError(f"{found} is an evaluation: it has trained no model", fix="name the run that has")
+            if "policy" in json.loads((location / _RUN).read_text("utf-8")):
+                raise UsageError(f"{location} is an evaluation: it has trained no model", fix="name the run that has")
             raise UsageError(
-                f"{found} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)"
+                f"{location} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)"
             )
-        found = saved[-1]
-    run = found.parent.parent if (found.parent.parent / _RUN).is_file() else None
-    if not (found / _ADAPTER).is_file():
-        return Named(folder(str(found) if run else path), run=run)
+        location = saved[-1]
+    run = location.parent.parent if (location.parent.parent / _RUN).is_file() else None
+    if not (location / _ADAPTER).is_file():
+        return Named(folder(str(location) if run else path), run=run)
     try:
         if run is None:
-            base = json.loads((found / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
+            base = json.loads((location / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
         elif (run / "model").is_dir():  # drawn for it, or merged
             base = run / "model"
         else:
             base = tomllib.loads((run / "config.toml").read_text("utf-8"))["model"]["path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{found} does not say on which model its adapters are: {error!r}") from None
+        raise UsageError(f"{location} does not say on which model its adapters are: {error!r}") from None
     below = named(str(base))
     if below.adapter is not None:
-        raise UsageError(f"{found} has adapters on adapters, {below.adapter}", fix="crrl export merges those below")
-    return Named(below.folder, found, run)
+        raise UsageError(f"{location} has adapters on adapters, {below.adapter}", fix="crrl export merges those below")
+    return Named(below.folder, location, run)
 
 
 WITH_LANGUAGE = ("qwen3_5", "qwen3_5_moe")
@@ -104,13 +100,11 @@ def multimodal(folder: Path) -> bool:
 
 
 def folder(path: str, *, weights: bool = False) -> Path:
-    """Folder of the model that `path` names (`named`), below any adapters.
-
-    Raises `UsageError` for no model, or, with `weights`, none with weights.
-    """
+    """Folder of the model that `path` names (`named`), below any adapters. Raises `UsageError` if it, or its `weights`,
+    are missing."""
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
-        found = home / path.removeprefix(_BUILTIN)
+        location = home / path.removeprefix(_BUILTIN)
         fix = nearest(path.removeprefix(_BUILTIN), (each.parent.name for each in home.glob("*/config.json")))
     elif hub.is_name(path):
         cached = hub.find_cached(path)
@@ -119,20 +113,20 @@ def folder(path: str, *, weights: bool = False) -> Path:
                 f"{path} is no model: there is no such folder, and it was not fetched from the hub",
                 fix=f"name a folder, or start the run: it fetches the model. By hand: {hub.download_command(path)}",
             )
-        found, fix = cached, f"fetch it again: {hub.download_command(path)}"
+        location, fix = cached, f"fetch it again: {hub.download_command(path)}"
     else:
-        found = Path(path).expanduser()
-        if (found / _RUN).is_file() or (found / _ADAPTER).is_file():
-            found = named(path).folder
+        location = Path(path).expanduser()
+        if (location / _RUN).is_file() or (location / _ADAPTER).is_file():
+            location = named(path).folder
         fix = _advice(path)
-    if not (found / "config.json").is_file():
-        why = "it has no config.json" if found.is_dir() else "there is no such folder"
-        raise UsageError(f"{_shown(path, found)} is no model: {why}", fix=fix)
-    if weights and not any(found.glob("*.safetensors")):
+    if not (location / "config.json").is_file():
+        problem = "it has no config.json" if location.is_dir() else "there is no such folder"
+        raise UsageError(f"{_shown(path, location)} is no model: {problem}", fix=fix)
+    if weights and not any(location.glob("*.safetensors")):
         raise UsageError(
-            f"{_shown(path, found)} has no weights (*.safetensors)", fix="download them, or set model.init=random"
+            f"{_shown(path, location)} has no weights (*.safetensors)", fix="download them, or set model.init=random"
         )
-    return found
+    return location
 
 
 def _shown(path: str, found: Path) -> str:
@@ -140,11 +134,11 @@ def _shown(path: str, found: Path) -> str:
 
 
 def _advice(path: str) -> str:
-    found = Path(path).expanduser()
-    if advice := nearest_run(found):
-        return advice if found.exists() else f"there is no such run: {advice}"
-    if not found.exists() and found.parent.name == "runs":
-        return f"there is no run in {found.parent}"
+    location = Path(path).expanduser()
+    if advice := nearest_run(location):
+        return advice if location.exists() else f"there is no such run: {advice}"
+    if not location.exists() and location.parent.name == "runs":
+        return f"there is no run in {location.parent}"
     return (
         "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a run, a checkpoint, a "
         "folder of adapters, builtin:tiny, or org/name@revision of the hub "

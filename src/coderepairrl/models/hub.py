@@ -35,24 +35,23 @@ def is_name(path: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
-    """The folder of the model `name` in the hub's cache on this machine, or None. Asks no server."""
+    """The folder of the model `name` in the local cache, or None."""
     if find_spec("huggingface_hub") is None:  # nothing was ever fetched
         return None
     from huggingface_hub import constants, try_to_load_from_cache
 
     repository, revision = _split(name)
-    found = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE, revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    cached_file = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE, revision=revision)
+    return Path(cached_file).parent if isinstance(cached_file, str) else None
 
 
 def fetch(name: str) -> str:
-    """Download what a run reads of the model `name`, and return its name with the commit: ``org/name@commit``.
+    """Download what a run reads of the model `name`; returns ``org/name@commit``. A cached commit needs no network.
 
-    A commit whose files are here is not asked for again. Raises `UsageError` where the hub cannot be reached, has no
-    such model or revision, wants its terms accepted, or has more bytes than the disk has room for.
+    Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
     """
     repository, revision = _split(name)
-    if revision and _COMMIT.fullmatch(revision) and (here := find_cached(name)) and _is_complete(here):
+    if revision and _COMMIT.fullmatch(revision) and (cached := find_cached(name)) and _is_complete(cached):
         return name
     require_train()
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -66,8 +65,8 @@ def fetch(name: str) -> str:
     }
     if not any(file.endswith(".safetensors") for file in files):
         raise UsageError(f"{name} has no weights (*.safetensors) on the hub", fix="name another model, or revision")
-    here = find_cached(f"{repository}@{info.sha}")
-    need = sum(size for file, size in files.items() if not (here and (here / file).is_file()))
+    cached = find_cached(f"{repository}@{info.sha}")
+    need = sum(size for file, size in files.items() if not (cached and (cached / file).is_file()))
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
     if need > (free := shutil.disk_usage(cache).free):
@@ -85,7 +84,7 @@ def fetch(name: str) -> str:
 
 
 def download_command(name: str) -> str:
-    """The command that downloads the model `name` to the cache."""
+    """The command that downloads the model `name`."""
     repository, revision = _split(name)
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 
@@ -103,7 +102,7 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _asked(name: str, ask: Callable[[], Any]) -> Any:
-    """What the hub answers. Raises `UsageError` with what to do where it does not."""
+    """The hub's answer. Raises `UsageError` with advice if it fails."""
     import httpx2  # huggingface_hub's own
     from huggingface_hub import errors
 
@@ -111,13 +110,19 @@ def _asked(name: str, ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except errors.GatedRepoError:
-        why, fix = "its terms are to be accepted", f"accept them at {repository}'s page on the hub, then: hf auth login"
+        problem, fix = (
+            "its terms are to be accepted",
+            f"accept them at {repository}'s page on the hub, then: hf auth login",
+        )
     except errors.RevisionNotFoundError:
-        why, fix = "the hub has no such revision of it", f"hf models info {repository} shows its commit"
+        problem, fix = "the hub has no such revision of it", f"hf models info {repository} shows its commit"
     except errors.RepositoryNotFoundError:
-        why, fix = "the hub has no such model, or keeps it private", "check its name; for a private one: hf auth login"
+        problem, fix = (
+            "the hub has no such model, or keeps it private",
+            "check its name; for a private one: hf auth login",
+        )
     except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server's own trouble, a full disk
-        why = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
+        problem = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
         cached = find_cached(name)
         fix = (
             f"name the commit that is here: {repository}@{cached.name}"
@@ -125,4 +130,4 @@ def _asked(name: str, ask: Callable[[], Any]) -> Any:
             else f"where it can be reached: {download_command(name)} --local-dir {repository}; then copy that"
             f" folder, and set model.path={repository}"
         )
-    raise UsageError(f"{name}: {why}", fix=fix)
+    raise UsageError(f"{name}: {problem}", fix=fix)

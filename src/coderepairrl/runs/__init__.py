@@ -1,4 +1,4 @@
-"""Run folders: the append-only log, its exports, and the codec between types and JSON."""
+"""Run folders: the log, its exports, and JSON of its types."""
 
 from coderepairrl.runs.folder import RunFolder, logged_episodes, open_run
 from coderepairrl.runs.log import Log, Tail

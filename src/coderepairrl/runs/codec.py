@@ -1,6 +1,6 @@
 """Exact conversion of `coderepairrl.types` to JSON and back.
 
-Bytes become text if valid UTF-8, else ``base64:...``, so that a column has one type. Floats keep every bit.
+Bytes become text, or ``base64:...`` if not UTF-8. Floats keep every bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def dump(value: Any) -> Any:
-    """Convert to data for JSON: dataclasses to objects, tuples to arrays, enums to values.
+    """Convert to data for JSON.
 
     >>> from coderepairrl.types import Sampling
     >>> dump(Sampling(temperature=0.5))["temperature"]
@@ -49,7 +49,7 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: type[T], data: Any) -> T:
-    """Restore the instance of `kind` that `dump` converted. Raises ValueError or TypeError for other data."""
+    """Restore what `dump` converted. Raises ValueError or TypeError for other data."""
     return typing.cast(T, _load(kind, data))
 
 

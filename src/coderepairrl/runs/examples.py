@@ -1,4 +1,4 @@
-"""Conversations to learn from, as one Parquet file: written by `crrl collect`, read by `crrl sft`."""
+"""Conversations to learn from, in one Parquet file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation of an attempt at a task, or of a published trajectory.
+    """A conversation of an attempt, or of a published trajectory.
 
     >>> chat = ({"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"})
     >>> Example("e/0", "e", "toy/1", messages=chat).exact
@@ -56,9 +56,7 @@ class Example:
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
-    """Write `examples` to `path`, atomically, `messages` and `tools` as JSON text; returns their number. Raises
-    OSError.
-    """
+    """Write `examples` to `path`, atomically; returns their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count, rest = _schema(arrow), 0, iter(examples)
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
@@ -69,7 +67,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> int:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read a file that `write_examples` wrote. Raises `UsageError` for any other."""
+    """Read a file of `write_examples`. Raises `UsageError` for any other."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)

@@ -3,11 +3,11 @@
 config.toml        the resolved configuration
 run.json           schema, versions, commit, machine
 tasks.jsonl        every task, one per line
-log.jsonl          every attempt, turn, verdict and step, as it happened
-episodes/*.jsonl   the same episodes, one per line, one file per step or evaluation
+log.jsonl          every attempt, turn, verdict and step
+episodes/*.jsonl   finished episodes, one file per step or evaluation
 metrics.jsonl      one line per step
-references.jsonl   verified repairs that later attempts are compared with (``tasks.verified_references``)
-checkpoints/STEP/  the model in Hugging Face layout, and the learner's state
+references.jsonl   verified repairs (``tasks.verified_references``)
+checkpoints/STEP/  model in Hugging Face layout, learner's state
 eval/NAME-STEP/    results of an evaluation
 logs/              output of the child processes
 """
@@ -85,10 +85,8 @@ class RunFolder:
         return data
 
     def create(self, config: str, about: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Create the folder, config.toml and run.json, with the engine's `versions`.
-
-        Restarts a run that failed before logging anything. Raises as `require_free`.
-        """
+        """Create the folder, config.toml and run.json, also for a run that failed before logging. Raises as
+        `require_free`."""
         self.require_free()
         try:
             for folder in (self.logs, self.checkpoints, self.path / "episodes", self.path / "eval"):
@@ -106,10 +104,12 @@ class RunFolder:
         """Raise `UsageError` if the folder holds a run, foreign files, or is unreadable."""
         try:
             logged = self.log.stat().st_size if self.log.exists() else None
-            others = logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
+            has_other_files = (
+                logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
+            )
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
-        if others:
+        if has_other_files:
             raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
         if logged:
             raise UsageError(
@@ -117,14 +117,14 @@ class RunFolder:
             )
 
     def write_config(self, config: str) -> None:
-        """Replace config.toml by the latest process's configuration."""
+        """Replace config.toml."""
         write_atomic(self.config, config)
 
     def upgrade(self) -> None:
-        """Update the schema of an older run that is continued."""
-        about = self.about()
-        if about["schema"] != SCHEMA:
-            write_atomic(self.path / "run.json", json.dumps({**about, "schema": SCHEMA}, indent=2) + "\n")
+        """Update the schema of an older run."""
+        facts = self.about()
+        if facts["schema"] != SCHEMA:
+            write_atomic(self.path / "run.json", json.dumps({**facts, "schema": SCHEMA}, indent=2) + "\n")
 
     def add_about(self, **more: Any) -> None:
         """Add `more` to run.json."""
@@ -132,13 +132,13 @@ class RunFolder:
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
-        known = [line for line, _ in self._tasks()]
-        lines = dict.fromkeys([*known, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
-        if len(lines) > len(known):
+        existing = [line for line, _ in self._tasks()]
+        lines = dict.fromkeys([*existing, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
+        if len(lines) > len(existing):
             write_atomic(self.path / "tasks.jsonl", "".join(f"{sealed(line.encode()).decode()}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
-        """Latest version of each task by id; none in schema 1. Raises `RunError` for damage."""
+        """Latest version of each task by id. Raises `RunError` for damage."""
         return {task.id: task for _, task in self._tasks()}
 
     def _tasks(self) -> Iterator[tuple[str, Task]]:
@@ -192,9 +192,7 @@ class RunFolder:
         write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
-        """Append one step's line, in constant time. Raises `RunError` when the disk is full; `write_metrics` repairs
-        the file.
-        """
+        """Append one step's line. Raises `RunError` when the disk is full."""
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(codec.dump(step)) + "\n")
@@ -202,28 +200,26 @@ class RunFolder:
             raise _full(self.path / "metrics.jsonl", error) from error
 
     def write_references(self, known: Mapping[str, Sequence[Verified]]) -> None:
-        """Export the verified repairs that serve as references, by task id, atomically."""
+        """Export verified repairs by task id, atomically."""
         rows = [{"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task]]
         write_atomic(self.path / "references.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``eval/NAME/metrics.jsonl``, atomically: an object for each attempt, with its ``id``."""
+        """Write ``eval/NAME/metrics.jsonl``, atomically, an object per attempt."""
         folder = self.path / "eval" / name
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def attempts(self, name: str) -> dict[str, dict[str, float]]:
-        """Metrics in ``eval/NAME/metrics.jsonl`` by episode id; none of older runs. Raises OSError and ValueError for
-        damage.
-        """
+        """Metrics in ``eval/NAME/metrics.jsonl`` by episode id. Raises OSError and ValueError for damage."""
         path = self.path / "eval" / name / "metrics.jsonl"
-        found: dict[str, dict[str, float]] = {}
+        by_id: dict[str, dict[str, float]] = {}
         for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("id"), str):
                 raise ValueError(f"{path}:{number} is no attempt")
-            found[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
-        return found
+            by_id[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
+        return by_id
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Write ``eval/NAME/summary.json``, atomically."""
@@ -236,14 +232,14 @@ def open_run(path: Path) -> RunFolder:
     """Open the run in `path`. Raises `UsageError` for a missing run or unsupported schema."""
     folder = RunFolder(path)
     try:
-        about: object = folder.about()
+        facts: object = folder.about()
     except (OSError, ValueError) as error:
-        why = "it has no run.json" if isinstance(error, FileNotFoundError) else error
+        problem = "it has no run.json" if isinstance(error, FileNotFoundError) else error
         raise UsageError(
-            f"{path} is not a run folder ({why})" if path.exists() else f"there is no run {path}",
+            f"{path} is not a run folder ({problem})" if path.exists() else f"there is no run {path}",
             fix=nearest_run(path) or "name the folder of a run: it has a run.json",
         ) from error
-    schema = about.get("schema") if isinstance(about, dict) else None
+    schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema not in _READABLE:
         raise UsageError(
             f"{path} has schema {schema}, this version reads {' and '.join(map(str, _READABLE))}",
@@ -255,7 +251,7 @@ def open_run(path: Path) -> RunFolder:
 def logged_episodes(
     records: Iterable[Mapping[str, Any]], wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[Episode]:
-    """Episodes with a verdict, from a log's records; `wanted` filters ids, to save parsing."""
+    """Judged episodes from a log's records; `wanted` filters ids, to save parsing."""
     turns: dict[str, list[Turn]] = {}
     for record in records:
         if record["type"] == "episode":
@@ -264,12 +260,12 @@ def logged_episodes(
             turns.setdefault(record["episode"], []).append(codec.load(Turn, record["turn"]))
         elif record["type"] == "verdict" and wanted(record["verdict"]["id"]):
             data = record["verdict"]
-            own = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
-            yield replace(codec.load(Episode, data), turns=tuple(own))
+            episode_turns = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
+            yield replace(codec.load(Episode, data), turns=tuple(episode_turns))
 
 
 def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Facts to reproduce a number: versions (with the `engine`'s), commit, platform. Missing packages are "absent"."""
+    """Facts to reproduce a number: versions, commit, platform."""
     versions = dict.fromkeys(_OF_ENGINES, "absent") | dict(engine)
     for package in _PACKAGES:
         try:
@@ -290,14 +286,14 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
 @functools.cache
 def source_digest(package: Path = Path(__file__).parents[1]) -> str:
     """Short digest of the package's code."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:
-    """Commit of the source tree, with ``+`` if modified; empty for a wheel, and if git distrusts the repository."""
+    """Commit of the source tree, with ``+`` if modified; empty for a wheel."""
     try:
         repository = hostgit.find(package, around=True)
         with hostgit.view(repository) as view:

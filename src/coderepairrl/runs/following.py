@@ -1,4 +1,4 @@
-"""Follower of a growing log: each record once, without tokens, and any single episode on request."""
+"""Follower of a growing log, which loads single episodes on request."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Follower:
         self._recent: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
 
     def records(self) -> Iterator[Record]:
-        """Yield the records appended since the last call, oldest first.
+        """Yield the records appended since the last call.
 
-        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line waits for the next
-        call; an invalid line ends reading, with a `notice`. Raises OSError.
+        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line waits; an invalid line
+        ends reading, with a `notice`. Raises OSError.
         """
         if self.notice or not self.path.is_file():
             return
@@ -63,13 +63,13 @@ class Follower:
         for place in self._places.values():
             if place.verdict is not None and place.verdict[0] == self._last:
                 place.verdict = None
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({what})"
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({reason})"
 
     def turns(self, episode: str) -> tuple[Turn, ...]:
-        """Turns of an episode so far, tokens included. Raises KeyError and `RunError`."""
-        found = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
-        return tuple(sorted(found, key=lambda turn: turn.index))
+        """Turns of an episode so far. Raises KeyError and `RunError`."""
+        loaded_turns = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
+        return tuple(sorted(loaded_turns, key=lambda turn: turn.index))
 
     def episode(self, episode: str) -> Episode | None:
         """Episode with its turns; None without a verdict. Raises KeyError and `RunError`."""
@@ -92,8 +92,8 @@ class Follower:
 
     def search(self, text: str) -> list[str]:
         """Ids of episodes with `text` in messages or verdict, ignoring ASCII case."""
-        wanted = json.dumps(text)[1:-1].lower().encode()
-        found: dict[str, None] = {}
+        needle = json.dumps(text)[1:-1].lower().encode()
+        ids: dict[str, None] = {}
         with self.path.open("rb") as log:
             left = self._offset
             for line in log:
@@ -101,13 +101,13 @@ class Follower:
                 if left < 0:
                     break
                 start = max(0, line.find(_MESSAGES)) if line.startswith(_TURN_BEGINS) else 0
-                if wanted in line[start:].lower():
+                if needle in line[start:].lower():
                     record = _record(line)
                     if record["type"] == "turn":
-                        found[record["episode"]] = None
+                        ids[record["episode"]] = None
                     elif record["type"] == "verdict":
-                        found[record["verdict"]["id"]] = None
-        return list(found)
+                        ids[record["verdict"]["id"]] = None
+        return list(ids)
 
     def _keep(self, record: Record, place: tuple[int, int]) -> None:
         match record["type"]:
@@ -133,10 +133,10 @@ class Follower:
 
 def _record(line: bytes) -> dict[str, Any]:
     # a turn's tokens and messages, nearly all of a log, are not parsed
-    if found := _TURN.match(line):
-        start = line.find(_VERSIONS, found.end())  # before it come numbers alone
+    if match := _TURN.match(line):
+        start = line.find(_VERSIONS, match.end())  # before it come numbers alone
         ends = _END.findall(line, start, line.find(b"]", start))
-        return {"type": "turn", "episode": json.loads(found[1]), "sampled": int(ends[-1]) if ends else 0}
+        return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
     record = json.loads(line)
     if not isinstance(record, dict) or "type" not in record:
         raise ValueError("it is no record")

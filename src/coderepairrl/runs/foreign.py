@@ -38,7 +38,7 @@ def value(written: str) -> Any:
 
 
 def objects(path: Path, written: str, fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of JSON lines in `path`, with line numbers. Raises `UsageError` for the first other line, with `fix`."""
+    """Numbered objects of JSON lines in `path`. Raises `UsageError` with `fix` for the first other line."""
     for number, line in enumerate(written.split("\n"), 1):  # not splitlines: a text may have U+2028
         if not line.strip():
             continue
@@ -64,8 +64,8 @@ def stem(path: Path) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} twice in one object")
-    return found
+    return fields

@@ -1,4 +1,4 @@
-"""Record of tasks that a model learned from by imitation, passed on to models trained from it."""
+"""Record of the tasks that a model learned from by imitation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Append-only log of a run: one JSON object a line, one writer.
 
-`append` writes to the operating system before it returns, so killing the process loses nothing; `sync` writes to the
-disk, once a step. A crash can tear the last line alone; `repair` removes it.
+`append` survives a killed process, `sync` a crash of the machine. Only the last line can be torn; `repair` removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _DAMAGED = "the log was edited or damaged: restore it from a copy"
 
 
 def sealed(line: bytes) -> bytes:
-    """Add the line's checksum as last field, ``sum``, of a JSON object.
+    """Add a checksum to a JSON object, as its last field ``sum``.
 
     >>> sealed(b'{"type":"a"}')
     b'{"type":"a","sum":"e1f50c3b"}'
@@ -35,7 +34,7 @@ def sealed(line: bytes) -> bytes:
 
 
 def unsealed(line: bytes) -> bytes:
-    """Object that was `sealed`; older lines without a checksum are unchanged. Raises ValueError for a changed line."""
+    """The object that was `sealed`; older lines have no checksum. Raises ValueError for a changed line."""
     written, mark, rest = line.rpartition(_SUM)
     if not mark or len(rest) != 10:
         return line
@@ -63,7 +62,7 @@ class Log:
             ) from None
 
     def append(self, type: str, **fields: Any) -> None:
-        """Write one record. Raises `RunError` when the disk is full; earlier records stay intact."""
+        """Write one record. Raises `RunError` when the disk is full."""
         record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
         self.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
@@ -99,10 +98,7 @@ class Log:
 
 
 class Lines:
-    """Results of a long command, one JSON object a line, each written at once; opening cuts off a torn last line.
-
-    Raises `UsageError` if not writable.
-    """
+    """Results as JSON lines, each written at once; opening cuts off a torn one. Raises `UsageError`."""
 
     def __init__(self, path: Path) -> None:
         self._log = Log(path)
@@ -119,17 +115,17 @@ class Lines:
     @staticmethod
     def read(path: Path) -> list[dict[str, Any]]:
         """Objects in `path`, if it exists. Raises `UsageError` for an invalid line."""
-        found = []
-        whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        for number, line in enumerate(whole, 1):
+        rows = []
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError("no object")
             except ValueError as error:
                 raise UsageError(f"{path}, line {number}: {error}", fix="name another file") from None
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -167,10 +163,10 @@ class Tail:
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
         """New records of these `types`, each with the byte after it. Raises OSError, `ValueError` for invalid JSON."""
         # other records are not parsed: most of a log are turns
-        wanted = tuple(f'{{"type":"{type}"'.encode() for type in types)
+        prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in whole_lines(self._path, self._at):
             self._at = end
-            if line.startswith(wanted):
+            if line.startswith(prefixes):
                 yield json.loads(line), end
 
 

@@ -32,10 +32,8 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is synced and replaces `path`.
-
-    A crash leaves the old or the new folder, or, between two renames, an old one that `recover` restores.
-    """
+    """Yield a temporary folder that replaces `path`, synced; after a crash between renames, `recover` restores the old
+    one."""
     temporary, old = path.with_name(f".{path.name}.partial"), _old(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     recover(path)
@@ -55,7 +53,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def recover(path: Path) -> None:
-    """Clean up after a crash in `replace_folder`: restore the old folder if the new one is not in place."""
+    """Restore or remove the old folder after a crash in `replace_folder`."""
     old = _old(path)
     if old.exists() and not path.exists():
         old.rename(path)
@@ -102,12 +100,12 @@ def damage(folder: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         return f"{SUMS} cannot be read: {error}"
-    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return difference(folder, known) if known else f"{SUMS} is empty"
+    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    return difference(folder, expected) if expected else f"{SUMS} is empty"
 
 
 def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
-    """Description of a file in `folder` that is missing or not of the `known` SHA-256, or ""."""
+    """Description of a file in `folder` without the `known` SHA-256, or ""."""
     try:
         actual = digests((folder / name for name in known), stopped=stopped)
     except (OSError, ValueError) as error:  # a name with a NUL

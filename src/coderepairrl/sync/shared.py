@@ -1,4 +1,4 @@
-"""Folder for weights on their way to an engine: in memory, since they are large."""
+"""Folder for weights on their way to an engine, in memory if possible."""
 
 from __future__ import annotations
 

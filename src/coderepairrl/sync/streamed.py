@@ -1,4 +1,4 @@
-"""Engine that receives full weights from the learner without a file: drives both ends of the transfer."""
+"""Engine that receives weights from the learner without a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ Send = Callable[[Path, int, int, float], Awaitable[str]]
 
 
 class Streamed(Engine):
-    """Wrapper of an engine that receives weights (`EngineSpec.receives`).
-
-    A broken transfer raises `EngineFault`, or the sender's own fault.
-    """
+    """Wrapper of an engine that receives weights; a broken transfer raises a `Fault` of engine or sender."""
 
     def __init__(self, engine: Engine, send: Send) -> None:
         self.context = engine.context

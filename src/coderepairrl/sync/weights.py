@@ -1,7 +1,6 @@
 """Weights for `Engine.load`, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter, any other has full weights in
-Hugging Face layout. A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
+A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ CALLED_OFF = "called-off"
 
 
 class Published(NamedTuple):
-    """Weights for `Engine.load`: folder, policy version, checksum.
+    """Weights for `Engine.load`.
 
-    The folder holds a model or adapters in peft's layout. The checksum is the SHA-256 (hexadecimal) of its safetensors
-    files in the order of their names; for a `Learner.offer` `coderepairrl.sync.wire.combined_digest`.
+    The checksum is the SHA-256 (hexadecimal) of the safetensors files in order of name; of an offer,
+    `coderepairrl.sync.wire.combined_digest`.
     """
 
     path: Path

@@ -1,8 +1,7 @@
-"""Transfer of weights from the learner to an engine's workers without a file: over gloo, NCCL or shared memory.
+"""Transfer of weights from the learner to an engine's workers over gloo, NCCL or shared memory.
 
-Imports no part of the project: it also runs in vLLM's Python. The learner lists the tensors in an *offer*, a JSON file;
-both ends meet in its folder. A receiver holds all tensors in host memory until the last one, so a broken transfer
-changes none.
+Imports no part of the project: it also runs in vLLM's Python. Both ends meet in the folder of an *offer*, a JSON list
+of tensors. Receivers hold all tensors until the last, so a broken transfer changes none.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ def digest(tensor: Tensor) -> str:
     """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
     # odd factors by position: one differing number always changes the sum; several cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = len(raw) - len(raw) % (4 * _FOLD)
+    aligned = len(raw) - len(raw) % (4 * _FOLD)
     rest = torch.zeros(4 * _FOLD, dtype=torch.uint8, device=raw.device)
-    rest[: len(raw) - whole] = raw[whole:]
+    rest[: len(raw) - aligned] = raw[aligned:]
     places = _PLACES.to(raw.device)
     at_once = 1 if raw.device.type == "cpu" else 1024  # fits in the cache
     folded = hashlib.sha256()
-    for part in (raw[:whole], rest):
+    for part in (raw[:aligned], rest):
         for rows in torch.split(part.view(torch.int32).view(-1, _FOLD), at_once):
             folded.update((rows * places).sum(1, dtype=torch.int32).cpu().numpy().tobytes())
     return folded.hexdigest()
@@ -71,10 +70,8 @@ def combined_digest(tensors: Iterable[Described]) -> str:
 
 
 def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, called_off: str) -> None:
-    """Write the offer of `tensors`, in the order of `send`.
-
-    Both ends stop waiting once a file `called_off` exists next to it, created by their driver when one end has ended.
-    """
+    """Write the offer of `tensors`, in the order of `send`. A file `called_off` next to it ends the wait of both
+    ends."""
     listed = [[each.name, each.dtype, each.shape] for each in tensors]
     size = sum(DTYPES[each.dtype].itemsize * math.prod(each.shape) for each in tensors)
     file.write_text(json.dumps({"backend": backend, "called_off": called_off, "bytes": size, "tensors": listed}))
@@ -83,8 +80,7 @@ def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, calle
 def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
     """Send `tensors` as offered in `file` to `receivers` processes; each step may take `seconds`.
 
-    Exhausts the iterator: producing a tensor may take every process of a learner. Raises `Torn`, and ValueError for
-    tensors outside the offer.
+    Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
     """
     try:
         offer = _read(file)
@@ -99,7 +95,7 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
 
 
 def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
-    """Receive the tensors offered in `file`, in host memory, and their `combined_digest`; `rank` counts from 1.
+    """Receive the tensors offered in `file`, and their `combined_digest`; `rank` counts from 1.
 
     Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
@@ -123,7 +119,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 class Wire:
     """Group of processes that meet by a file in `folder`; rank 0 sends.
 
-    ``gloo`` and ``nccl`` transport the values; with ``ipc`` they pass through a `_Window`, and gloo only synchronises.
+    With ``ipc`` values pass through a `_Window`, and gloo only synchronises.
     """
 
     def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:
@@ -217,10 +213,7 @@ def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
 
 
 class _Window:
-    """Memory of the sender, on a GPU or in the host, mapped by all ends.
-
-    Tensors pass through its halves in turn: receivers read one while the sender fills the other.
-    """
+    """Memory of the sender, mapped by all ends: receivers read one half while the sender fills the other."""
 
     def __init__(self, folder: Path, *, sends: bool, all_here: Callable[[], None]) -> None:
         memory, handle = folder / "meet-memory", folder / "meet-handle"
@@ -287,9 +280,9 @@ def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: flo
     if rank:
         (folder / f"meet-ready-{rank}").touch()
     go = folder / "meet-go"
-    wanted = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
+    awaited = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
     deadline = time.monotonic() + seconds
-    while not all(file.exists() for file in wanted):
+    while not all(file.exists() for file in awaited):
         if (folder / called_off).exists():
             raise Torn("the other end ended before it began")
         if time.monotonic() > deadline:

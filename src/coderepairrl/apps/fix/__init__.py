@@ -1,4 +1,4 @@
-"""``crrl fix``: a trained model, or any other, on a repository of the user's own (docs/guides/fix.md)."""
+"""``crrl fix``: a trained or other model on the user's repository (docs/guides/fix.md)."""
 
 from coderepairrl.apps.fix.command import Fixed, Repair, fix, resolve
 from coderepairrl.apps.fix.repository import apply

@@ -1,4 +1,4 @@
-"""One attempt at a user's own bug: the agent, sandbox and gateway of training, without a reward."""
+"""An attempt at a user's bug, by the agent, sandbox and gateway of training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USE = Use(
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What is to be repaired, by which model and agent; nothing is started."""
+    """A planned repair, not started."""
 
     repository: Repository
     task: Task
@@ -40,9 +40,9 @@ class Repair:
 
 
 def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
-    """The bug that the file `issue` describes, in the clean `repository`, and the model that `model` names.
+    """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
 
-    All that is wrong is raised together: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`.
+    Raises as `Problems.report`.
     """
     problems = Problems()
     opened = problems.attempt(lambda: open_repository(repository))
@@ -54,7 +54,7 @@ def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What came of it. `patch` are the bytes of ``git diff``, empty if there is none; `exit` is the agent's."""
+    """The result. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
 
     patch: bytes
     exit: str
@@ -67,15 +67,15 @@ class Fixed:
     limits: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data; a patch that is not UTF-8 is ``base64:...``."""
-        found: dict[str, Any] = dump(self)
-        return found
+        """Plain data; a patch that is not UTF-8 is ``base64:...``."""
+        data: dict[str, Any] = dump(self)
+        return data
 
 
 async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> Fixed:
-    """Let the model attempt `repair` in a sandboxed copy of the repository, which itself is only read.
+    """Let the model attempt `repair` in a sandboxed copy of the repository.
 
-    Raises what `replying` raises, `TaskError`, and the `Fault` of whatever broke.
+    Raises as `replying`, `TaskError`, and the `Fault` of a broken part.
     """
     repository, task, plan = repair.repository, repair.task, repair.plan
     config, trace = plan.config, trace or Trace(quiet=True)
@@ -97,22 +97,22 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
             if warning := await warm_up(source, agent.first_request(task), allowed, 1):
                 trace.say("engine", warning)
             trace.say("agent", f"{agent.name} works")
-            made = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
-            if made.fault is not None:
-                raise made.fault
-            report = _report(made)
-            trace.ended(report, made.seconds)
-            if not made.patch:
+            result = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
+            if result.fault is not None:
+                raise result.fault
+            report = _report(result)
+            trace.ended(report, result.seconds)
+            if not result.patch:
                 trace.say("patch", "none: nothing in the repository has changed")
-            if not made.patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
-                trace.printed(made.printed)
+            if not result.patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
+                trace.printed(result.printed)
     return Fixed(
-        patch=made.patch,
+        patch=result.patch,
         exit=report.exit,
         model=plan.model.name,
         repository=str(repository.root),
         commit=repository.commit,
-        seconds=round(made.seconds, 3),
+        seconds=round(result.seconds, 3),
         tool_calls=None if report.tool_calls is None else len(report.tool_calls),
         sandbox=backend.name,
         limits=asdict(allowed),
@@ -120,7 +120,7 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
 
 
 def _report(made: Attempt) -> AgentReport:
-    """What the agent reported; of one that broke, the limit at which it did, or that it crashed."""
+    """Agent's report; for a broken agent, its limit or crash."""
     if isinstance(made.outcome, AgentReport):
         return made.outcome
     return AgentReport("crash", log=str(made.outcome)) if made.ending is Ending.CRASH else AgentReport(made.reason)

@@ -1,4 +1,4 @@
-"""The user's repository: looked at, and changed by nothing but `apply`."""
+"""User's repository: only `apply` changes it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from coderepairrl.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A clean git repository: the root of its working tree, and the commit that is checked out."""
+    """A clean git repository: root of its working tree, and commit."""
 
     root: Path
     commit: str
 
     def task(self, issue: str) -> Task:
-        """The task that `issue` describes. Nobody knows its reference."""
+        """Task that `issue` describes, without a reference."""
         return Task(f"{self.root.name}@{self.commit[:12]}", issue, "", f"dir:{self.root}", b"")
 
 
 def open_repository(path: Path) -> Repository:
-    """The repository that `path` lies in. Raises `TaskError` when there is none, no commit, or changes in it."""
+    """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
     if not path.is_dir():
         raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
-    found = hostgit.find(path, around=True)
-    root = found.name
-    with hostgit.view(found) as view:
+    repository = hostgit.find(path, around=True)
+    root = repository.name
+    with hostgit.view(repository) as view:
         commit = view.head()
         if changes := view.changes():
             raise TaskError(
@@ -43,7 +43,7 @@ def open_repository(path: Path) -> Repository:
 
 
 def read_issue(path: Path) -> str:
-    """The text of an issue. Raises `UsageError` when there is none to read."""
+    """Read the text of an issue. Raises `UsageError` if it is empty or unreadable."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -54,9 +54,9 @@ def read_issue(path: Path) -> str:
 
 
 def apply(repository: Repository, patch: bytes) -> bool:
-    """Apply `patch` to the working tree, all or nothing; nothing is staged or committed. Whether there was a patch.
+    """Apply `patch` to the working tree, all or nothing, without staging; returns whether there was a patch.
 
-    Raises `TaskError` when the repository is no longer as it was when it was opened, or git refuses the patch.
+    Raises `TaskError` if the repository has changed since it was opened, or git refuses the patch.
     """
     if not patch:
         return False
@@ -75,7 +75,7 @@ def apply(repository: Repository, patch: bytes) -> bool:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals are ignored, by git too, which inherits it: it must not be stopped between two files."""
+    """Ignore signals, in git too, which must not stop between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield

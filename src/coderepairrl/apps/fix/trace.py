@@ -1,4 +1,4 @@
-"""Shows an agent's work on stderr while it happens: what the model says, each tool call, how its output begins."""
+"""Live view of an agent's work on stderr."""
 
 from __future__ import annotations
 
@@ -17,30 +17,26 @@ SHOWN_COLUMNS = 160
 
 
 class Trace:
-    """A log for people, in colour on a terminal and plain elsewhere. `quiet` prints nothing at all; `whole` the opening
-    too, and all of each message."""
+    """A log for people, coloured on a terminal; with `whole`, all of each message."""
 
     def __init__(self, *, quiet: bool = False, whole: bool = False) -> None:
         self.whole = whole
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, name: str, text: str) -> None:
-        """A fact about the whole job."""
+        """Print a fact about the whole job."""
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def turn(self, turn: Turn) -> None:
-        """Show what the tools answered and what the model replied; the opening is not shown, unless all is.
-
-        An agent that rewrites its history is shown from its last message on.
-        """
-        *asked, reply = turn.messages
+        """Show the tools' answers and the model's reply; after a rewritten history, from the last message on."""
+        *request_messages, reply = turn.messages
         if turn.index or self.whole:
-            for message in asked if turn.base is not None or self.whole else asked[-1:]:
+            for message in request_messages if turn.base is not None or self.whole else request_messages[-1:]:
                 self._message(message)
         self._message(reply)
 
     def ended(self, report: AgentReport, seconds: float) -> None:
-        """Show how it ended. Of calls whose output nobody replied to, the outcome is all that is known here."""
+        """Show how it ended, and the outcome of calls without a reply."""
         calls = report.tool_calls
         if calls and report.exit != "submitted":
             for call in calls:
@@ -58,7 +54,7 @@ class Trace:
                 self.say("ended", f"stopped by a limit ({limit}){spent}")
 
     def printed(self, text: str) -> None:
-        """Show the end of what a program printed: all that there is to see where nothing came of it."""
+        """Show the end of a program's output, for attempts without a patch."""
         lines = text.strip().splitlines()
         self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
         self._print(Text(_indented(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
@@ -67,11 +63,11 @@ class Trace:
         content, role = message.get("content"), message.get("role")
         if self.whole and role != "assistant":
             self._print(Text(f"{role}:", "bold"))
-        shown = None if self.whole else SHOWN_LINES
+        most_lines = None if self.whole else SHOWN_LINES
         if content and role == "assistant":
-            self._print(Text("\n".join(f"> {line}" for line in beginning(content, shown).split("\n")), "italic"))
+            self._print(Text("\n".join(f"> {line}" for line in beginning(content, most_lines).split("\n")), "italic"))
         elif content:
-            self._print(Text(_indented(beginning(content, shown)), "dim"))
+            self._print(Text(_indented(beginning(content, most_lines)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(Text.assemble(("* ", "bold cyan"), *_call(function.get("name"), function.get("arguments"))))
@@ -81,7 +77,7 @@ class Trace:
 
 
 def show(patch: bytes, to: TextIO) -> None:
-    """Write a patch: byte for byte, but on a terminal without what would command it."""
+    """Write a patch; on a terminal, without control sequences."""
     if to.isatty():
         to.write(visible(patch.decode(errors="replace")))
     else:
@@ -91,7 +87,7 @@ def show(patch: bytes, to: TextIO) -> None:
 
 
 def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
-    """The first `most` lines of a message, or all, harmless to print. `content` is text, or a list of parts with text.
+    """The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts.
 
     >>> beginning("one\\n" * 10).endswith("... 2 more lines")
     True
@@ -101,13 +97,13 @@ def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
     lines = visible(str(content)).strip("\n").split("\n")
     if most is None:
         return "\n".join(lines)
-    shown = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:most]]
-    more = len(lines) - len(shown)
-    return "\n".join([*shown, *([f"... {more} more lines"] if more else [])])
+    cut_lines = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:most]]
+    more = len(lines) - len(cut_lines)
+    return "\n".join([*cut_lines, *([f"... {more} more lines"] if more else [])])
 
 
 def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
-    """A tool call: the value of its only argument behind the name, or beneath it; several by name."""
+    """A tool call as text; several arguments are listed by name."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError):
@@ -122,7 +118,6 @@ def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
 
 
 def _behind(value: str) -> str:
-    """On the same line, or all of it beneath."""
     return f"\n{_indented(value)}" if "\n" in value else f" {value}"
 
 

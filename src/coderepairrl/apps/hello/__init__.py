@@ -1,4 +1,4 @@
-"""``crrl hello``: the main job on any machine, on a tiny policy that ships with the package."""
+"""``crrl hello``: the whole loop on any machine, with a tiny shipped policy."""
 
 from coderepairrl.apps.hello.command import hello, resolved
 

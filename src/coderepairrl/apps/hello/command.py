@@ -1,4 +1,4 @@
-"""Evaluation before, reinforcement learning, evaluation after, and what changed, with intervals."""
+"""Evaluation, reinforcement learning, evaluation again, and the changes with intervals."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ SHOWN = {
     "empty_patches": "empty_patches",
     "tool_success": "tool_success",
 }
-"""What is reported, by its name there, and the measure behind it."""
+"""Reported names, and the measures behind them."""
 
 
 def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
-    """The settings and the folder of ``crrl hello WORDS``: the shipped ones and overrides, under a name of their own
-    (``hello``, ``hello-2``, ...) unless one is given.
+    """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
-    With `resume` those of a run: of the folder that the first word names, else of ``run.name``, else of ``hello``.
-    Raises `UsageError` for a folder without `resume`, or that is no run, and what `config.load` raises.
+    With `resume`, of the run that the first word, ``run.name`` or ``hello`` names. Raises `UsageError` for a missing or
+    unexpected run folder, and as `config.load`.
     """
     if words and "=" not in words[0]:
         if not resume:
@@ -52,8 +51,8 @@ def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config
                 fix=f"crrl hello --resume {words[0]}, to go on with a run; else settings: crrl hello run.steps=2",
             )
         if not RunFolder(Path(words[0])).config.is_file():
-            there = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
-            raise UsageError(f"there is no run {words[0]}", fix=there)
+            suggestion = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
+            raise UsageError(f"there is no run {words[0]}", fix=suggestion)
         config = configs.load(words[0], words[1:])
         return config, stages.named(words[0], config)
     config = configs.load("hello", words)
@@ -70,14 +69,16 @@ def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config
 
 
 def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run `resolved` settings and return what to print. Raises what that and `stages.run` raise."""
+    """Run `resolved` settings and return the text to print. Raises as `resolved` and `stages.run`."""
     config, folder = resolved(words, resume=resume)
     began = time.monotonic()
-    shown = Shown()
+    describe_episode = Shown()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
-            shown(episode)  # by the process that was stopped
-    asyncio.run(stages.run(config, resume=resume, folder=folder, show=shown, again="crrl hello --resume {run}"))
+            describe_episode(episode)  # by the process that was stopped
+    asyncio.run(
+        stages.run(config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}")
+    )
     wall = time.monotonic() - began
     report = before_and_after(folder.path, config.run.steps)
     report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(cpu_seconds(), 1)}
@@ -89,9 +90,9 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
 
 
 def before_and_after(path: Path, last: int) -> dict[str, Any]:
-    """The first and the last evaluation of a run, task by task, with intervals clustered by function.
+    """First and last evaluation of a run, paired by task, with intervals clustered by function.
 
-    The shares of ``eval`` (quoted and not) stand beside it by their names, further evaluations below theirs.
+    Slices of ``eval`` are listed by name, further evaluations below theirs.
     """
     run = open_run(path)
     report: dict[str, Any] = {}
@@ -101,10 +102,10 @@ def before_and_after(path: Path, last: int) -> dict[str, Any]:
         if not before:  # this machine has no such tasks, and the run said so
             continue
         seen += before + after
-        found: dict[str, Any] = _changes(before, after)
+        changes: dict[str, Any] = _changes(before, after)
         for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-            found[kind.replace(" ", "_")] = _changes(*(_slice(episodes, kind) for episodes in (before, after)))
-        report |= found if name == "eval" else {name: found}
+            changes[kind.replace(" ", "_")] = _changes(*(_slice(episodes, kind) for episodes in (before, after)))
+        report |= changes if name == "eval" else {name: changes}
     trained = list(run.episodes("train-*"))
     return {
         **report,
@@ -120,7 +121,7 @@ def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
 
 
 def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    """Means over the tasks that have the measure on both sides, so that the change is the difference of the two."""
+    """Means over tasks that have the measure on both sides."""
     pairs = pair(before, after)
     return {
         name: {
@@ -130,13 +131,13 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
             "ci95": [change.low, change.high],
         }
         for measure, change in compare(before, after).items()
-        for name, shown in SHOWN.items()
-        if shown == measure
+        for name, shown_measure in SHOWN.items()
+        if shown_measure == measure
     }
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """The report as a plain table."""
+    """Report as a plain table."""
     lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
     if "tests_passing_per_patch" in report:
         lines += ["", "per patch: on the tasks with a patch both before and after"]
@@ -155,7 +156,7 @@ _BAR_COLUMNS = 40
 
 
 def curve(run: RunFolder) -> str:
-    """The mean reward of training episodes, step by step or a few steps together, as bars; empty without steps."""
+    """Mean rewards of training episodes as bars; empty without steps."""
     rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
     together = max(1, -(-len(rewards) // _BARS))
     lines = []
@@ -168,20 +169,20 @@ def curve(run: RunFolder) -> str:
 
 
 def headline(report: Mapping[str, Any]) -> str:
-    """What has come of it in a sentence."""
+    """The result in a sentence."""
     changes = report.get("tests_passing") or report.get("reward")
     if changes is None:
         return f"{counted(report['episodes'], 'episode')}; nothing was evaluated"
-    what = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
+    outcome = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
     low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
     return (
-        f"{what}: {changes['before']:.0%} -> {changes['after']:.0%}, "
+        f"{outcome}: {changes['before']:.0%} -> {changes['after']:.0%}, "
         f"{100 * changes['delta']:+.0f} points [95 % interval {low} to {high}]"
     )
 
 
 def next_commands(report: Mapping[str, Any]) -> list[str]:
-    """What one may do now, as this shell finds the command."""
+    """Next commands, as this shell finds `crrl`."""
     run = shlex.quote(str(report["run"]))
     commands = {
         f"crrl report {run}": "curves and intervals on one page",
@@ -189,11 +190,10 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
         "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
     }
     wide = max(map(len, map(as_called, commands)))
-    return ["next:", *(f"  {as_called(command):<{wide}}  {what}" for command, what in commands.items())]
+    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """The table of an evaluation, then those of its shares and of the evaluations below it."""
     yield from [title] * bool(title) + _rows(report)
     for name, inner in report.items():
         if isinstance(inner, Mapping) and "tests_passing" in inner:

@@ -1,4 +1,4 @@
-"""Episodes as they happen, a few of them, short: the issue, the tool calls, the diff, the reward."""
+"""A few episodes as they happen, in short."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from coderepairrl.printable import printable
 from coderepairrl.types import Ending, Episode, ToolCall
 
 COLUMNS = 62
-"""Of what stands behind a name."""
+"""Columns for the text after a name."""
 LINES = 6
-"""Of an issue or a diff."""
+"""Lines of an issue or a diff."""
 _NAME = 13
 
 
 class Shown:
-    """Which episodes are shown: the first with a patch, and the first of training whose patch passes its tests."""
+    """Choice of episodes: the first with a patch, and the first of training whose patch passes its tests."""
 
     def __init__(self) -> None:
         self._first = self._repaired = True
 
     def __call__(self, episode: Episode) -> str:
-        """The text to print of `episode`, empty for one that is not shown."""
+        """The text for `episode`, empty if it is not shown."""
         if episode.ending is Ending.VOID or not episode.patch:
             return ""
         if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
@@ -36,21 +36,17 @@ class Shown:
 
 
 def as_text(title: str, episode: Episode) -> str:
-    """The episode in at most 80 columns, harmless to print.
-
-    Its first line is `title`; the others begin with what they show.
-    """
+    """Episode under the line `title`, in at most 80 columns, safe to print."""
     rows = [("issue", _cut(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
     rows += [("diff", _cut(_changed(episode.patch))), ("reward", [_reward(episode)])]
-    found = [f"{title} ({printable(episode.task_id)})"]
+    text_lines = [f"{title} ({printable(episode.task_id)})"]
     for name, lines in rows:
-        found += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
-    return "\n".join(found)
+        text_lines += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
+    return "\n".join(text_lines)
 
 
 def _issue(episode: Episode) -> Iterator[str]:
-    """The first thing that a user says to the policy."""
     messages = episode.turns[0].messages if episode.turns else ()
     content = next((each.get("content") for each in messages if each.get("role") == "user"), "")
     parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
@@ -68,10 +64,10 @@ def _changed(patch: bytes) -> Iterator[str]:
 
 def _call(call: ToolCall) -> str:
     try:
-        given = json.loads(call.arguments)
+        arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
-        given = call.arguments
-    words = " | ".join(map(str, given.values())) if isinstance(given, Mapping) else str(given)
+        arguments = call.arguments
+    words = " | ".join(map(str, arguments.values())) if isinstance(arguments, Mapping) else str(arguments)
     end = "" if call.ok else "  (failed)"
     return textwrap.shorten(printable(words), COLUMNS - len(end), placeholder=" ...") + end
 
@@ -82,6 +78,8 @@ def _reward(episode: Episode) -> str:
 
 
 def _cut(lines: Iterator[str]) -> list[str]:
-    """The first few, each short enough."""
-    kept = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
-    return [*kept[:LINES], *([f"... {len(kept) - LINES} more lines"] if len(kept) > LINES else [])] or ["none"]
+    short_lines = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
+    return [
+        *short_lines[:LINES],
+        *([f"... {len(short_lines) - LINES} more lines"] if len(short_lines) > LINES else []),
+    ] or ["none"]

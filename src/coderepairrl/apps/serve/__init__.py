@@ -1,4 +1,4 @@
-"""``crrl serve``: a model behind the gateway, for anybody's agents and anybody's trainer (docs/guides/serve.md)."""
+"""``crrl serve``: a model behind the gateway, for external agents and trainers (docs/guides/serve.md)."""
 
 from coderepairrl.apps.serve.command import Places, resolve, serve
 

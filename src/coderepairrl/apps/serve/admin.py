@@ -1,4 +1,4 @@
-"""What the host may do and no agent: sessions, their turns, weights. HTTP on a socket of its own."""
+"""API of the host, closed to agents: HTTP on a separate socket."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Refused(Exception):
 
 
 class Admin:
-    """Serves `sessions` and the weights of `source`. With a `token`, requests carry it (``Authorization: Bearer``)."""
+    """Server of `sessions` and the weights of `source`. With a `token`, requests need ``Authorization: Bearer``."""
 
     def __init__(self, sessions: Sessions, source: ReplySource, token: str = "") -> None:
         self._sessions = sessions
@@ -51,9 +51,9 @@ class Admin:
         self._runner: web.AppRunner | None = None
 
     async def start(self, *, socket: Path | None = None, host: str = "127.0.0.1", port: int | None = None) -> str:
-        """Listen on a Unix socket that only its owner may open, or on `host`:`port`; where that is.
+        """Listen on a Unix socket, open to its owner only, or on `host`:`port`; returns the address.
 
-        Raises `UsageError` when it is taken, and `EngineFault` when the engine is dead.
+        Raises `UsageError` if it is taken, `EngineFault` if the engine is dead.
         """
         if isinstance(self._source, PolicySource):
             self._served = int((await self._source.engine.health())["version"])  # 1 where it began with adapters
@@ -89,7 +89,7 @@ class Admin:
             raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="choose another") from error
 
     async def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -97,10 +97,12 @@ class Admin:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Nobody without the token; every refusal as JSON."""
+        """Check the token; turn refusals into JSON."""
         try:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._token and not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
+            sent_token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if self._token and not hmac.compare_digest(
+                sent_token.encode(errors="surrogateescape"), self._token.encode()
+            ):
                 raise _Refused(401, "unauthorized", "the token is missing or wrong")
             return await handler(request)
         except _Refused as refused:
@@ -110,14 +112,14 @@ class Admin:
             return web.json_response({"error": {"code": code, "message": error.reason, "fix": ""}}, status=error.status)
         except CodeRepairError as error:
             code = f"{error.boundary}_fault" if isinstance(error, Fault) else "failed"
-            about = {"code": code, "message": str(error), "fix": error.fix}
-            return web.json_response({"error": about}, status=503)
+            details = {"code": code, "message": str(error), "fix": error.fix}
+            return web.json_response({"error": details}, status=503)
 
     async def _open(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Asked)
-        if asked.id and asked.id in self._sessions:
-            raise _Refused(409, "exists", f"there is an open session {asked.id!r}", "close it, or choose another id")
-        return web.json_response(self._sessions.open(asked), status=201)
+        wishes = await _body(request, Asked)
+        if wishes.id and wishes.id in self._sessions:
+            raise _Refused(409, "exists", f"there is an open session {wishes.id!r}", "close it, or choose another id")
+        return web.json_response(self._sessions.open(wishes), status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"sessions": self._sessions.summary()})
@@ -142,12 +144,12 @@ class Admin:
     async def _load(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, PolicySource):
             raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
-        asked, engine = await _body(request, _Weights), self._source.engine
+        body, engine = await _body(request, _Weights), self._source.engine
         async with self._loading:
-            if asked.version <= self._served:
+            if body.version <= self._served:
                 raise _Refused(409, "old_version", f"version {self._served} is served, and versions only grow")
             try:
-                self._served = await engine.load(Path(asked.path), asked.version, asked.checksum)
+                self._served = await engine.load(Path(body.path), body.version, body.checksum)
             except EngineFault as fault:
                 if not await _alive(engine):
                     raise
@@ -167,7 +169,7 @@ async def _alive(engine: Engine) -> bool:
 
 
 async def _json(session: dict[str, Any]) -> web.Response:
-    """A long session is megabytes: agents are served meanwhile."""
+    """Encode in a thread: a long session is megabytes, and agents wait."""
     return web.Response(text=await asyncio.to_thread(json.dumps, session), content_type="application/json")
 
 

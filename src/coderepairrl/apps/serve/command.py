@@ -1,4 +1,4 @@
-"""``crrl serve``: the gateway alone, for people who bring their own trainer (docs/guides/serve.md)."""
+"""``crrl serve``: the gateway alone, for external trainers (docs/guides/serve.md)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ USE = Use(
     defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
 )
 TOKEN = "CRRL_ADMIN_TOKEN"
-"""The environment variable that may hold the token of an admin port."""
+"""Environment variable that may hold the token of an admin port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a server listens: the gateway on `host`:`port` (0: any that is free) and on the Unix socket `socket`; the
-    host's own API on the Unix socket `admin`, by default in a folder of its own, or with a token on `admin_port`."""
+    """Addresses of a server: the gateway on `host`:`port` (0: any free) and the Unix socket `socket`.
+
+    The host's API is on the Unix socket `admin`, or with a token on `admin_port`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -51,14 +53,11 @@ class Places:
     admin: Path | None = None
     admin_port: int | None = None
     chat: bool | None = None
-    """Whether the gateway also answers who has no session's key, over the loopback; None: for models of our own."""
+    """Whether the gateway answers local clients without a session's key; None: unless others serve the model."""
 
 
 def resolve(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """The model that `model` names, and its settings; `log` is where turns will be recorded.
-
-    All that is wrong is raised together: `ConfigError`, `UsageError`, `PrerequisiteError`, or `Several`.
-    """
+    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `Problems.report`."""
     problems = Problems()
 
     def check_log() -> None:
@@ -78,10 +77,9 @@ async def serve(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `plan` until one of `signals.STOPPING`; `ready` is told where, once it answers.
+    """Serve the model of `plan` until one of `signals.STOPPING`; calls `ready` with the addresses.
 
-    Turns are recorded in the folder `log`. Raises `UsageError` for what is taken or there already, and what
-    `replying` raises.
+    Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
     with stoppable() as received:  # from the first moment on: an engine that is being started ends with us
         try:
@@ -132,9 +130,9 @@ async def _serve(
         where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
         if not by_port:
             parts.callback(address.unlink, missing_ok=True)
-        about = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
-        about |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
-        ready({name: value for name, value in about.items() if value})
+        addresses = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        addresses |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
+        ready({name: value for name, value in addresses.items() if value})
         try:
             await asyncio.Event().wait()
         finally:
@@ -155,7 +153,7 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
 
 @contextmanager
 def _advising() -> Iterator[None]:
-    """What is wrong with the folder of a log is mended by another ``--log``, not by another run's name."""
+    """Suggest another ``--log`` for errors of its folder."""
     try:
         yield
     except UsageError as error:

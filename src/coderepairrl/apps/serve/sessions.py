@@ -1,4 +1,4 @@
-"""The sessions of a served model: opened, described as plain data, closed, and in a log if one is asked for."""
+"""Sessions of a served model: opened, described, closed, and optionally logged."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Tur
 
 
 class _Given(BaseModel):
-    """What a client leaves out is as the server was started."""
+    """A client's wishes; defaults are the server's."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class AskedLimits(_Given):
-    """`Limits`."""
+    """`Limits` of a session."""
 
     calls: int | None = Field(default=None, ge=1)
     tokens: int | None = Field(default=None, ge=16)
@@ -33,7 +33,7 @@ class AskedLimits(_Given):
 
 
 class AskedSampling(_Given):
-    """`Sampling`. Anything but a bare temperature makes a session that cannot be trained on."""
+    """`Sampling` of a session, which can be trained on only with a bare temperature."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -44,7 +44,7 @@ class AskedSampling(_Given):
 
 
 class Asked(_Given):
-    """A session as a client wants it."""
+    """A client's request for a session."""
 
     id: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")
     seed: int = Field(default=0, ge=0, lt=1 << 63)
@@ -53,7 +53,7 @@ class Asked(_Given):
 
 
 class Sessions:
-    """The open sessions of `server` by id. A session that is closed is described a last time, and forgotten."""
+    """Open sessions of `server` by id."""
 
     def __init__(
         self, server: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
@@ -68,11 +68,11 @@ class Sessions:
         return name in self._open
 
     def session(self, name: str) -> Session | None:
-        """The open session of that name."""
+        """Open session `name`, or None."""
         return self._open[name][0] if name in self._open else None
 
     def open(self, asked: Asked) -> dict[str, Any]:
-        """A new session: all that an agent needs to know of it."""
+        """Open a session; returns what its agent needs."""
         name = asked.id or f"session-{secrets.token_hex(8)}"
         limits = replace(self._limits, **asked.limits.model_dump(exclude_none=True))
         wishes = asked.sampling.model_dump(exclude_none=True)
@@ -98,20 +98,17 @@ class Sessions:
         }
 
     def summary(self) -> list[dict[str, Any]]:
-        """The open sessions in a line each."""
+        """One line for each open session."""
         return [
             {"id": name, "turns": len(session.turns), **_state(session)} for name, (session, _) in self._open.items()
         ]
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """Everything about the session `name`, put together beside the serving of agents. Raises KeyError."""
+        """Everything about the session `name`. Raises KeyError."""
         return await asyncio.to_thread(_described, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """End the session `name`, its running calls aborted, and `describe` it a last time. Raises KeyError.
-
-        Several that close it at the same time all get the same description.
-        """
+        """End the session `name`, and `describe` it to all who close it. Raises KeyError."""
         entry = self._open[name]
         session, _ = entry
         turns = await self._server.close(session)
@@ -171,5 +168,5 @@ def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    """A sample without what only its trainer knows."""
+    """A sample without the fields that only its trainer knows."""
     return {name: value for name, value in row.items() if name not in ("episode_id", "advantage")}

@@ -1,4 +1,4 @@
-"""Plain chat clients, which know no session: each of their conversations becomes one."""
+"""Sessions for plain chat clients, which know none: one for each conversation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.gateway import Session
 
 CONVERSATIONS = 256
-"""Open at a time: of more, one without a turn is closed, or else the one that was asked least recently."""
+"""Most open conversations: beyond them, one without a turn is closed, or the least recently used."""
 _REMEMBERED = 1 << 14
 
 
 class Visitors:
-    """Finds the session of a request without a key, or opens one in `sessions`.
+    """Finder of the session for a request without a key; opens one in `sessions` if needed.
 
-    A request goes on with the conversation whose last request it repeats, with the reply and new messages behind it:
-    of several, with one that has not gone on yet. A retry goes on with a conversation whose client went away before it
-    was answered; any other request begins one. A conversation whose session has reached a limit goes on in a new one.
+    A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
+    whose client left before the answer.
     """
 
     def __init__(self, sessions: Sessions) -> None:
@@ -34,7 +33,7 @@ class Visitors:
         self._closing: set[asyncio.Task[Any]] = set()
 
     def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
-        """The session of `request`, a body of any dialect; `again` if its client says that it sent it before."""
+        """Session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
         messages = _messages(request)
         replies = [place for place, message in enumerate(messages) if _by_model(message)]
         session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
@@ -52,14 +51,13 @@ class Visitors:
         return session
 
     def _asked_so(self, messages: Sequence[Any]) -> list[Session]:
-        """The sessions that were asked this and can go on, the newest first."""
+        """Sessions with this request that can continue, newest first."""
         names = reversed(self._asked.get(_digest(messages), ()))
-        found = [self._sessions.session(name) for name in names if name in self._open]
-        return [each for each in found if each is not None and not each.spent]
+        sessions = [self._sessions.session(name) for name in names if name in self._open]
+        return [each for each in sessions if each is not None and not each.spent]
 
     def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
-        """The newest session with these messages that replied so and whose conversation has not gone on since; else the
-        newest that replied so, else the newest."""
+        """The newest session with these messages and this reply, preferably one not continued yet; else the newest."""
         able = self._asked_so(messages)
         replies = {
             each.episode_id: [turn.index for turn in each.turns if _text(turn.messages[-1]) == _text(reply)]
@@ -69,10 +67,12 @@ class Visitors:
         return next(iter(latest or [each for each in able if replies[each.episode_id]] or able), None)
 
     def _begin(self) -> Session:
-        there = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}
-        self._open = dict.fromkeys(there)
-        if len(there) >= CONVERSATIONS:
-            self._close(next((name for name, each in there.items() if each.untouched), next(iter(there))))
+        open_sessions = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}
+        self._open = dict.fromkeys(open_sessions)
+        if len(open_sessions) >= CONVERSATIONS:
+            self._close(
+                next((name for name, each in open_sessions.items() if each.untouched), next(iter(open_sessions)))
+            )
         name = str(self._sessions.open(Asked(id=f"chat-{secrets.token_hex(8)}"))["id"])
         self._open[name] = None
         session = self._sessions.session(name)
@@ -87,9 +87,9 @@ class Visitors:
 
 
 def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
-    """Those of Chat Completions and Messages, or the input of Responses."""
-    given = request.get("messages", request.get("input"))
-    return given if isinstance(given, list) else [given]
+    """Messages of Chat Completions or Messages, or the input of Responses."""
+    sent = request.get("messages", request.get("input"))
+    return sent if isinstance(sent, list) else [sent]
 
 
 def _by_model(message: Any) -> bool:
@@ -99,7 +99,6 @@ def _by_model(message: Any) -> bool:
 
 
 def _text(message: Any) -> str:
-    """What a message says, whatever its dialect."""
     content = message.get("content") if isinstance(message, Mapping) else message
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

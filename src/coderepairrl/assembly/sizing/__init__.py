@@ -1,7 +1,6 @@
-"""What a run will need (``crrl train --dry-run``): memory on each GPU, and seconds of a step by its tokens.
+"""The resources a run needs (``crrl train --dry-run``): memory per GPU, and seconds per step.
 
-Nothing here loads a model or torch. Memory is compared with what small models take (tests/assembly/test_memory.py);
-the speeds that a GPU is taken to have are assumptions.
+GPU speeds are assumptions; memory is tested (tests/assembly/test_memory.py).
 """
 
 from coderepairrl.assembly.sizing.architecture import Architecture

@@ -1,4 +1,4 @@
-"""The numbers of a decoder, from its config.json or, where it is not here, as they were published (`published`)."""
+"""Dimensions of a decoder, from its config.json or as published (`published`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = tuple(FAMILIES)
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder's dimensions, and what follows from them: parameters, products, what is cached."""
+    """A decoder's dimensions, and what follows from them."""
 
     hidden: int
     vocabulary: int
@@ -33,17 +33,16 @@ class Architecture:
     scaled: bool = False
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
-    """Whether its file has 16 bits a weight."""
+    """Whether its file has 16 bits per weight."""
     kinds: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
-    """Layers that differ, and how many there are of each."""
+    """Distinct layers, and the number of each."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", tuple(Counter(self.blocks).items()))
 
     @classmethod
     def of(cls, raw: Raw) -> Self | None:
-        """By what config.json says; None if it is of a kind that is not in `KINDS`, or does not say its
-        numbers."""
+        """Dimensions by config.json; None if its type is not in `KINDS` or numbers are missing."""
         try:
             hidden, vocabulary, context = numbers(raw, "hidden_size", "vocab_size", "max_position_embeddings")
             blocks = layers(raw)
@@ -61,8 +60,7 @@ class Architecture:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Of the model in `folder`, whose config.json is there; None as `of`. Raises `ConfigError` for what is no
-        JSON."""
+        """Read config.json in `folder`; None as `of`. Raises `ConfigError` for malformed JSON."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
@@ -71,17 +69,17 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """Number of layers."""
         return len(self.blocks)
 
     @property
     def heads(self) -> int:
-        """That all layers' heads can be divided by."""
+        """Greatest common divisor of all layers' heads."""
         return math.gcd(*(layer.mixer.shares for layer in self.blocks))
 
     @property
     def head_dim(self) -> int:
-        """Of what positions turn."""
+        """Width of a head that positions rotate."""
         return max(layer.mixer.head_dim for layer in self.blocks) or 64
 
     @property
@@ -91,12 +89,12 @@ class Architecture:
 
     @property
     def matrices(self) -> int:
-        """Weights of the layers' matrices, but of experts."""
+        """Weights of the layers' matrices, without experts."""
         return sum(count * layer.matrices for layer, count in self.kinds)
 
     @property
     def products(self) -> int:
-        """Weights of the layers that a token is multiplied by."""
+        """Weights of the layers that multiply each token."""
         return sum(count * (layer.mixer.multiplied + layer.feed.multiplied) for layer, count in self.kinds)
 
     @property
@@ -106,41 +104,41 @@ class Architecture:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, and of an output head of its own."""
+        """Parameters of the embedding; an untied output head has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def root(self) -> int:
-        """Parameters outside of the layers."""
+        """Parameters outside the layers."""
         return self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them, tied ones once."""
+        """All parameters, tied ones once."""
         return sum(count * layer.parameters(self.hidden) for layer, count in self.kinds) + self.root
 
     def size(self, number: int, codes: float = 0.0) -> int:
-        """Bytes of all parameters with `number` bytes each, but `codes` of those of the linear layers, if given."""
+        """Bytes of all parameters at `number` bytes each, linear layers at `codes` if given."""
         coded = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.kinds)
         return number * self.parameters - int((number - (codes or number)) * coded)
 
     @property
     def experts(self) -> bool:
-        """Whether a token goes through some of them only."""
+        """Whether it is a mixture of experts."""
         return any(layer.feed.count for layer in self.blocks)
 
     @property
     def active(self) -> int:
-        """Parameters that a token goes through."""
+        """Parameters that each token uses."""
         idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.one for layer, count in self.kinds)
         return self.parameters - sum(idle)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
-        """Parameters of low-rank adapters on the layers' linear layers `targets`; names that are none add nothing."""
+        """Parameters of low-rank adapters on the linear layers `targets`; unknown names add nothing."""
         names = targeted(targets)
         return sum(count * layer.adapters(rank, names) for layer, count in self.kinds)
 
 
 def targeted(targets: tuple[str, ...]) -> frozenset[str]:
-    """The names that adapters' `targets` stand for: the default's are those of linear attention, too."""
+    """Layer names for `targets`; the default includes linear attention."""
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)

@@ -1,7 +1,6 @@
-"""Memory of a vLLM server, per GPU, from the options and arguments it is started with.
+"""Memory of a vLLM server per GPU, from its options and arguments.
 
-It takes a share of each GPU (``--gpu-memory-utilization``) and gives what weights and work leave to the cache of keys
-and values: so the question is how many sequences that cache holds.
+The KV cache gets the server's share of the GPU (``--gpu-memory-utilization``) less weights and work.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, par
 from coderepairrl.errors import ConfigError
 
 SHARE = 0.92
-"""vLLM 0.32's own ``--gpu-memory-utilization``."""
+"""vLLM 0.32's default of ``--gpu-memory-utilization``."""
 BATCHED = 8192
-"""Its ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
+"""vLLM's ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
 RESERVE = 2_000_000_000
-"""What it takes beside its tensors (context, libraries, captured graphs): an assumption, not a measurement."""
+"""Bytes used besides tensors (context, libraries, captured graphs): an assumption, not a measurement."""
 PAGE = 16
-"""Tokens of a page of the cache, or a part of them."""
+"""Tokens per page of the cache, or a divisor of them."""
 STATES = 2
-"""Pages for a sequence's state with prefix caching, which is vLLM's default: at the end, and at the last page's."""
+"""Pages for a sequence's state with prefix caching, vLLM's default: at the end, and at the end of the last page."""
 GROUPED = 1.5
-"""Kinds of layers whose numbers differ by less are put in groups of the larger one."""
+"""Kinds of layers whose numbers differ by less form groups of the larger number."""
 KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Of a number in the cache, by ``--kv-cache-dtype``; with ``auto`` it has the type of the weights."""
+"""Bytes of a number in the cache, by ``--kv-cache-dtype``; ``auto`` has the type of the weights."""
 
 TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
 _PIPELINE, DATA_NAMES = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
@@ -46,69 +45,67 @@ _UNKNOWN = (
 
 
 def unknown(args: Sequence[str]) -> str:
-    """The first of vLLM's arguments `args` whose memory is not known here, empty if there is none.
-
-    Raises `ConfigError` for those with which it serves other weights than the learner's.
+    """The first of vLLM's `args` whose memory use is unknown, or "". Raises `ConfigError` for quantised weights.
 
     >>> unknown(["-tp", "2", "--cpu_offload_gb=4"])
     '--cpu_offload_gb=4'
     """
-    found = ""
-    for given in parse(args):
-        if given.means(*_QUANTISED):
+    first_unknown = ""
+    for arg in parse(args):
+        if arg.means(*_QUANTISED):
             raise ConfigError(
-                f"engine.options.args has {given.words[0]}: quantised weights are not those that are trained",
+                f"engine.options.args has {arg.words[0]}: quantised weights are not those that are trained",
                 fix="leave it out; --tensor-parallel-size divides the weights, --kv-cache-dtype fp8 halves the cache",
             )
-        known = given.means(_KV_DTYPE) and given.value in (*KV_BYTES, "auto")
-        if not found and not known and given.means(_KV_DTYPE, *_UNKNOWN):
-            found = " ".join(given.words)
-    return found
+        is_known_dtype = arg.means(_KV_DTYPE) and arg.value in (*KV_BYTES, "auto")
+        if not first_unknown and not is_known_dtype and arg.means(_KV_DTYPE, *_UNKNOWN):
+            first_unknown = " ".join(arg.words)
+    return first_unknown
 
 
 def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
-    """The number that follows one of `names` in a command line; the last one counts. Raises `ConfigError`.
+    """Number after one of `names` in `args`; the last one counts. Raises `ConfigError`.
 
-    As vLLM writes them, ``8k`` is 8,000 and ``8K`` 8,192.
+    As in vLLM, ``8k`` is 8,000 and ``8K`` 8,192.
 
     >>> argument(["--a", "1", "--gpu-memory-utilization=0.5"], ("--gpu-memory-utilization",), 0.92)
     0.5
     >>> argument(["--max-num-batched-tokens", "8K"], ("--max-num-batched-tokens",), 2048)
     8192.0
     """
-    found = default
-    for given in parse(args):
-        if given.means(*names):
-            unit = _UNITS.get(given.value[-1:], 1)
+    number = default
+    for arg in parse(args):
+        if arg.means(*names):
+            unit = _UNITS.get(arg.value[-1:], 1)
             try:
-                found = float(given.value if unit == 1 else given.value[:-1]) * unit
+                number = float(arg.value if unit == 1 else arg.value[:-1]) * unit
             except ValueError:
-                raise ConfigError(f"engine.options.args: {given.name} wants a number, not {given.value!r}") from None
-            if not 0 < found < math.inf:
-                raise ConfigError(f"engine.options.args: {given.name} must be positive, not {given.value}")
-    return found
+                raise ConfigError(f"engine.options.args: {arg.name} wants a number, not {arg.value!r}") from None
+            if not 0 < number < math.inf:
+                raise ConfigError(f"engine.options.args: {arg.name} must be positive, not {arg.value}")
+    return number
 
 
 def count(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
     """An `argument` that is a whole number. Raises `ConfigError`."""
-    found = argument(args, names, default)
-    if found != int(found):
-        raise ConfigError(f"engine.options.args: {names[0]} must be a whole number, not {found:g}")
-    return int(found)
+    number = argument(args, names, default)
+    if number != int(number):
+        raise ConfigError(f"engine.options.args: {names[0]} must be a whole number, not {number:g}")
+    return int(number)
 
 
 def with_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> list[str]:
-    """`args` with `value` after the first of `names`, instead of any of them that was there.
+    """`args` with `value` after the first of `names`, replacing earlier values.
 
     >>> with_argument(["--a", "--b-c=1", "--b_c", "2", "-b", "3"], ("--b-c", "-b"), "4")
     ['--a', '--b-c', '4']
     """
-    return [*(word for given in parse(args) if not given.means(*names) for word in given.words), names[0], value]
+    return [*(word for arg in parse(args) if not arg.means(*names) for word in arg.words), names[0], value]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What decides a server's memory."""
+    """Settings that determine a server's memory."""
 
     context: int
     slots: int
@@ -122,18 +119,18 @@ class EngineSettings:
     kv_size: int
     """Bytes of a number in the cache."""
     adapters: int
-    """At the server at once."""
+    """Adapters at the server at once."""
     rank: int
     targets: tuple[str, ...]
 
     @classmethod
     def of(cls, options: Mapping[str, Any], model: Architecture, lora: Lora | None, *, small: bool) -> Self:
-        """From ``engine.options``, which were checked; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
+        """Settings from checked ``engine.options``; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
         args = options.get("args", ())
         rank = options.get("lora_rank", lora.rank if lora else 0)
         dtype = options.get("dtype", "auto")
         size = 2 if (model.half if dtype == "auto" else half(dtype)) else 4
-        kv_types = [given.value for given in parse(args) if given.means(_KV_DTYPE)]
+        kv_types = [arg.value for arg in parse(args) if arg.means(_KV_DTYPE)]
         return cls(
             context=options.get("context") or model.context,
             slots=options.get("slots", SLOTS),
@@ -151,7 +148,7 @@ class EngineSettings:
 
     @property
     def gpus(self) -> int:
-        """That the server uses."""
+        """Number of GPUs of the server."""
         return self.tensor * self.pipeline * self.replicas
 
 
@@ -162,27 +159,29 @@ class EngineMemory:
     weights: int
     adapters: int
     work: int
-    """Of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
+    """Work of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
     kv_token: int
-    """Of one token, in layers that look at all of them."""
+    """Cache of one token, in layers that attend to all tokens."""
     kv_sequence: int
-    """Of a sequence beside, however long: its windows, and the states of layers that have no keys."""
+    """Cache of a sequence of any length: its windows, and the states of layers without keys."""
     context: int
     """Tokens of the longest sequence."""
 
     @property
     def fixed(self) -> int:
-        """All but the cache."""
+        """Everything except the KV cache."""
         return self.weights + self.adapters + self.work + RESERVE
 
     def cached(self, room: float) -> int:
-        """Tokens of the longest sequences that the cache holds when the server has `room` bytes."""
+        """Tokens of full sequences that the cache holds, if the server has `room` bytes."""
         return max(0, int((room - self.fixed) // (self.kv_token + self.kv_sequence / self.context)))
 
 
 def _adapter(model: Architecture, server: EngineSettings) -> int:
-    """Numbers of one adapter at the server, which has room for experts whether they have any: gate and up apart, and
-    what has the width of the model whole on every GPU."""
+    """Numbers in one adapter.
+
+    vLLM always reserves space for experts, and repeats what has the model's width on every GPU.
+    """
     numbers = model.adapters(server.rank, server.targets)
     for layer, count in model.kinds:
         numbers += count * layer.feed.count * server.rank * 3 * (model.hidden * server.tensor + layer.feed.width)
@@ -190,7 +189,7 @@ def _adapter(model: Architecture, server: EngineSettings) -> int:
 
 
 def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
-    """What each GPU of the server holds."""
+    """Memory of each GPU of the server."""
     size, parts = server.size, server.tensor * server.pipeline
     widest = max(layer.feed.widest // server.tensor + layer.feed.chosen * model.hidden for layer, _ in model.kinds)
     token, sequence = _cache(model, server)
@@ -205,10 +204,11 @@ def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
 
 
 def _cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
-    """Bytes of a token and of a sequence beside, as vLLM divides its cache (v1/core/kv_cache_utils.py): layers of a
-    kind are put in groups of equal length, the last of which has empty places, and all pages have the size of the
-    largest: a state takes whole pages, and a page of keys and values is made to be no smaller. Of a window only what a
-    reply needs counts: while a prompt is read in parts, vLLM holds a part more."""
+    """Bytes of cache per token and per sequence, as vLLM divides it (v1/core/kv_cache_utils.py).
+
+    Layers of a kind form groups of equal length, the last padded; all pages have the largest size, and a state takes
+    whole pages. While it reads a prompt in parts, vLLM holds more of a window than is counted.
+    """
     layers = Counter(layer.mixer.held for layer in model.blocks)
     if not any(held.token and not held.window for held in layers):  # windows alone are planned as if there were none
         layers = Counter(layer.mixer.held._replace(window=0) for layer in model.blocks)

@@ -1,4 +1,4 @@
-"""Memory that a run needs of each GPU, by arithmetic alone."""
+"""Memory a run needs on each GPU, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
 
 @dataclass(frozen=True, slots=True)
 class PlannedServer:
-    """A server of ours, on GPUs."""
+    """A local server and its GPUs."""
 
     settings: EngineSettings
     memory: EngineMemory
     gpus: tuple[int, ...]
     room: float | None
-    """Bytes that it takes of each, None where it is not known what they have."""
+    """Bytes taken of each GPU, None if their size is unknown."""
 
     @property
     def kv_tokens(self) -> int | None:
@@ -42,65 +42,64 @@ class PlannedServer:
 
 
 class Moves(NamedTuple):
-    """What is moved where engine and learner have a GPU by turns, in bytes."""
+    """Bytes moved when engine and learner take turns on a GPU."""
 
     host: int
-    """That is put in the host's memory at once at most: page-locked copies are kept."""
+    """Most bytes in host memory at once: page-locked copies are kept."""
     step: int
-    """In a step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
+    """Bytes per step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
 
     @property
     def locked(self) -> int:
-        """Of the host's memory that may be taken: torch rounds each page-locked block, of which learner and vLLM have
-        one for each tensor or segment, up to a power of two (ATen/core/CachingHostAllocator.h)."""
+        """Host memory that may be taken: torch rounds page-locked blocks up to powers of two
+        (ATen/core/CachingHostAllocator.h)."""
         return 2 * self.host
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A run by its numbers. `memory` is that of each GPU in bytes, None where it is not known."""
+    """A run in numbers. `memory`: bytes of each GPU, None if unknown."""
 
     config: Config
     settings: LearnSettings
     model: Architecture
     memory: float | None
     learner: LearnerMemory
-    """Of each learner process."""
+    """Memory of each learner process."""
     server: PlannedServer | None
-    """None where no server of ours takes GPUs."""
+    """None if no local server takes GPUs."""
 
     @property
     def serving(self) -> tuple[int, ...]:
-        """The server's GPUs by number."""
+        """Numbers of the server's GPUs."""
         return self.server.gpus if self.server else ()
 
     @property
     def learning(self) -> tuple[int, ...]:
-        """The learner's GPUs by number; none of them where torchrun starts it (``train.listen``)."""
+        """Numbers of the learner's GPUs; empty if torchrun starts it (``train.listen``)."""
         if self.config.train.listen:
             return ()
         return self.config.train.devices or tuple(range(self.config.train.processes))
 
     @property
     def on_gpus(self) -> bool:
-        """Whether there are GPUs, as far as is known here."""
+        """Whether the run uses GPUs, as far as is known here."""
         return self.memory is not None or bool(self.config.train.devices or self.server)
 
     def needs(self, gpu: int) -> float:
-        """Bytes that are taken of a GPU; a server takes its share whatever it needs. By turns it is the larger turn's,
-        with what the other process keeps there: its context, libraries and captured graphs."""
-        beside = learner_side.RESERVE * self.on_gpus
-        learner = self.learner.peak + beside if gpu in self.learning else 0
+        """Bytes taken of a GPU. By turns the larger turn counts, plus what the other process keeps."""
+        overhead = learner_side.RESERVE * self.on_gpus
+        learner = self.learner.peak + overhead if gpu in self.learning else 0
         if self.server is None or gpu not in self.server.gpus:
             return learner
         engine = self.server.room or self.server.memory.fixed
         if learner and self.turns:
-            return max(engine + beside, learner + engine_side.RESERVE)
+            return max(engine + overhead, learner + engine_side.RESERVE)
         return learner + engine
 
     @property
     def trained(self) -> int:
-        """Parameters that are trained."""
+        """Number of trained parameters."""
         lora, model = self.settings.lora, self.model
         return model.adapters(lora.rank, lora.targets) if lora else model.parameters
 
@@ -110,7 +109,7 @@ class Estimate:
         return self.config.engine.share_devices == "turns"
 
     def moves(self) -> Moves | None:
-        """What goes to the host's memory and back; None where engine and learner have no GPU by turns."""
+        """Bytes moved to host memory and back; None unless engine and learner take turns."""
         if self.server is None or not self.turns:
             return None
         engine, learner = self.server.memory, self.learner
@@ -121,7 +120,7 @@ class Estimate:
 
     @property
     def problem(self) -> str:
-        """Why it cannot run, empty if nothing speaks against it."""
+        """Reason why it cannot run, or an empty string."""
         server = self.server
         if server and server.settings.context > self.model.context and not self.model.scaled:
             return (
@@ -152,7 +151,7 @@ class Estimate:
         return ""
 
     def shown(self) -> dict[str, Any]:
-        """The plan as ``--dry-run`` prints it: GB are 10^9 bytes."""
+        """Plan as ``--dry-run`` prints it; GB are 10^9 bytes."""
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
         if self.model.experts:
             plan["active_parameters"] = self.model.active
@@ -197,7 +196,7 @@ class Estimate:
         yield "reserve", learner_side.RESERVE * self.on_gpus
 
     def _alike(self) -> Iterator[tuple[str, int]]:
-        """GPUs that hold the same, and one of them."""
+        """Groups of GPUs with equal contents, by name, and one GPU of each."""
         groups: dict[tuple[bool, bool], list[int]] = {}
         for gpu in sorted({*self.serving, *self.learning}):
             groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
@@ -207,9 +206,9 @@ class Estimate:
 
 
 def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
-    """The numbers of a run, or why there are none.
+    """Estimate a run, or say why that is not possible.
 
-    Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither here nor known.
+    Raises `ConfigError` for impossible settings, `UsageError` for an unknown model.
     """
     options = config.engine.options
     started = config.engine.name == "vllm" and not options.get("url")
@@ -227,7 +226,6 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
 
 
 def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
-    """The server that is started. Raises `ConfigError`."""
     server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
     if model.heads % server.tensor:
         raise ConfigError(
@@ -240,28 +238,30 @@ def _server(config: Config, settings: LearnSettings, model: Architecture, memory
             f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",
             fix=f"raise engine.options.context to {config.rollout.tokens}, or lower rollout.tokens",
         )
-    given = config.engine.devices
-    if given and len(given) < server.gpus:
+    devices = config.engine.devices
+    if devices and len(devices) < server.gpus:
         raise ConfigError(
-            f"engine.devices={list(given)}, and the server's arguments ask for {server.gpus} GPUs",
+            f"engine.devices={list(devices)}, and the server's arguments ask for {server.gpus} GPUs",
             fix="name as many, or lower --tensor-parallel-size",
         )
-    gpus = (given or tuple(range(server.gpus)))[: server.gpus]
+    gpus = (devices or tuple(range(server.gpus)))[: server.gpus]
     return PlannedServer(server, engine_memory(model, server), gpus, memory and server.share * memory)
 
 
 def _architecture(model: Model) -> Architecture | None:
     try:
-        found = Architecture.read(models.folder(model.path))
+        architecture = Architecture.read(models.folder(model.path))
     except UsageError:
-        if (found := known(model.path)) is None:
+        if (architecture := known(model.path)) is None:
             raise
-    return replace(found, half=False) if found and model.init == "random" else found  # it is written in float32
+    return (
+        replace(architecture, half=False) if architecture and model.init == "random" else architecture
+    )  # it is written in float32
 
 
 def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
-    """Bytes that a learner process needs of its GPU for rows of `longest` tokens, and that the GPU has; None where
-    there is none, or the model is of another kind. Raises as `estimate`."""
+    """Bytes a learner process needs for rows of `longest` tokens, and bytes of its GPU; None if unknown. Raises as
+    `estimate`."""
     model, memory = _architecture(config.model), config.gpu.memory_gb * GB or _memory()
     if model is None or memory is None:
         return None
@@ -271,7 +271,7 @@ def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tupl
 
 
 def _memory() -> float | None:
-    """Bytes of the smallest GPU that this machine has, by its driver; None without one."""
+    """Bytes of this machine's smallest GPU, by its driver; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")

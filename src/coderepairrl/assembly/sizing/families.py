@@ -1,4 +1,4 @@
-"""Layers by config.json: one function for each way in which families of models name and order them."""
+"""Layers from config.json: a function for each naming scheme."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention
 
 
 class Unknown(Exception):
-    """What is said is nothing that is known here."""
+    """The configuration is not understood."""
 
 
 def numbers(raw: Raw, *names: str) -> list[int]:
-    """Of config.json by name. Raises `Unknown` where one is missing or is none."""
-    found = [raw.get(name) for name in names]
-    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in found):
+    """Positive integers of config.json by name. Raises `Unknown` if one is missing."""
+    values = [raw.get(name) for name in names]
+    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in values):
         raise Unknown
-    return found  # type: ignore[return-value]
+    return values  # type: ignore[return-value]
 
 
 def layers(raw: Raw) -> Layers:
-    """Of a model. Raises `Unknown` for other kinds and for what does not say its numbers."""
+    """Layers of a model. Raises `Unknown` for other types and missing numbers."""
     family = FAMILIES.get(str(raw.get("model_type")))
     if family is None:
         raise Unknown
     (count,) = numbers(raw, "num_hidden_layers")
-    found = family(raw)
-    if len(found) != count:
+    model_layers = family(raw)
+    if len(model_layers) != count:
         raise Unknown
-    return found
+    return model_layers
 
 
 def _layer_types(raw: Raw, every: int) -> Sequence[str]:
-    """How each layer looks at tokens; where it does not say, all but each `every`-th have a window or a state, none
-    where that is 0."""
-    if given := raw.get("layer_types"):
-        return list(given)
+    """Attention type of each layer; by default full in every `every`-th (0: all the same)."""
+    if listed := raw.get("layer_types"):
+        return list(listed)
     count, window = raw["num_hidden_layers"], bool(raw.get("sliding_window"))
     other = LINEAR if "linear_num_key_heads" in raw else SLIDING if window else FULL
     if not every:  # all alike, as in Mistral
@@ -62,7 +61,6 @@ def _attention(raw: Raw, window: int = 0, **more: Any) -> Part:
 
 
 def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Part]:
-    """Attention of every layer, to all tokens or to a window of them."""
     mixers = list[Part]()
     for kind in _layer_types(raw, every):
         if kind not in (FULL, SLIDING):
@@ -81,7 +79,6 @@ def _dense(mixers: Sequence[Part], raw: Raw, norms: int = 2) -> Layers:
 
 
 def _experts(mixers: Sequence[Part], raw: Raw, width: str, **more: Any) -> Layers:
-    """In every layer."""
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise Unknown
     count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
@@ -90,7 +87,7 @@ def _experts(mixers: Sequence[Part], raw: Raw, width: str, **more: Any) -> Layer
 
 
 def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
-    """GLM's and DeepSeek's: experts after some layers that have none."""
+    """Layers of GLM and DeepSeek: dense ones, then experts."""
     dense = ["dense"] * raw.get("first_k_dense_replace", 0)
     kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
     count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
@@ -111,16 +108,16 @@ def _latent(raw: Raw) -> list[Part]:
 
 
 def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
-    """Gated DeltaNet, and every fourth layer attention with a gate."""
+    """Gated DeltaNet, with gated attention in every fourth layer."""
     names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
     hidden, key_heads, value_heads, key_dim, value_dim = numbers(raw, "hidden_size", *names)
     width = raw.get("linear_conv_kernel_dim", 4)
     state = delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
-    given = _layer_types(raw, raw.get("full_attention_interval", 4))
-    if not {*given} <= kinds.keys():
+    layer_types = _layer_types(raw, raw.get("full_attention_interval", 4))
+    if not {*layer_types} <= kinds.keys():
         raise Unknown
-    return [kinds[kind] for kind in given]
+    return [kinds[kind] for kind in layer_types]
 
 
 def _qwen2(raw: Raw) -> Layers:
@@ -151,4 +148,4 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "glm4_moe_lite": lambda raw: _grouped(_latent(raw), raw),
     "deepseek_v3": lambda raw: _grouped(_latent(raw), raw),
 }
-"""By ``model_type``."""
+"""Layers by ``model_type``."""

@@ -1,4 +1,4 @@
-"""What cannot fit is refused, with the nearest change that would: the cheapest of the fewest that are tried."""
+"""Refuse plans that do not fit, and suggest the nearest change that does."""
 
 from __future__ import annotations
 
@@ -21,44 +21,39 @@ SettingsOf = Callable[[Config], LearnSettings]
 
 
 class DoesNotFit(ConfigError):
-    """The plan needs more memory than there is."""
+    """The plan needs more memory than available."""
 
 
 class Move(NamedTuple):
-    """Overrides that are one change. Of a kind, only one is made."""
+    """One change, as overrides. At most one of a kind is made."""
 
     kind: str
     overrides: tuple[str, ...]
     serving: int = 0
-    """GPUs that the engine takes beside those it has."""
+    """Further GPUs for the engine."""
     learning: int = 0
-    """And the learner."""
+    """Further GPUs for the learner."""
 
 
 def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
-    """The plan of a run, as it is printed.
-
-    Raises `DoesNotFit` when it needs more memory than there is, with the nearest change that fits, and what `estimate`
-    raises.
-    """
-    found = estimate(config, settings_of(config))
-    if isinstance(found, str):
-        return {"memory": f"not planned: {found}"}
-    if found.problem:
-        change = nearest(found, settings_of)
+    """Plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
+    plan = estimate(config, settings_of(config))
+    if isinstance(plan, str):
+        return {"memory": f"not planned: {plan}"}
+    if plan.problem:
+        change = nearest(plan, settings_of)
         raise DoesNotFit(
-            found.problem,
+            plan.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return found.shown() | speed_shown(found)
+    return plan.shown() | speed_shown(plan)
 
 
 def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
-    """The overrides with which it fits: on these GPUs if that can be, then with as few changes as possible, and of
-    those the cheapest; none if nothing does."""
+    """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
     everything = list(_moves(given))
-    here = [move for move in everything if not move.serving + move.learning]
-    for moves in (here, everything):
+    same_gpus = [move for move in everything if not move.serving + move.learning]
+    for moves in (same_gpus, everything):
         for count in range(1, _MOST + 1):
             for some in combinations(moves, count):
                 overrides = _overrides(given, some)
@@ -68,32 +63,32 @@ def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
 
 
 def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
-    """Of all `moves`, and of the GPUs that they take, which are those that nobody has yet."""
-    found = [part for move in moves for part in move.overrides]
+    """Overrides of all `moves`, with unused GPUs for those that take more."""
+    overrides = [part for move in moves for part in move.overrides]
     engine, train = given.config.engine.devices, given.config.train.devices
     if any(move.kind == "apart" for move in moves):
         train = tuple(gpu for gpu in train if gpu not in engine)
     free = max((*given.serving, *given.learning, *engine), default=-1) + 1
     if engine and (more := sum(move.serving for move in moves)):
-        found.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
+        overrides.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
         free += more
     if given.config.train.devices and (more := sum(move.learning for move in moves)):
-        found.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
-    return tuple(found)
+        overrides.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
+    return tuple(overrides)
 
 
 def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
     try:
         changed = override(config, overrides)
         engines.make(changed.engine.name, **changed.engine.options)
-        found = estimate(changed, settings_of(changed))
+        changed_estimate = estimate(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none
         return False
-    return isinstance(found, Estimate) and not found.problem
+    return isinstance(changed_estimate, Estimate) and not changed_estimate.problem
 
 
 def _moves(given: Estimate) -> Iterator[Move]:
-    """Changes that need less memory, those first that cost nothing but time, and shorter episodes last."""
+    """Changes that save memory: first those that cost only time, last shorter episodes."""
     config, train = given.config, given.config.train
     length, context = config.rollout.tokens, given.server.settings.context if given.server else 0
     if context > length:
@@ -130,8 +125,8 @@ def _moves(given: Estimate) -> Iterator[Move]:
     if given.server:
         for tensor in (2, 4, 8):
             if tensor > given.server.settings.tensor and given.model.heads % tensor == 0:
-                wanted = tensor * given.server.settings.gpus // given.server.settings.tensor
-                more = max(0, wanted - len(config.engine.devices or given.serving))
+                gpus = tensor * given.server.settings.gpus // given.server.settings.tensor
+                more = max(0, gpus - len(config.engine.devices or given.serving))
                 yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
     for shorter in (length // 2, length // 4):
         less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]

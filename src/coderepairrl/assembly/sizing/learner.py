@@ -1,7 +1,6 @@
-"""Memory of a learner process, in bytes, by what its own forward and backward pass hold (`coderepairrl.learn`).
+"""Memory of a learner process in bytes, by what its passes hold (`coderepairrl.learn`).
 
-Counted per packed token and layer: what autograd keeps of the parts of a layer (`parts`), and what its backward pass
-adds. Attention keeps no square of the length, for kernels compute it in tiles.
+Counted per packed token and layer. Attention is computed in tiles, so nothing grows with the square of the length.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from coderepairrl.assembly.sizing.parts import Layer, Part
 from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
-"""What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
+"""Bytes of a GPU process besides tensors (context, libraries, fragments): an assumption, not a measurement."""
 PROCESSORS = 132
-"""Of an H100, among which FlashAttention's backward pass deals out heads; few GPUs have more."""
+"""Multiprocessors of an H100, over which FlashAttention's backward pass spreads heads; few GPUs have more."""
 ROUND = 3
-"""Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
+"""Layers with gathered weights at once: the one at work, the next, and a buffer."""
 BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
 
@@ -27,33 +26,32 @@ NF4 = 0.5 + 4 / NF4_BLOCK
 
 
 class LearnerMemory(NamedTuple):
-    """Bytes on one device in the steady state: gradients and moments exist, a micro-batch is in its backward pass."""
+    """Bytes on one device in the steady state, in the backward pass of a micro-batch."""
 
     weights: int
-    """The model, or this process's share; a reference model counts, too, a teacher, and ZeRO's own copy of trained
-    weights."""
+    """The model, or this process's share; includes a reference model, a teacher, and ZeRO's copy of trained weights."""
     adapters: int
     gradients: int
-    """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
+    """Gradients of the trained weights in float32, and the buckets that reduce them (DDP)."""
     optimizer: int
     """Two moments of AdamW, in float32 or in 8 bits."""
     gathered: int
-    """Of other processes' shares: weights that are here for a while, gradients on their way."""
+    """Shares of other processes: temporary weights, gradients on their way."""
     activations: int
-    """What the forward pass keeps for the backward pass."""
+    """Numbers that the forward pass keeps for the backward pass."""
     work: int
-    """What the backward pass of a layer needs beside; with checkpointing also what the layer computes again."""
+    """Further needs of a layer's backward pass, with checkpointing including what is recomputed."""
     logits: int
     """A chunk of logits with its gradient: it comes before the layers, so the larger of this and `work` counts."""
 
     @property
     def static(self) -> int:
-        """What is there between two steps."""
+        """Bytes held between two steps."""
         return self.weights + self.adapters + self.gradients + self.optimizer
 
     @property
     def peak(self) -> int:
-        """The most tensors at once."""
+        """The most bytes of tensors at once."""
         return self.static + self.gathered + self.activations + max(self.work, self.logits)
 
 
@@ -66,15 +64,9 @@ def learner_memory(
     gpu: bool = False,
     teacher: Architecture | None = None,
 ) -> LearnerMemory:
-    """What one learner process holds at most.
+    """The most that one learner process holds.
 
-    Args:
-        model: the policy's dimensions.
-        settings: the learner's.
-        longest: tokens of the longest row, which is never divided.
-        trained: trained tokens of a micro-batch, all of them if 0.
-        gpu: whether it is on one, whose kernels for attention need more.
-        teacher: the dimensions of the one whose distribution is learned.
+    `longest`: tokens of the longest row, which is never divided; `trained`: trained tokens of a micro-batch (0: all).
     """
     lora, half = settings.lora, settings.precision == "bf16"
     divided = settings.strategy in ("fsdp2", "zero3")
@@ -88,7 +80,7 @@ def learner_memory(
     held = values + model.size(2 if lora and half else 4, codes)
     held += 4 * model.parameters if settings.beta > 0 and not lora else 0
     held += teacher.parameters * (2 if half else 4) if teacher else 0
-    own = 4 * count // ranks if zero else 0
+    zero_copy = 4 * count // ranks if zero else 0
     buckets = settings.processes > 1 and settings.strategy == "ddp"
     gathered = 2 * 4 * BUCKET * zero
     if divided:
@@ -103,8 +95,8 @@ def learner_memory(
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
-        weights=held // (ranks if divided else 1) + (0 if lora else own),
-        adapters=4 * count // (ranks if divided else 1) + own if lora else 0,
+        weights=held // (ranks if divided else 1) + (0 if lora else zero_copy),
+        adapters=4 * count // (ranks if divided else 1) + zero_copy if lora else 0,
         gradients=4 * count // ranks + (4 * count if buckets else 0),
         optimizer=_moments(settings, count) // ranks,
         gathered=gathered,
@@ -115,15 +107,17 @@ def learner_memory(
 
 
 def _moments(settings: LearnSettings, count: int) -> int:
-    """Of `count` trained numbers, on all ranks together."""
+    """Bytes of optimizer state for `count` trained numbers, over all ranks."""
     if settings.optimizer == "adamw_8bit":
         return 2 * count + 2 * count // BLOCK * 4
     return 8 * count
 
 
 def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
-    """Of a chunk of logits: the log-softmax, its gradient and the logits' own, and what the head's products need. With
-    a bonus for entropy as much again, in chunks that are half as long (`learn.policy`)."""
+    """Bytes of a chunk of logits, its gradients, and the head's products.
+
+    An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
+    """
     sides = 2 if settings.entropy else 1
     most = max(1, LOGITS // (model.vocabulary * sides))
     chunk = min(trained, most)
@@ -140,63 +134,60 @@ def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
 def _activations(
     model: Architecture, settings: LearnSettings, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
-    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds.
-
-    With checkpointing a layer is computed again, all of it, before its backward pass.
-    """
+    """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds."""
     small = settings.lora is not None and settings.precision == "bf16"
     stream = model.hidden * (2 if small else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
-    kept, most, passed = 0, 0, 0
+    held, most, passed = 0, 0, 0
     for layer, number in model.kinds:
-        whole, passing = _layer(model.hidden, settings, layer, longest, tokens, gpu=gpu)
-        kept += number * whole
+        layer_bytes, passing = _layer(model.hidden, settings, layer, longest, tokens, gpu=gpu)
+        held += number * layer_bytes
         passed = max(passed, passing)
-        most = max(most, whole + passing - (0 if small else stream))  # the layer's input is kept once
+        most = max(most, layer_bytes + passing - (0 if small else stream))  # the layer's input is kept once
     if not settings.gradient_checkpointing:
-        return kept + ends, passed
+        return held + ends, passed
     return model.layers * stream + ends, most
 
 
 def _layer(
     hidden: int, settings: LearnSettings, layer: Layer, longest: int, tokens: int, *, gpu: bool
 ) -> tuple[int, int]:
-    """What a layer keeps of `tokens`, and what its backward pass adds to that, at most: that of its mixer as if what
-    came after it were still there."""
+    """Bytes that a layer keeps of `tokens`, and the most its backward pass adds."""
     lora, half = settings.lora, settings.precision == "bf16"
     size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
-    kept = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
+    per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
         _kept(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
+    # as if what comes after the mixer were still held
     mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.shares) if gpu and half else 0
     if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
-        kept += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
+        per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
         mixing = size * (2 * mixer.queries + 4 * (mixer.queries if gpu else mixer.keys))
     trained, fixed = layer.matrices, 4 * feed.count
     if lora:
         names = targeted(lora.targets)
         trained = layer.adapters(lora.rank, names)
-        kept += size * lora.rank * sum(each.name in names for each in layer.linear)
+        per_token += size * lora.rank * sum(each.name in names for each in layer.linear)
     if half:  # weights in bfloat16, but of experts
         fixed += 2 * trained
     each = 4 if feed.count and not lora else size
     feeding = max(each * ((1 + bool(feed.count) + feed.chosen) * hidden + feed.widest), 10 * hidden) * tokens
     if not lora:
         feeding += 4 * max(2 * hidden * feed.width * feed.count, *(linear.size for linear in feed.linear), 0)
-    return int(kept * tokens) + fixed, int(max(feeding, mixing * tokens))
+    return int(per_token * tokens) + fixed, int(max(feeding, mixing * tokens))
 
 
 def _kept(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
-    """Bytes of a token that a part keeps for its backward pass. Trained experts are computed in float32, frozen ones
-    keep no input; on a GPU attention's output is kept twice (`learn.attention`), and in float32 every head gets keys of
-    its own."""
+    """Bytes per token that a part keeps for its backward pass."""
     lora, half = settings.lora, settings.precision == "bf16"
     size = 2 if half else 4
-    given = size * bool(part.linear) if lora else 2 * part.reads if half else 4
-    kept = given * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
+    input_bytes = size * bool(part.linear) if lora else 2 * part.reads if half else 4
+    per_token = input_bytes * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
+    # trained experts are computed in float32; frozen ones keep no input
     if part.count and not lora:
-        kept += 4 * part.chosen * (part.width + hidden) + (4 - size) * part.products
+        per_token += 4 * part.chosen * (part.width + hidden) + (4 - size) * part.products
+    # attention's output is kept twice (`learn.attention`); float32 has separate keys for each head
     if gpu:
-        kept += size * part.queries + (0 if half else 8 * (part.queries - part.keys))
-    return kept
+        per_token += size * part.queries + (0 if half else 8 * (part.queries - part.keys))
+    return per_token

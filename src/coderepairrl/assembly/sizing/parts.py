@@ -1,7 +1,6 @@
-"""What a decoder's layer is made of, as numbers: a mixer of tokens, and what each token goes through by itself.
+"""A decoder's layer in numbers: a mixer of tokens, and a feed-forward part.
 
-What a part keeps for its backward pass is counted in numbers of a token, and is meant to be a little too large. It was
-fitted to the tensors of small models and is compared with them (tests/assembly/test_memory.py).
+What is kept for the backward pass is slightly too large, fitted to small models (tests/assembly/test_memory.py).
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ class Linear(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its weights."""
+        """Number of weights."""
         return self.rows * self.columns
 
 
 class Held(NamedTuple):
-    """What a server holds of a sequence in a layer, in numbers."""
+    """Numbers that a server holds of a sequence in a layer."""
 
     token: int = 0
-    """Of each token, or of each of the last `window`."""
+    """Numbers of each token, or of each of the last `window`."""
     parts: int = 1
-    """Among how many GPUs that can be divided."""
+    """Number of GPUs that can divide it."""
     window: int = 0
     inputs: int = 0
-    """Of the last tokens, which a convolution needs again."""
+    """Numbers of the last tokens, which a convolution needs again."""
     state: int = 0
-    """Whatever its length."""
+    """Numbers independent of the length."""
 
 
 NOTHING = Held()
@@ -45,7 +44,7 @@ NOTHING = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One of the two parts of a layer; what is not said is nothing."""
+    """One of a layer's two parts."""
 
     linear: tuple[Linear, ...] = ()
     reads: int = 0
@@ -53,28 +52,28 @@ class Part:
     small: int = 0
     """Weights of matrices that get no adapters and are never quantised, such as a router's."""
     others: int = 0
-    """Parameters that are in no matrix."""
+    """Parameters outside matrices."""
     products: int = 0
     """Numbers of a token that its backward pass needs, in the type of products."""
     norms: int = 0
     """Numbers of a token that go through norms."""
     extra: int = 0
-    """Bytes of a token beside."""
+    """Further bytes of a token."""
     widest: int = 0
-    """Numbers of a token that there are at once, of those that GPUs divide among them."""
+    """Numbers of a token held at once, of those that GPUs divide among them."""
     queries: int = 0
     keys: int = 0
     """Width of all queries and of all keys of a token in attention."""
     shares: int = 1
     """Heads, which GPUs can divide among them."""
     head_dim: int = 0
-    """Of what positions turn."""
+    """The width that positions rotate."""
     held: Held = NOTHING
     count: int = 0
     """Experts, of which a token goes through `chosen`."""
     chosen: int = 0
     width: int = 0
-    """Of an expert."""
+    """Width of an expert."""
     one: int = 0
     """Weights of an expert."""
     quantised: int = field(init=False)
@@ -85,50 +84,50 @@ class Part:
 
     @property
     def matrices(self) -> int:
-        """Weights of all its matrices, but of experts."""
+        """Weights of its matrices, without experts."""
         return self.quantised + self.small
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.matrices + self.count * self.one + self.others
 
     @property
     def multiplied(self) -> int:
-        """Weights that a token is multiplied by."""
+        """Weights that multiply each token."""
         return self.matrices + self.chosen * self.one
 
 
 class Layer(NamedTuple):
-    """A mixer of tokens, and what each goes through by itself."""
+    """A token mixer and a feed-forward part."""
 
     mixer: Part
     feed: Part
     norms: int = 2
-    """Of the width of the layer's input: before both, or after them as well."""
+    """Norms of the width of the layer's input: before both parts, or after them as well."""
 
     @property
     def linear(self) -> tuple[Linear, ...]:
-        """Linear layers of both."""
+        """Linear layers of both parts."""
         return self.mixer.linear + self.feed.linear
 
     @property
     def matrices(self) -> int:
-        """Weights of both's matrices, but of experts."""
+        """Weights of both parts' matrices, without experts."""
         return self.mixer.matrices + self.feed.matrices
 
     def parameters(self, hidden: int) -> int:
-        """All of them."""
+        """All parameters."""
         return self.mixer.parameters + self.feed.parameters + self.norms * hidden
 
     def adapters(self, rank: int, targets: frozenset[str]) -> int:
-        """Parameters of low-rank adapters on linear layers `targets`."""
+        """Parameters of low-rank adapters on the linear layers `targets`."""
         return rank * sum(each.rows + each.columns for each in self.linear if each.name in targets)
 
 
 Norm = Literal["", "head", "exact", "wide"]
-"""How queries and keys are normalised: each head as in Qwen3, the same by weights in float32 as in Qwen3.5 and Gemma 3,
-or all heads together as in OLMo 3."""
+"""Norm of queries and keys: per head (Qwen3), the same by float32 weights (Qwen3.5, Gemma 3), or all heads together
+(OLMo 3)."""
 
 
 def attention(
@@ -144,11 +143,13 @@ def attention(
     window: int = 0,
     sinks: bool = False,
 ) -> Part:
-    """Every token looks at those before it, or at a `window` of them. Its output may be `gated`, as in Qwen3.5, and
-    with `sinks` each head may look at nothing, as in gpt-oss."""
+    """Attention to earlier tokens, or to a `window` of them.
+
+    Its output may be `gated`, as in Qwen3.5; with `sinks` a head may attend to nothing, as in gpt-oss.
+    """
     q, k = heads * head_dim, kv_heads * head_dim
     both = q + k if norm else 0
-    others = (q * (1 + gated) + 2 * k) * qkv_bias + hidden * o_bias + heads * sinks
+    vectors = (q * (1 + gated) + 2 * k) * qkv_bias + hidden * o_bias + heads * sinks
     return Part(
         linear=(
             Linear("q_proj", hidden, q * (1 + gated)),
@@ -157,7 +158,7 @@ def attention(
             Linear("o_proj", q, hidden),
         ),
         reads=3,
-        others=others + (both if norm == "wide" else 2 * head_dim * bool(norm)),
+        others=vectors + (both if norm == "wide" else 2 * head_dim * bool(norm)),
         products=2 * (q + k) + 3 * q * gated + q * sinks,
         norms=both,
         extra=4 * heads + 4 * (heads + kv_heads) * bool(norm) + 64 * (heads + kv_heads) * sinks,
@@ -172,9 +173,11 @@ def attention(
 def latent(
     hidden: int, heads: int, plain: int, turned: int, value: int, rank: int, query_rank: int = 0, *, bias: bool = False
 ) -> Part:
-    """Multi-head latent attention, as in DeepSeek-V3: keys and values of all heads come from one narrow vector of
-    `rank` numbers. A head's keys have a width without positions (`plain`), and one with (`turned`), which heads share;
-    queries may come from a vector of `query_rank`."""
+    """Multi-head latent attention (DeepSeek-V3): keys and values come from one vector of `rank` numbers.
+
+    A key has `plain` numbers without positions, and `turned` with, which heads share. Queries may come from a vector of
+    `query_rank`.
+    """
     n, wide = heads, max(plain + turned, value)
     first = (
         (Linear("q_a_proj", hidden, query_rank), Linear("q_b_proj", query_rank, n * (plain + turned)))
@@ -203,9 +206,10 @@ def latent(
 def delta(
     hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, width: int, *, joined: bool = False
 ) -> Part:
-    """Gated DeltaNet, a state instead of keys and values: as in Qwen3.5, or with one matrix for queries, keys, values
-    and gate (`joined`), as in Qwen3-Next. `width` are the tokens that its convolution sees. What is kept is that of
-    transformers' own functions; the kernels of ``fla`` keep less."""
+    """Gated DeltaNet, as in Qwen3.5, or with one input matrix (`joined`), as in Qwen3-Next.
+
+    The convolution sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
+    """
     k, v = key_heads * key_dim, value_heads * value_dim
     apart = (Linear("in_proj_qkv", hidden, 2 * k + v), Linear("in_proj_z", hidden, v))
     state = value_heads * key_dim * value_dim
@@ -225,7 +229,7 @@ def delta(
 
 
 def mlp(hidden: int, width: int) -> Part:
-    """Gated."""
+    """A gated MLP."""
     return Part(
         linear=(
             Linear("gate_proj", hidden, width),
@@ -241,8 +245,10 @@ def mlp(hidden: int, width: int) -> Part:
 def experts(
     hidden: int, count: int, chosen: int, width: int, *, shared: int = 0, gated: bool = False, biased: bool = False
 ) -> Part:
-    """Each token goes through some of them, and through an MLP of the width `shared`, which may be `gated`, as in
-    Qwen3.5; everything may have biases, as in gpt-oss."""
+    """A mixture of experts, optionally with an MLP of width `shared` for every token.
+
+    That MLP may be `gated`, as in Qwen3.5; everything may have biases, as in gpt-oss.
+    """
     common = mlp(hidden, shared) if shared else Part()
     return Part(
         linear=common.linear,

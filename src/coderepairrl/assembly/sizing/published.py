@@ -1,9 +1,8 @@
-"""Models whose numbers are known without their files: what their published config.json says.
+"""Dimensions of models by their published config.json.
 
-Of Qwen3.5 and 3.6 the language model alone, which is what is trained (``crrl export``). Its numbers are transformers'
-defaults of ``Qwen3_5TextConfig`` (9B) and ``Qwen3_5MoeTextConfig`` (35B-A3B), and those that THUDM/slime trains it with
-(scripts/models/qwen3.5-4B.sh and others); heads of linear attention and the context are those of published copies of
-config.json.
+For Qwen3.5 and 3.6 the language model alone. Sources: transformers' defaults of ``Qwen3_5TextConfig`` (9B) and
+``Qwen3_5MoeTextConfig`` (35B-A3B); THUDM/slime (scripts/models/qwen3.5-4B.sh and others); for linear attention's heads
+and the context, copies of config.json.
 """
 
 from __future__ import annotations
@@ -82,20 +81,20 @@ PUBLISHED: Mapping[str, Raw] = {
     ),
     **dict.fromkeys(("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), _qwen35(2048, 40, 2, **_MOE35)),
 }
-"""What config.json says, by the last part of a model's name."""
+"""Contents of config.json, by the last part of a model's name."""
 
 
 def _known(raw: Raw) -> Architecture:
-    found = Architecture.of(raw)
-    assert found is not None, "a published model is of a kind that is known"
-    return found
+    architecture = Architecture.of(raw)
+    assert architecture is not None, "a published model is of a kind that is known"
+    return architecture
 
 
 KNOWN = {name: _known(raw) for name, raw in PUBLISHED.items()}
 
 
 def known(path: str) -> Architecture | None:
-    """The published numbers of the model that `path` ends with.
+    """Published dimensions of the model named at the end of `path`.
 
     >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
     (True, None)

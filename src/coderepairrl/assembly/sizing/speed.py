@@ -1,4 +1,4 @@
-"""Seconds of a step: the tokens of its episodes over the tokens a second of engine and learner, measured or assumed."""
+"""Seconds per step, from tokens and the speed of engine and learner, measured or assumed."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any, NamedTuple
 from coderepairrl.assembly.sizing.estimate import GB, Estimate
 
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
-"""Share of an H100's peak that a training step reached, by the least number of parameters: of 14B, of 4B, of 0.6B."""
+"""Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
 PUBLISHED = 0.45 * GB
-"""Bytes of new weights in a second: a model of 0.6B from an H100's learner (docs/measurements/performance.md)."""
+"""Bytes of new weights per second: a 0.6B model from an H100's learner (docs/measurements/performance.md)."""
 MOVED = 20 * GB
-"""Bytes in a second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
+"""Bytes per second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
 PROMPT = 1000
-"""Tokens that an episode begins with, at most half of it; of the rest half is sampled: an assumption."""
+"""Tokens at the start of an episode, at most half of it; half of the rest is sampled: an assumption."""
 
 
 class Rate(NamedTuple):
-    """Tokens a second, and where the number comes from."""
+    """Tokens per second, and the source of that number."""
 
     tokens: float
     source: str
 
 
 def shown(given: Estimate) -> dict[str, Any]:
-    """Step and run of a plan as ``--dry-run`` prints them; without a speed of engine and learner only the episodes."""
+    """Step and run as ``--dry-run`` prints them."""
     config = given.config
     rollout, plan = config.rollout, config.plan
     trained = rollout.tasks_per_step * rollout.group_size
     episodes = trained + config.curriculum.refill * rollout.group_size
-    wanted = min(plan.tokens or rollout.tokens, rollout.tokens)
-    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(given, wanted))
-    engine, learner = _engine(given, wanted, at_once), _learner(given)
+    episode_tokens = min(plan.tokens or rollout.tokens, rollout.tokens)
+    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(given, episode_tokens))
+    engine, learner = _engine(given, episode_tokens, at_once), _learner(given)
     if engine is None or learner is None or not config.run.steps:
         return {"step": {"episodes": episodes}}
-    prompt = min(PROMPT, wanted // 2)
-    sampled = min((wanted - prompt) / 2, rollout.seconds * engine.tokens / at_once)
+    prompt = min(PROMPT, episode_tokens // 2)
+    sampled = min((episode_tokens - prompt) / 2, rollout.seconds * engine.tokens / at_once)
     tokens = round(prompt + 2 * sampled)
     moved = given.moves()
     seconds = {
@@ -56,7 +56,7 @@ def shown(given: Estimate) -> dict[str, Any]:
             "tokens": trained * tokens,
             **{name: _rounded(value) for name, value in seconds.items() if value},
             "seconds": _rounded(step),
-            "limit": _limit(given, tokens, wanted),
+            "limit": _limit(given, tokens, episode_tokens),
         },
         "run": {
             "steps": config.run.steps,
@@ -76,36 +76,33 @@ def shown(given: Estimate) -> dict[str, Any]:
 
 
 def _room(given: Estimate, tokens: int) -> int:
-    """Episodes that a server of ours takes at once, of which each holds half of its `tokens` on the average."""
+    """Episodes a local server takes at once, each with half of its `tokens` on average."""
     if given.server is None:
         return given.config.rollout.concurrency
-    settings, kept = given.server.settings, given.server.kv_tokens
-    each = settings.slots if kept is None else min(settings.slots, 2 * kept // tokens)
+    settings, cached_tokens = given.server.settings, given.server.kv_tokens
+    each = settings.slots if cached_tokens is None else min(settings.slots, 2 * cached_tokens // tokens)
     return max(1, settings.replicas * each)
 
 
 def _engine(given: Estimate, tokens: int, at_once: int) -> Rate | None:
-    """Sampled tokens a second of `at_once` episodes together; None where nothing says it.
-
-    A step of decoding reads the weights and what is cached, of each episode half of its `tokens`, and with each token
-    that is sampled one is given.
-    """
+    """Tokens per second that `at_once` episodes sample together; None if unknown."""
     if measured := given.config.plan.engine_tokens_per_second:
         return Rate(measured, "plan.engine_tokens_per_second")
     if given.server is None or given.memory is None:
         return None
     gpu, settings, memory = given.config.gpu, given.server.settings, given.server.memory
     computing, reading = _reached(given.model.active), _reached(given.model.parameters)
-    beside = at_once / settings.replicas
-    read = memory.weights + beside * (memory.kv_token * tokens / 2 + memory.kv_sequence)
-    flops = beside * 2 * 2 * given.model.products * settings.replicas / settings.gpus
+    per_replica = at_once / settings.replicas
+    # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
+    read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
+    flops = per_replica * 2 * 2 * given.model.products * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
     source = f"{at_once} episodes at once, {computing:g} of {gpu.tflops:g} TFLOP/s, {reading:g} of {gpu.bandwidth_gb:g}"
     return Rate(at_once / seconds, f"{source} GB/s")
 
 
 def _learner(given: Estimate) -> Rate | None:
-    """Tokens of trained episodes a second of all processes together; None where nothing says it."""
+    """Tokens per second of trained episodes, over all processes; None if unknown."""
     if measured := given.config.plan.learner_tokens_per_second:
         return Rate(measured, "plan.learner_tokens_per_second")
     if given.memory is None:
@@ -116,8 +113,10 @@ def _learner(given: Estimate) -> Rate | None:
 
 
 def training_flops(given: Estimate) -> float:
-    """Of a token in all passes over it: what checkpointing computes again, the KL term's reference, values and old
-    logprobs included. A head in float32 counts twice, for it has half the speed; products of attention are left out."""
+    """FLOPs per token in all passes, recomputation and reference included.
+
+    A float32 head counts twice, as it has half the speed; products of attention are left out.
+    """
     model, settings = given.model, given.settings
     recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
     looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs

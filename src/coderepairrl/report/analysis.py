@@ -1,4 +1,4 @@
-"""Analysis of a run's contents into the numbers of its report. Knows no HTML."""
+"""Analysis of a run into the numbers of its report, without HTML."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two evaluations, task by task; `slice` names the kind of tasks, if not all."""
+    """Two evaluations, task by task; `slice` names a kind of tasks."""
 
     before: str
     after: str
@@ -81,7 +81,7 @@ class Report:
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[Comparison]
     repeated: Sequence[Comparison]
-    """First and last group of repeated training tasks: all, then slices. Rewards alone."""
+    """First against last group of tasks trained repeatedly: all, then slices. Rewards only."""
     account: Mapping[str, Any]
     kinds: Mapping[str, Mapping[str, Any]]
     ledger: Mapping[str, float]
@@ -102,7 +102,7 @@ class Report:
 
 
 def analyse(data: RunData) -> Report:
-    """Make the report of a run."""
+    """Make a run's report."""
     consumed_by = {name: record["step"] for record in data.steps for name in record.get("episodes", ())}
     by_step: dict[int, list[Row]] = defaultdict(list)
     for name, row in data.rows.items():
@@ -148,7 +148,7 @@ def analyse(data: RunData) -> Report:
 
 
 def compare_runs(first: Report, other: Report) -> list[Comparison]:
-    """Compare `other` with `first` on the tasks of both last evaluations, by evaluation."""
+    """Compare both last evaluations, by evaluation name, on common tasks."""
     return [
         _comparison(first.last[name], other.last[name], first.name, other.name)
         for name in first.last
@@ -157,7 +157,7 @@ def compare_runs(first: Report, other: Report) -> list[Comparison]:
 
 
 def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
-    """Settings, versions and machines that differ: one value per run, None where unset."""
+    """Settings, versions and machines that differ: a value per run, None where unset."""
     views = [
         {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}
         | {key: report.about.get(key) for key in ("commit", "coderepairrl", "python", "platform", "cpus")}
@@ -170,7 +170,7 @@ def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """Reports as plain data; non-finite numbers become null."""
+    """Convert to plain data; non-finite numbers become null."""
     if isinstance(value, Interval):
         return as_json(value._asdict())
     if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind | Printed):
@@ -249,7 +249,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
 
 
 def _repeated(data: RunData) -> list[Comparison]:
-    """First and last group of each repeatedly trained task, which leaves out that steps have different tasks."""
+    """Compare first and last groups on the same tasks, since steps differ in theirs."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.steps for name in step.get("episodes", ())):
         if (episode := data.trained.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""Results of labelled tasks: accuracy, F1 by class, confusion, calibration, by kind."""
+"""Results of labelled tasks by kind: accuracy, F1, confusion, calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = "plain"
 
 
 def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[Answer]]:
-    """Answers to labelled tasks, by kind, without void episodes; other labels are written by `plain_label`."""
+    """Answers to labelled tasks by kind, without void episodes."""
     asked = [each for each in episodes if (task := tasks.get(each.task_id)) is not None and task.answer]
     clusters = clusters_of(asked)
     classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in asked}
@@ -39,7 +39,7 @@ def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[s
 
 
 def summary(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
-    """Results of `classify` by kind, and of `calibrate` by share of agreeing attempts (``agreement``) or reply
+    """Results of `classify` by kind, with `calibrate` by share of agreeing attempts (``agreement``) or by reply
     (``stated``).
     """
     found = {}
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Lines of a `summary`: figures, rows by class, reliability."""
+    """Format a `summary` as lines: figures, rows by class, reliability."""
     text: list[str] = []
     for kind, each in found.items():
         text += [
@@ -88,7 +88,7 @@ _CALLED = {"agreement": "agreement", "stated": "stated confidence"}
 
 
 def level(value: Mapping[str, Any] | None) -> str:
-    """Interval as text, from plain data.
+    """Format an interval from plain data.
 
     >>> level({"value": 0.5, "low": 0.25, "high": 0.75}), level(None)
     ('0.500 [0.250, 0.750]', 'undefined')
@@ -97,13 +97,13 @@ def level(value: Mapping[str, Any] | None) -> str:
 
 
 def mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
-    """Other labels given for the class `name`, most frequent first."""
+    """Wrong labels for class `name`, most frequent first."""
     wrong = [(other, count) for other, count in confusion[name].items() if other != name]
     return sorted(wrong, key=lambda each: -each[1])
 
 
 def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Columns of a confusion matrix: classes, then given labels outside them."""
+    """Columns of a confusion matrix: classes, then labels outside them."""
     others = [name for name in (OTHER, NONE) if any(name in row for row in confusion.values())]
     return [*confusion, *others]
 

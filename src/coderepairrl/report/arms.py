@@ -1,6 +1,6 @@
-"""Answers to questions about arms: each arm's mean over seeds and tasks, and its difference from the baseline.
+"""Compare arms with a baseline, over seeds and tasks.
 
-An arm is a way to train or to measure, a seed one run of it. Reads finished evaluations; starts no run.
+An arm is a way to train or measure; each seed is one run of it. Reads finished evaluations only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Runs = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question about arms, the first of which is the baseline."""
+    """Question about arms, baseline first."""
 
     name: str
     asks: str
@@ -41,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Arm against the baseline, on common seeds and tasks."""
+    """Difference of an arm from the baseline, on common seeds and tasks."""
 
     arm: str
     change: Replicated
@@ -56,7 +56,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of the runs to a question."""
+    """Answer to a question."""
 
     question: Question
     share: bool
@@ -135,9 +135,9 @@ def result(
     arms: Table,
     notes: Sequence[str] = (),
 ) -> Result:
-    """Answer `questions` for `verdict.render`: sentences, then tables.
+    """Answer `questions` for `verdict.render`.
 
-    `seeds` are those planned for each arm, `arms` describes the arms, `notes` are added.
+    `seeds` are those planned for each arm.
     """
     verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
     for question in questions:

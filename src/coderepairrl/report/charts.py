@@ -1,4 +1,4 @@
-"""Panels from reports: the curves, and their grouping."""
+"""Panels of a report's curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Section = tuple[str, list[Panel]]
 
 
 def sections(reports: Sequence[Report]) -> list[Section]:
-    """Panels of a page by heading; several runs have a colour, or a panel, each."""
+    """Panels by heading; each run has a colour or a panel."""
     found = [
         ("What is learned", outcomes(reports)),
         ("Kinds of tasks", _kinds(reports)),
@@ -30,7 +30,7 @@ def sections(reports: Sequence[Report]) -> list[Section]:
 
 
 def outcomes(reports: Sequence[Report]) -> list[Panel]:
-    """Reward with its spread, each score over all episodes and per non-empty patch, empty patches."""
+    """Reward with its spread, scores over all episodes and per non-empty patch, empty patches."""
     names = ["reward", "reward_std"]
     for score in dict.fromkeys(score for report in reports for score in report.scores):
         if not all(is_reward(report, score) for report in reports):
@@ -42,7 +42,7 @@ def outcomes(reports: Sequence[Report]) -> list[Panel]:
 
 
 def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = ()) -> Panel:
-    """Curve of a measure over training steps, evaluations as points with intervals."""
+    """Curve of a measure over steps; evaluations as points with intervals."""
     several = len(reports) > 1
     alpha = _alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
@@ -183,7 +183,7 @@ def _family(report: Report, title: str, names: Sequence[str], field: str) -> Pan
 
 
 def is_reward(report: Report, score: str) -> bool:
-    """Whether the reward is `score` alone, to show it once."""
+    """Whether `score` alone is the reward, which is then drawn once."""
     weights = [value for key, value in report.config.items() if key.startswith("reward.") and value]
     return weights == [1.0] and list(report.scores[:1]) == [score]
 

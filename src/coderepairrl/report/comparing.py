@@ -27,7 +27,7 @@ from coderepairrl.stats.power import ALPHA, POWER
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of the command; margins and effects of shares in hundredths."""
+    """Command-line arguments; margins and effects of shares in hundredths."""
 
     policies: Sequence[str]
     metric: str = RESOLVED
@@ -45,7 +45,7 @@ class Arguments:
 
 
 def answer(given: Arguments) -> Result:
-    """Answer the command. Raises `UsageError` for impossible or inadmissible comparisons."""
+    """Run the command. Raises `UsageError` for inadmissible comparisons."""
     if not given.published:
         return _answer(given)
     listed, lines = _published(), list(published.table().values())

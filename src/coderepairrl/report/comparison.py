@@ -1,4 +1,4 @@
-"""Comparisons of policies on the same tasks: their admissibility, and every number."""
+"""Comparisons of policies on the same tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Question:
 
 
 class Part(NamedTuple):
-    """Comparison on a part of the tasks."""
+    """Comparison on part of the tasks."""
 
     name: str
     tasks: int
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Labels given to tasks of one kind."""
+    """Labels given to one kind of tasks."""
 
     kind: str
     tasks: int
@@ -112,18 +112,18 @@ class Comparison:
 
     @property
     def claimed(self) -> bool:
-        """Whether both interval and test show a difference."""
+        """Whether interval and test both show a difference."""
         return self.excludes_none and self.adjusted <= ALPHA
 
     @property
     def excludes_none(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.change.above(0) or self.change.below(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Unpaired:
-    """Two published counts of the same tasks, over all overlaps of solved tasks."""
+    """Two published counts on the same tasks, over all possible overlaps."""
 
     before: Counts
     after: Counts
@@ -139,12 +139,12 @@ class Unpaired:
 
     @property
     def claimed(self) -> bool:
-        """Whether a difference may be claimed for every overlap."""
+        """Whether the difference holds for every overlap."""
         return self.p[1] <= ALPHA and (self.change.above(0) or self.change.below(0))
 
 
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
-    """Compare each further policy with the first, or all pairs. Raises `UsageError` for incomparable ones."""
+    """Compare all policies with the first, or all pairs. Raises `UsageError`."""
     policies = alike(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
     found = [_compare(*pair, question) for pair in pairs]
@@ -281,7 +281,7 @@ def _curve(
 
 
 def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str]:
-    """Notes on how `policies` were measured, and on the limits of the tests in `found`."""
+    """Notes on measurement, and on the limits of the tests used."""
     remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
         remarks.append(
@@ -313,7 +313,7 @@ def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
 
 
 def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
-    """Restrict `policies` to the compared tasks. Raises `UsageError` that shows how they differ."""
+    """Restrict `policies` to the compared tasks. Raises `UsageError` that lists differences."""
     first = policies[0]
     for other in policies[1:]:
         both = first.environments.keys() & other.environments.keys()
@@ -360,7 +360,7 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
 
 
 def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
-    """Differences where both are known, as ``KEY OURS against THEIRS``."""
+    """Differing known values, as ``KEY OURS against THEIRS``."""
     if first is None or other is None:
         return []
     keys = sorted({*first, *other})
@@ -368,7 +368,7 @@ def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object
 
 
 def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
-    """Settings that differ between policies that record any: a value for each of `policies`."""
+    """Settings that differ: one value per policy."""
     known = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
     recorded = [each for each in known if each]
     keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _OF_ATTEMPTS or " " in k})
@@ -388,7 +388,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpaired:
-    """Compare two counts over all possible overlaps. Raises `UsageError` for different numbers of tasks."""
+    """Compare two counts over all overlaps. Raises `UsageError` for different numbers of tasks."""
     if first.tasks != other.tasks:
         raise UsageError(
             f"{first.name} and {other.name} are not of the same tasks", fix="compare counts of one benchmark"
@@ -416,7 +416,7 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
 
 
 def counted_only(outcomes: Outcomes) -> Counts:
-    """`outcomes` as a count. Raises `UsageError` for several attempts."""
+    """Convert `outcomes` to a count. Raises `UsageError` for several attempts."""
     values = [value for own in outcomes.values.values() for value in own]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
         raise UsageError(
@@ -431,7 +431,7 @@ def counted_only(outcomes: Outcomes) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Tasks needed to show an effect, by attempts per task."""
+    """Tasks needed, by attempts per task."""
 
     attempts: int
     value: int | None
@@ -455,7 +455,7 @@ class PlanTable:
 def plan(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
     """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
-    Raises `UsageError` for a metric that is no share, an effect or discordance out of bounds, and too little data.
+    Raises `UsageError` for a metric that is no share, values out of bounds, and too little data.
     """
     if isinstance(found, float):
         if not 0 < found <= 1:

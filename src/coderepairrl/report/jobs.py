@@ -1,4 +1,4 @@
-"""Costs and results of the jobs of a file, and answers about its arms, read from their folders."""
+"""Costs, results and answers of a jobs file, read from its folders."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Job:
 
 
 def is_jobs(folder: Path) -> bool:
-    """Whether `folder` is that of a jobs file."""
+    """Whether `folder` belongs to a jobs file."""
     return (folder / NAME).is_file()
 
 
 def record_of(job: Path) -> Path:
-    """File next to the folder `job` with its origin and end."""
+    """Record next to the folder `job`."""
     return job.with_name(f"{job.name}.job.json")
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Job]]:
-    """Record and jobs of `folder`. Raises `UsageError` if it is none of a jobs file."""
+    """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file."""
     try:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_job(folder, row) for row in data["jobs"]]
@@ -115,7 +115,7 @@ _BROUGHT: dict[str, Callable[[RunFolder], str]] = {
 
 
 def result(folder: Path) -> Result:
-    """Answers and tables of the jobs in `folder`. Raises `UsageError` if it is none of a jobs file."""
+    """Answers and tables of the jobs in `folder`. Raises `UsageError`."""
     data, jobs = read(folder)
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]
@@ -169,7 +169,7 @@ def _numbers(job: Job) -> dict[str, Any]:
 
 
 def write_page(folder: Path, output: Path | None) -> Path:
-    """Write the result as a page to `output`, or ``report/index.html`` in `folder`. Raises `UsageError`."""
+    """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
     found = result(folder)
     template = templates("coderepairrl.report", visible=lambda value: visible(str(value)))
     page = template.get_template("jobs.html.j2").render(name=folder.name, found=found, style=Markup(plots.STYLE))

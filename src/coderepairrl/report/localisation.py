@@ -1,9 +1,9 @@
-"""Localisation: places that a patch changes, against its reference's: files, functions, lines, all of the old side.
+"""Places that a patch changes, compared with its reference: files, functions and lines of the old side.
 
 Recall is the share of the reference's places that the patch changes, precision the reverse (Agentless, Xia et al. 2024,
-arXiv 2407.01489, requires a recall of 1). A line is a removed one, or the one above a pure addition (0 at the top). A
-function is the innermost one or class around a line, by `ast`, in Python alone; a file's other code is one place. Tests
-are left out, unless the reference changes nothing else; other new files count.
+arXiv 2407.01489, requires recall 1). A line is a removed one, or the one above a pure addition (0 at the top).
+Functions are innermost functions or classes by `ast`, Python only; a file's other code is one place. Tests are left
+out, unless the reference changes nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KNOWN = 8
 
 
 def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
-    """Lines that `patch` changes, by file, without those of tests unless `tests`; a malformed patch has none.
+    """Lines that `patch` changes, by file; a malformed patch has none.
 
     >>> sorted(lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
     [('x.py', 4)]
@@ -37,7 +37,7 @@ def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
 
 @lru_cache(maxsize=_KNOWN)
 def parsed(patch: bytes) -> tuple[FilePatch, ...]:
-    """Files of `patch`; none for a malformed one, or beyond `LARGEST`."""
+    """Files of `patch`; none if malformed or beyond `LARGEST`."""
     try:
         return parse(patch) if len(patch) <= LARGEST else ()
     except MalformedPatch:
@@ -62,14 +62,14 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
 
 
 def files_of(changed: Set[Line]) -> frozenset[str]:
-    """Files of the lines `changed`."""
+    """Files of `changed`."""
     return frozenset(path for path, _ in changed)
 
 
 def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
-    """Functions around the lines `changed` of Python files, as (file, qualified name).
+    """Python functions around `changed`, as (file, qualified name).
 
-    `sources` are the files before any patch, None for a new one. Returns None if one is missing or does not parse.
+    `sources` are files before any patch, None for new ones. Returns None if one is missing or does not parse.
 
     >>> code = b"class A:\\n    def f(self):\\n        return 1\\n"
     >>> functions_of({("x.py", 3)}, {"x.py": code}), functions_of({("x.py", 3)}, {})
@@ -90,7 +90,7 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
 
 
 def python_files(*patches: bytes) -> set[str]:
-    """Python files that `patches` change, for `functions_of`."""
+    """Python files that `patches` change."""
     return {path for patch in patches for path in files_of(lines(patch, tests=True)) if path.endswith(_PYTHON)}
 
 
@@ -116,7 +116,7 @@ def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
 
 
 def precision(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |given|; None without given or wanted places.
+    """|given & wanted| / |given|; None if either is empty.
 
     >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
     (0.5, None, None)

@@ -1,4 +1,4 @@
-"""Outcomes of a policy by task, from a run folder, an outcome file, or a harness's reports."""
+"""Outcomes by task, from run folders, outcome files and harness reports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Published number of solved tasks, without their names."""
+    """Published number of solved tasks, without ids."""
 
     name: str
     solved: int
@@ -69,11 +69,11 @@ class Counts:
 
 
 def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None) -> Outcomes | Counts:
-    """Read the outcomes that `source` names.
+    """Read the outcomes named by `source`.
 
-    ``SOLVED/TASKS``; ``published:NAME``; or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation of a
-    run folder (default: the last), or a policy of an outcome file. Commas join attempts of one policy. Ids in the file
-    `asked` without an outcome are unresolved. Raises `UsageError` for other or damaged sources, and a missing metric.
+    ``SOLVED/TASKS``, ``published:NAME``, or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation in a
+    run folder (default: last) or a policy in a file. Commas join attempts. Ids in `asked` without an outcome are
+    unresolved. Raises `UsageError`.
     """
     if counts := _COUNTS.fullmatch(source):
         solved, tasks = map(int, counts.groups())
@@ -91,7 +91,7 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
 
 
 def episodes_of(source: str) -> list[Episode]:
-    """Attempts of the run folder's evaluation in `source`. Raises `UsageError`."""
+    """Attempts of the evaluation in `source`. Raises `UsageError`."""
     path, which = _named(source)
     folder = open_run(path)
     return list(_episodes(folder, _choose(folder, which)))
@@ -191,7 +191,7 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
 def _measured(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
 ) -> dict[str, metrics.Row]:
-    """Metrics of valid `episodes` by id, from the evaluation, else computed (older versions)."""
+    """Metrics by episode id: stored, or computed for older runs."""
     try:
         known = folder.attempts(name)
     except (OSError, ValueError) as error:
@@ -248,7 +248,7 @@ def _is_limit(key: str) -> bool:
 
 
 def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Limits at `step` that changed on a later resume."""
+    """Limits at `step`, before changes on resume."""
     if not folder.log.is_file():
         return {}
     changes = [change for change, _ in Tail(folder.log).records("change")]
@@ -263,7 +263,7 @@ def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
-    """Versions of the rewards that `metric` comes from; `judges` decide what is resolved."""
+    """Reward versions behind `metric`; `judges` decide what is resolved."""
     if metric == "reward":
         return dict(versions)
     names = judges if metric == RESOLVED else {metric.removesuffix(metrics.PER_PATCH)}
@@ -271,7 +271,7 @@ def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dic
 
 
 def digest_of(task: Task) -> str:
-    """Digest of everything that an attempt depends on, except local folders."""
+    """Digest of everything an attempt depends on, except local folders."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
     for key, own in (("workspace", "dir:"), ("environment", "venv:")):
         if data[key].startswith(own):
@@ -364,7 +364,7 @@ def _value(path: Path, number: int, row: Mapping[str, Any], metric: str) -> floa
 
 
 def _repository(task: str) -> str:
-    """Repository in an id of SWE-bench's form.
+    """Repository in a SWE-bench id.
 
     >>> _repository("django__django-11001"), _repository("quixbugs/gcd")
     ('django/django', '')
@@ -415,7 +415,7 @@ def _resolved(data: Any) -> list[Any] | None:
 
 
 def _judged(data: Any) -> Iterator[tuple[str, float]]:
-    """Outcomes in a report. Raises `ValueError` for malformed or contradictory lists."""
+    """Outcomes in a report. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
     listed = _resolved(data)
@@ -443,7 +443,7 @@ def _asked(path: Path) -> list[str]:
 
 
 def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
-    """Add tasks without a verdict as unresolved, as the harness counts."""
+    """Add tasks without a verdict as unresolved, as the harness does."""
     if asked is None:
         if not outcomes.whole:
             raise UsageError(

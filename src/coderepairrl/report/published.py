@@ -1,4 +1,4 @@
-"""Numbers that others published, with sources, not run here, on unknown tasks."""
+"""Published numbers of others with sources; not measured here, tasks unknown."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Published:
 
     @property
     def solved(self) -> int | None:
-        """Solved tasks by the percentage, rounded."""
+        """Solved tasks, rounded from the percentage."""
         return None if self.percent is None else round(self.percent * self.tasks / 100)
 
     @property
     def interval(self) -> Interval | None:
-        """Wilson's interval, as if of one attempt at each of independent tasks; None for a similarity."""
+        """Wilson's interval, as if for one attempt at independent tasks; None for a similarity."""
         return None if self.solved is None else wilson(self.solved, self.tasks)
 
 
 @functools.cache
 def table() -> dict[str, Published]:
-    """Numbers by name, in the order of the file."""
+    """Numbers by name, in file order."""
     benchmarks = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))["benchmarks"]
     return {
         name: Published(name=name, **common, **own)
@@ -54,7 +54,7 @@ def table() -> dict[str, Published]:
 
 
 def find(name: str) -> Published:
-    """Find the percentage called `name`. Raises `UsageError`.
+    """Find a percentage by name. Raises `UsageError`.
 
     >>> find("thesis-base").solved, str(find("thesis-base").interval)
     (36, '0.072 [0.052, 0.098]')

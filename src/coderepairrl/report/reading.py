@@ -1,4 +1,4 @@
-"""Tolerant reading of a run folder: damage and missing files become notices."""
+"""Tolerant reading of a run folder: damage becomes a notice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(slots=True)
 class Printed:
-    """Kind of last output without a patch, or of fault: one `end`, and the number alike."""
+    """Last output of an ending without a patch, or a fault, and its count."""
 
     end: str
     count: int = 0

@@ -1,6 +1,6 @@
-"""Line charts, stacked bars and points with intervals, as SVG.
+"""Line charts, stacked bars and intervals as SVG.
 
-Colours are CSS variables with a light and a dark set (`STYLE`). Values show on hover, without scripts.
+Colours are CSS variables (`STYLE`). Values show on hover, without scripts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Plotting area of a panel: top edge and axes."""
+    """Plotting area: top edge and axes."""
 
     top: float
     x: tuple[float, float]
@@ -47,7 +47,7 @@ class _Frame:
 
 
 def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
-    """SVG of `panels`, `columns` to a row; `standalone` adds style and background."""
+    """Draw `panels`, `columns` to a row; `standalone` adds style and background."""
     columns = min(columns, max(len(panels), 1))
     tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
     width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
@@ -283,7 +283,7 @@ def forest(
 
 
 def pdf(svg: str) -> bytes:
-    """Convert a standalone figure to PDF, with the same bytes each time. Raises `PrerequisiteError` without svglib."""
+    """Convert a standalone figure to PDF, reproducibly. Raises `PrerequisiteError` without svglib."""
     # svglib knows no variables of CSS, and takes a px of a font for 4/3 of a px of the drawing
     require_extra("pdf", "a figure as PDF")
     from reportlab.graphics import renderPDF

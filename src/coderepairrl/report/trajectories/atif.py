@@ -1,6 +1,6 @@
-"""Episodes in Harbor's Agent Trajectory Interchange Format (ATIF), with the original ids.
+"""Export in Harbor's Agent Trajectory Interchange Format (ATIF) 1.7, with original ids.
 
-Format: harborframework.com/docs/trajectory-format, version 1.7.
+Format: harborframework.com/docs/trajectory-format.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 
 def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
-    """Write `episodes` to ``ID.json`` in `folder`, atomically; returns their number. Raises OSError."""
+    """Write `episodes` to ``ID.json`` in `folder`, atomically; return their number. Raises OSError."""
     count = 0
     with replace_folder(folder) as temporary:
         for episode in episodes:
@@ -44,10 +44,10 @@ def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int
 
 
 def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
-    """Episode as an ATIF document: its main conversation, the others embedded.
+    """Convert an episode to an ATIF document: the main conversation, others embedded.
 
-    Agent steps have the ids of the whole prompt, sampled ids and logprobs; parts shared with an earlier conversation
-    are marked as copied. With a secret in the texts all ids are left out, since they encode it.
+    Agent steps have prompt ids, sampled ids and logprobs; parts shared with an earlier conversation are marked as
+    copied. Ids are left out if the text holds a secret, since they encode it.
     """
     told = chats(episode)
     ids = not any(map(has_secrets, told))

@@ -15,7 +15,7 @@ Said = tuple[Mapping[str, Any], Turn | None]
 
 
 class Chat(NamedTuple):
-    """Conversation from its first message to its last reply."""
+    """Conversation from first message to last reply."""
 
     said: Sequence[Said]
     side: bool
@@ -23,13 +23,13 @@ class Chat(NamedTuple):
 
 
 def chats(episode: Episode) -> list[Chat]:
-    """Conversations of `episode`: the last main one, earlier versions that the client rewrote, then side ones."""
+    """Conversations of `episode`: the last main one, versions that the client rewrote, side ones."""
     ends = sorted(leaves(episode.turns), key=lambda leaf: (leaf in episode.side, -leaf))
     return [Chat(replies(episode.turns, leaf), leaf in episode.side) for leaf in ends]
 
 
 def has_secrets(chat: Chat) -> bool:
-    """Whether `message` removes anything that the token ids still encode."""
+    """Whether `message` removes a secret that token ids still encode."""
     return any(without_secrets(text) != text for said, _ in chat.said for text in _texts(said))
 
 
@@ -48,7 +48,7 @@ def _unescaped(arguments: str) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without secrets and lone surrogates.
+    """Remove secrets and lone surrogates.
 
     >>> clean("half: \\ud83d")
     'half: ?'
@@ -57,13 +57,13 @@ def clean(text: str) -> str:
 
 
 def clean_patch(patch: bytes) -> str:
-    """`patch` without secrets, as `codec.bytes_to_text` writes it."""
+    """Remove secrets; encode as `codec.bytes_to_text`."""
     text = without_secrets(patch.decode("utf-8", "surrogateescape"))
     return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
 def message(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Message in the schema of Chat Completions; missing keys are None, for typed columns.
+    """Message in the Chat Completions schema; missing keys are None, for typed columns.
 
     >>> message({"role": "user", "content": "Hello"})["tool_calls"] is None
     True

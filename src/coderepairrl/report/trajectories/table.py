@@ -1,4 +1,4 @@
-"""Episodes as a Parquet file, a row each, for `datasets`, pandas and trainers of chats."""
+"""Export as Parquet, a row per episode, for `datasets`, pandas and chat trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS = 128
 
 
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
-    """Write `episodes` of `run` to `path`, atomically; returns their number. Raises OSError."""
+    """Write `episodes` to `path`, atomically; return their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count = _schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
@@ -30,7 +30,7 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
 
 
 def row(run: str, episode: Episode) -> dict[str, Any]:
-    """Row of an episode; void ones have no reward."""
+    """Row of an episode; without reward if void."""
     main, *others = [
         {"side": chat.side, "messages": [message(said) for said, _ in chat.said]} for chat in chats(episode)
     ] or [{"messages": []}]

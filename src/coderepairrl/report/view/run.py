@@ -1,4 +1,4 @@
-"""Pages of a run folder, read with its tokenizer."""
+"""Pages of a run folder, decoded by its tokenizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SEARCHED = 6000
 
 
 class Run:
-    """Run folder, read up to the log's end; `update` continues. Raises `UsageError` for a folder that is no run."""
+    """Run folder, read up to the log's end. Raises `UsageError` if it is none."""
 
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def damage(self) -> str:
-        """Sentences about unreadable parts."""
+        """Describe unreadable parts."""
         found = []
         if self._settings is None:
             found.append(
@@ -73,7 +73,7 @@ class Run:
         return " ".join(found)
 
     def update(self) -> None:
-        """Read new records of the log."""
+        """Read new log records."""
         self.rows.update()
 
     def about(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Run:
     # -- pages
 
     def index(self, around: Around) -> str:
-        """Page with the list of episodes."""
+        """Page of all episodes."""
         rows = list(self.rows.by_id.values())
         return render_run(rows, around, about=self.about(), state=self.rows.state, damage=self.damage)
 
@@ -136,7 +136,7 @@ class Run:
         return render_task(name, rows, patches, self.task(name), around)
 
     def task(self, name: str) -> Task | None:
-        """Task of the run; None if its folder does not keep it."""
+        """Task, or None if not kept."""
         file = self.folder.path / "tasks.jsonl"
         with contextlib.suppress(OSError, CodeRepairError):
             stamp = file.stat().st_mtime
@@ -190,11 +190,11 @@ class Run:
     # -- text
 
     def search(self, text: str) -> list[str]:
-        """Ids of the episodes that contain `text`."""
+        """Ids of episodes that contain `text`."""
         return self._follower.search(text)
 
     def searched(self) -> Iterator[tuple[str, str]]:
-        """Ids and searchable texts: replies, calls, notes, patch."""
+        """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
             yield name, self._texts.get(name) or _text(self.shown(name).episode)
 
@@ -204,7 +204,7 @@ class Run:
 
 
 def read_episode(run: Path, episode: str) -> Shown:
-    """Read the episode of `run` by its id or a prefix of it. Raises `UsageError` if there is no such run or episode."""
+    """Read an episode by id or prefix. Raises `UsageError`."""
     found = Run(run)
     found.update()
     return found.shown(find(found, episode))
@@ -220,7 +220,7 @@ def _text(episode: Episode) -> str:
 
 
 def find(run: Run, wanted: str) -> str:
-    """Episode id that `wanted` names or begins. Raises `UsageError` for none and several."""
+    """Episode id that `wanted` names or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
     found = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
     if len(found) == 1:
@@ -235,7 +235,7 @@ def find(run: Run, wanted: str) -> str:
 
 
 def _advantages(terms: Train, *, refills: bool) -> Advantages:
-    """Predict the learner's advantages, if a group's rewards determine them."""
+    """Predict advantages, if a group's rewards determine them."""
     recipe = RECIPES.get(terms.algorithm)
     kind = recipe and (terms.advantage or recipe.baseline)
     further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated or terms.value_head
@@ -246,7 +246,7 @@ def _advantages(terms: Train, *, refills: bool) -> Advantages:
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
-    """Decoder of ids, and a notice without a tokenizer."""
+    """Decoder of ids, and a notice if there is no tokenizer."""
     places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
     with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
         places.append(models.folder(model))

@@ -14,7 +14,7 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 
 
 def templates(package: str, **filters: Callable[..., Any]) -> Environment:
-    """Templates of `package`, with escaping and strict variables."""
+    """Templates of `package`, escaping, with strict variables."""
     environment = Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -23,14 +23,14 @@ def templates(package: str, **filters: Callable[..., Any]) -> Environment:
 
 
 class Piece(NamedTuple):
-    """Text of one token. A character split over tokens is at the first; `part` marks the others."""
+    """Text of a token. A character over several tokens is at the first; `part` marks the others."""
 
     text: str
     part: bool = False
 
 
 def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """Text of each token of `ids`; concatenated, the text of all.
+    """Text of each token; concatenated, the text of all.
 
     >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
     [Piece(text='é', part=False), Piece(text='', part=True)]
@@ -52,7 +52,7 @@ def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[P
 
 
 class DiffLine(NamedTuple):
-    """Line of a patch and its kind: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+    """Line of a patch; kind ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
 
     kind: str
     text: str

@@ -1,4 +1,4 @@
-"""Harbor's Agent Trajectory Interchange Format (ATIF), as written by `crrl export RUN TARGET --to atif`, and others."""
+"""Reader of Harbor's Agent Trajectory Interchange Format (ATIF), ours (``crrl export --to atif``) and others'."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Main conversation in `row`. Raises `ValueError` for a malformed document."""
+    """Read the main conversation. Raises `ValueError`."""
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")

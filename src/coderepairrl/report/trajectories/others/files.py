@@ -1,4 +1,4 @@
-"""Files and folders of trajectories, each read or reported as damaged."""
+"""Files and folders of trajectories, each item read or reported as damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Damaged(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Filter of an agent's logs: local start times, and a part of the model's name."""
+    """Filter of an agent's logs: local start times, part of the model's name."""
 
     after: datetime | None = None
     before: datetime | None = None
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 
 def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
-    """Read the trajectories in `path`, a file or a folder of format `form`, by name. Raises `UsageError` if none."""
+    """Read the trajectories in `path` by name. Raises `UsageError` if empty."""
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":

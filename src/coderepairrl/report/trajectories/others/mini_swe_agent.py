@@ -1,4 +1,4 @@
-"""mini-swe-agent: ``INSTANCE.traj.json``, both versions."""
+"""Reader of mini-swe-agent's ``INSTANCE.traj.json``, both versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BASH = {
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Attempt in `row`, from the file `name`. Raises `ValueError` for malformed ones."""
+    """Read an attempt. Raises `ValueError`."""
     about = row.get("info")
     about = about if isinstance(about, Mapping) else {}
     config = about.get("config") if isinstance(about.get("config"), Mapping) else {}

@@ -1,4 +1,4 @@
-"""Nano's logs, ``~/.nano/TIME-ID/``, such as those of an interrupted collection."""
+"""Reader of Nano's logs, ``~/.nano/TIME-ID/``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MESSAGES = "messages.jsonl"
 
 
 def read(folder: Path) -> Trajectory:
-    """Attempt logged in `folder`. Raises `ValueError` if unfinished or damaged."""
+    """Read an attempt. Raises `ValueError` if unfinished or damaged."""
     said = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
     about = _json(folder / "metadata.json")
     patch = _text(folder / "diff.txt")
@@ -35,7 +35,7 @@ def read(folder: Path) -> Trajectory:
 
 
 def began(folder: Path) -> datetime:
-    """Local start time, from the name of `folder`. Raises `ValueError`."""
+    """Local start time, from the folder's name. Raises `ValueError`."""
     return datetime.fromisoformat(folder.name.rpartition("-")[0])
 
 

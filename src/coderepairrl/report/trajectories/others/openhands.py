@@ -1,7 +1,7 @@
-"""OpenHands: published rows of chats, and ``output.jsonl`` of its evaluations.
+"""Reader of OpenHands: published rows of chats, and ``output.jsonl`` of evaluations.
 
-Rows: nebius/SWE-rebench-openhands-trajectories (``trajectory``) and SWE-Gym's sampled ones (``messages``). Evaluations
-have whole replies in ``tool_call_metadata``.
+Rows: nebius/SWE-rebench-openhands-trajectories (``trajectory``), SWE-Gym (``messages``). Evaluations keep replies in
+``tool_call_metadata``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Attempt in `row`. Raises `ValueError` for malformed ones."""
+    """Read an attempt. Raises `ValueError`."""
     task = row.get("instance_id")
     if not isinstance(task, str):
         raise ValueError("it has no instance_id")

@@ -1,4 +1,4 @@
-"""SWE-agent: ``INSTANCE.traj``, and rows of nebius/SWE-agent-trajectories."""
+"""Reader of SWE-agent's ``INSTANCE.traj``, and of nebius/SWE-agent-trajectories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Attempt in `row`, or in the file `name`. Raises `ValueError` for malformed ones."""
+    """Read an attempt. Raises `ValueError`."""
     if "instance_id" in row and isinstance(row.get("trajectory"), list):
         said = [_published(each) for each in row["trajectory"]]
         return Trajectory(

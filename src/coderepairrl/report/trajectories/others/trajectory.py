@@ -1,4 +1,4 @@
-"""Results of the readers: a conversation in the schema of Chat Completions, and its known task."""
+"""Result of the readers: a conversation in the Chat Completions schema, and its task."""
 
 from __future__ import annotations
 
@@ -36,15 +36,13 @@ class Trajectory:
 
     @property
     def repository(self) -> str:
-        """Stated repository, else that of an id of SWE-bench: ``OWNER__NAME-NUMBER``."""
+        """Stated repository, else from a SWE-bench id ``OWNER__NAME-NUMBER``."""
         found = _INSTANCE.fullmatch(self.task)
         return self.named or (f"{found[1]}/{found[2]}" if found else "")
 
 
 def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Normalise messages up to the last reply: text as one string, calls with ids and text arguments. Raises
-    ValueError.
-    """
+    """Normalise messages up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
         raise ValueError("messages are no list")
     said: list[dict[str, Any]] = []
@@ -70,7 +68,7 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def text(content: Any) -> str:
-    """Text of a message, perhaps in parts. Raises ValueError for other parts."""
+    """Text of a message, perhaps in parts. Raises ValueError."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list | tuple):
@@ -85,7 +83,7 @@ def text(content: Any) -> str:
 
 
 def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Schemas of tools, plain or as JSON. Raises ValueError."""
+    """Tool schemas, plain or JSON. Raises ValueError."""
     found = _decoded(raw) or ()
     made = []
     for each in found if isinstance(found, list | tuple) else [None]:
@@ -97,7 +95,7 @@ def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def known(value: Any) -> bool | None:
-    """Verdict, perhaps written as 0 or 1; else None."""
+    """Verdict, perhaps as 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 

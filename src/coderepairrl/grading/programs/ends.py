@@ -1,11 +1,11 @@
-"""Compiles a script so that code under test cannot replace the functions with which it ends itself."""
+"""Compile a script so that code under test cannot replace its exit functions."""
 
 
 def sealed(source, script):
-    """The code of a script, the line number from which its ends have theirs, and names to add to its namespace.
+    """Compiled script, first line number of its exits, and names for its namespace.
 
-    An end is a call of `sys.exit`, `exit`, `quit` or `unittest.main`, or ``raise SystemExit``. Its line number lies
-    beyond the file, it calls Python's own function by a name that is no identifier, and a call that returns raises.
+    Exits are calls of `sys.exit`, `exit`, `quit`, `unittest.main`, and ``raise SystemExit``. Their line numbers lie
+    beyond the file; they call Python's function by a name that is no identifier, and raise if it returns.
     """
     import sys
 

@@ -1,9 +1,11 @@
-"""Whether classes and functions of a test runner are still what they were."""
+"""Detect changed classes and functions of a test runner."""
 
 
 def snapshot(tops):
-    """Remember what the modules below `tops` are made of. Two functions: `changed` returns the name of a part that is
-    no longer what it was, or an empty string; `accept` takes parts as they are now, but for those of foreign code."""
+    """Record the modules below `tops`; return two functions.
+
+    `changed` names a changed part, or returns ""; `accept` takes the present parts, except those of foreign code.
+    """
     import builtins
     import sys
     import types

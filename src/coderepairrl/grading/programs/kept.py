@@ -1,8 +1,8 @@
-"""Finds functions and classes of `builtins` that code under test has replaced."""
+"""Detect replaced functions and classes of `builtins`."""
 
 
 def kept():
-    """Remember `builtins`; returns a function that names one that was replaced since, or returns an empty string."""
+    """Record `builtins`; return a function that names a part replaced since, or returns ""."""
     import builtins
 
     free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them

@@ -1,4 +1,4 @@
-"""A plugin for pytest that writes beside the word how each test ended. PYTEST_DONT_REWRITE"""
+"""Pytest plugin that writes test outcomes marked with the word. PYTEST_DONT_REWRITE"""
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot
@@ -35,7 +35,7 @@ def _recorder():
     inherited = getattr(rewrite, "_rewrite_test", None)
 
     def rewrites(fn, config):
-        """Use the code of a checks' file that its tests are compared with."""
+        """Use the code of a checks' file that tests are compared with."""
         found = []
         if sys.dont_write_bytecode:  # else pytest stores the code with the file's status, which is None below
             send("crrl", "rewrite", fn, config, found)
@@ -46,7 +46,7 @@ def _recorder():
         rewrite._rewrite_test = rewrites
 
     def keep():
-        """Keep the word and the outcomes out of reach, and write them once the recorder's last hook asks for it."""
+        """Keep word and outcomes out of reach until the recorder's last hook writes them."""
         with open(folder + "/word", encoding="utf-8", errors="surrogateescape") as file:
             words, root, *files = file.read().split("\n")
         root = os.path.realpath(root)
@@ -85,7 +85,7 @@ def _recorder():
             return chain(getattr(item, "_obj", None) or getattr(item, "obj", None))
 
         def other(item):
-            """Whether an item's function differs from the one of that name in its file."""
+            """Whether an item's function differs from its file's."""
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
             file, cls = os.path.realpath(str(item.fspath)), getattr(item, "cls", None)
             return isinstance(item, pytest.Function) and differs(cls, name, item.obj, file)
@@ -127,7 +127,7 @@ def _recorder():
                 file.write(dump({"word": word, "ok": well, "outcomes": outcomes}))
 
         def printed(name):
-            """The name as pytest prints it: relative to the folder in which it was started, not to its root."""
+            """Name as pytest prints it: relative to its starting folder, not to its root."""
             down, up = ways
             return name[len(up) :] if up and name.startswith(up) else down + name
 
@@ -312,12 +312,12 @@ _recorder = _recorder()
 
 
 def pytest_addoption(parser):
-    """Leave no trace in the environment, as early as pytest calls a plugin."""
+    """Clean the environment, as early as pytest calls a plugin."""
     if _recorder is not None:
         _recorder.settle()
 
 
 def pytest_configure(config):
-    """Let the recorder hear of every test."""
+    """Register the recorder."""
     if _recorder is not None:
         config.pluginmanager.register(_recorder)

@@ -1,8 +1,8 @@
-"""Start-up code (``sitecustomize``) of every Python that a command with pytest starts; `PLUGIN` is replaced."""
+"""Start-up code (``sitecustomize``) of every Python started by a pytest command; `PLUGIN` is replaced."""
 
 
 def start():
-    """Where this process is pytest, import all that it needs before any folder of the workspace is on the path."""
+    """In pytest's process, import its needs before workspace folders are on the path."""
     import os
     import sys
 

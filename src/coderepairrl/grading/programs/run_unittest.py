@@ -1,4 +1,4 @@
-"""Runs ``python -m unittest`` and prints beside the word how each test ended."""
+"""Run ``python -m unittest`` and print test outcomes marked with the word."""
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot
@@ -41,7 +41,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
         return method
 
     def keep():
-        """Keep the word and the outcomes out of reach, and print them once this frame's caller asks for it."""
+        """Keep word and outcomes out of reach until this frame's caller asks to print them."""
         words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         word, each, whole = words.split()
         root = os.path.realpath(root)
@@ -164,7 +164,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
 
     def source_to_code(self, data, path, **options):
-        """Use the code of a checks' file that its tests are compared with."""
+        """Use the code of a checks' file that tests are compared with."""
         found = []
         send("crrl", "compile", path, data, found)
         return found[0] if found else inherited_code(self, data, path, **options)

@@ -1,12 +1,11 @@
-"""Crash test: a small run is killed at random moments, resumed, and compared with an undisturbed one.
+"""Crash test: kill a small run at random moments, resume, compare with an undisturbed one.
 
 Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
-resumed to their end, until all kills are done. A seed draws moments and victims. Each run must have the undisturbed
-one's weights after every step and files in its last checkpoint, and train every attempt once. No process may stay after
-the controller's death, and no temporary folder, shared memory or control group after resuming.
+resumed to their end. A seed draws moments and victims. Each must have the undisturbed run's weights after every step
+and files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
+temporary folder, shared memory or control group resuming.
 
-With ``staleness`` steps depend on timing: a replay of a run's log must give its last checkpoint, and no sample may be
-too old.
+With ``staleness`` steps depend on timing: a replay of the log must give the last checkpoint, and no sample be too old.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
     """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
 
     `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim, `PrerequisiteError` except on
-    Linux, and `RunError` if the undisturbed run fails.
+    Linux, `RunError` if the undisturbed run fails.
     """
     if victim not in (EACH, *VICTIMS):
         raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
@@ -214,7 +213,7 @@ class _Trial:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Process that begins or resumes the run, killed at the end."""
+        """Process of the run, killed at the end."""
         resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config), *self._otherwise]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
@@ -234,7 +233,6 @@ class _Trial:
                 process.wait()
 
     async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
-        """Kill the victim by SIGKILL."""
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
             targets = freeze(process.pid)
@@ -286,7 +284,6 @@ class _Trial:
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
 
     def remove(self) -> None:
-        """Delete the folder."""
         shutil.rmtree(self.home)
 
 
@@ -307,7 +304,7 @@ class RunResult:
 
     @property
     def weights(self) -> str:
-        """SHA-256 of the weights after the last step."""
+        """SHA-256 of the last step's weights."""
         return str(self.steps[-1]["checksum"]) if self.steps else ""
 
     def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
@@ -364,7 +361,7 @@ def _of(controller: int, victim: str) -> list[int]:
 async def all_gone(kill: Kill) -> None:
     """Wait until a killed run's processes are gone; kill the rest after 30 s.
 
-    Remains of a bubblewrap killed at its start are counted only: the next run ends them.
+    Remains of a bubblewrap killed at its start are only counted: the next run ends them.
     """
     began = time.monotonic()
     while left := below(os.getpid()):

@@ -1,4 +1,4 @@
-"""Descendants of a process, whatever became of their parents: found, stopped, killed (Linux)."""
+"""Find, stop and kill descendants of a process, orphans included (Linux)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def below(root: int) -> dict[int, bytes]:
-    """Live descendants of `root`, with their command lines."""
+    """Live descendants of `root`, with command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def below(root: int) -> dict[int, bytes]:
 
 
 def freeze(root: int) -> list[int]:
-    """Stop `root` and its descendants, so that none starts another; return their ids."""
+    """Stop `root` and descendants, so that none starts another; return ids."""
     stopped: list[int] = []
     while fresh := [pid for pid in (root, *below(root)) if pid not in stopped]:
         for pid in fresh:
@@ -42,7 +42,7 @@ def freeze(root: int) -> list[int]:
 
 
 def kill_all(root: int) -> None:
-    """Kill `root` and its descendants."""
+    """Kill `root` and descendants."""
     for pid in (root, *below(root)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ Options = Mapping[str, Any]
 
 
 async def examine_sandboxes() -> AsyncIterator[Finding]:
-    """Exams of all sandboxes that work here; for others, what is missing (not `required`)."""
+    """Examine all sandboxes that work here; of others report what is missing (not `required`)."""
     for backend in sandbox.available():
         yield backend
         if backend.ok and backend.name != "unsafe-local":
@@ -32,10 +32,10 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
 
 
 def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
-    """Exam of implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
+    """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
 
-    Those of sandboxes come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an
-    unknown implementation or option.
+    Sandboxes' come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an unknown
+    implementation or option.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))

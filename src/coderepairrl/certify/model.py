@@ -1,4 +1,4 @@
-"""The exam of model folders: prompts, replies, engines (``crrl check model FOLDER``)."""
+"""Exam of model folders: prompts, replies, engines (``crrl check model FOLDER``)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from coderepairrl.tokens.verify import verify
 
 
 async def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
-    """Examine the model in `folder`; `renderer` and `thinking` as in `tokens.load`.
-
-    Raises `ConfigError` for an unusable one.
-    """
+    """Examine a model; `renderer` and `thinking` as in `tokens.load`. Raises `ConfigError` for an unusable one."""
     codec = tokens.load(folder, renderer=renderer, thinking=thinking)
     found = verify(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"

@@ -1,6 +1,6 @@
-"""The exam of programs as agents, in a real sandbox, before the gateway.
+"""Exam of programs as agents, in a real sandbox, before the gateway.
 
-The model is a script behind a real HTTP server, in the program's dialect. Programs count neither calls nor tokens, so
+The model is a script behind an HTTP server, in the program's dialect. Programs count neither calls nor tokens, so
 limits are the gateway's.
 """
 
@@ -49,7 +49,7 @@ class _Trial:
 
     @property
     def conversation(self) -> list[Request]:
-        """Requests of the longest conversation, preferably with tools; others are side calls."""
+        """Longest conversation, preferably with tools; others are side calls."""
         conversations: dict[_Opening, list[Request]] = defaultdict(list)
         for request in self.requests:
             conversations[_opening(request)].append(request)

@@ -2,8 +2,8 @@
 
 ``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/measurements/redteam.md``.
 
-An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believed. Its positive control is a
-plain process of the same user in a plain clone: failing there, a probe proves nothing.
+An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believe. Its control is a plain
+process of the same user in a plain clone: a probe that fails there proves nothing.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class AttackResult(NamedTuple):
 
 
 async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[AttackResult]:
-    """Run attacks of `families` (default: all) on `backend`, with `controls` or without.
+    """Run attacks of `families` (default: all) on `backend`.
 
-    Family ``limits`` strains this host, too: give `backend` small ones (`TIGHT`). Raises `ConfigError` for a backend
-    without isolation.
+    Family ``limits`` strains this host, too: use small ones (`TIGHT`). Raises `ConfigError` for a backend without
+    isolation.
     """
     info = backend.info()
     if not info.isolates:
@@ -114,7 +114,7 @@ _NOT_EVERYWHERE = frozenset((
 
 
 async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
-    """Yield one `Finding` per family except limits, which are part of the exam."""
+    """Yield one `Finding` per family except limits, which the exam covers."""
     for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
         title = f"No attack of the family {family!r} succeeds"
         try:
@@ -134,7 +134,7 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
 
 
 def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
-    """Markdown table: attacks by rows, backends by columns."""
+    """Markdown table: attacks by backends."""
     names = list(results)
     lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
     words = {True: "succeeds", False: "**fails: the probe is broken**", None: "not on this machine"}

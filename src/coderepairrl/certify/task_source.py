@@ -1,4 +1,4 @@
-"""The exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
+"""Exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Study(NamedTuple):
 async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     """Check that a task opens, its reference applies, and checks fail without it and pass with it.
 
-    The checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
+    Checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
     """
     judged = bool(task.reference or task.answer)
     findings = [Finding("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
@@ -95,7 +95,7 @@ async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
 
 
 async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
-    """`study` for a task whose repair is a program, the first command of the checks `solution`."""
+    """`study` a task whose repair is a program, the first command of `solution`."""
     bug = [await graded(task, backend, b"") for _ in range(repeat)]
     repaired = [await graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
@@ -104,7 +104,7 @@ async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: 
 
 
 def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
-    """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one of each."""
+    """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
     found = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
@@ -121,7 +121,7 @@ def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> 
 
 
 def flaky(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
-    """Names of flaky tests that count; ``the checks`` if single tests are unknown."""
+    """Flaky tests that count; ``the checks`` if single tests are unknown."""
     return sorted(_flaky(task, bug) | _flaky(task, repaired))
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/config.md: ``python -m coderepairrl.config.reference > docs/reference/config.md``."""
+"""Write docs/reference/config.md: ``python -m coderepairrl.config.reference > docs/reference/config.md``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sandbox are given `"{api_key}"`, the key of their episode.
 
 
 def reference() -> str:
-    """Every section, key, type, default and meaning, as Markdown."""
+    """All settings as Markdown."""
     parts = [_HEAD, f"Shipped configurations, usable by name: {', '.join(f'`{name}`' for name in shipped())}.\n"]
     for name, field in Config.model_fields.items():
         model = field.annotation

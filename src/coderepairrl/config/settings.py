@@ -1,4 +1,4 @@
-"""Settings of a run with value, default, and origin (``crrl config``)."""
+"""Settings of a run with value, default and origin (``crrl config``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUIRED = "required"
 
 
 class Setting(NamedTuple):
-    """A setting by dotted key; a `default` of None is unset.
+    """Setting by dotted key; a `default` of None is unset.
 
     `source` is ``default``, ``preset NAME``, ``file PATH`` or ``override KEY=VALUE``.
     """
@@ -31,10 +31,7 @@ class Setting(NamedTuple):
 
 
 def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[Setting]:
-    """Settings of the config `source` with `overrides`, in the reference's order; the defaults without `source`.
-
-    Raises `ConfigError` as `load` does.
-    """
+    """List settings of `source` with `overrides`, or the defaults, in reference order. Raises `ConfigError`."""
     defaults = _leaves(_defaults(Config))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
@@ -50,7 +47,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def as_text(settings: Sequence[Setting]) -> str:
-    """Table in four columns."""
+    """Format as a table."""
     rows = [("setting", "value", "default", "set by")]
     rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]
     wide = [min(44, max(len(row[column]) for row in rows)) for column in range(3)]

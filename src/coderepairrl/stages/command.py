@@ -1,4 +1,4 @@
-"""Commands: start, resume and stop a run."""
+"""Start, resume and stop a run."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ def folder_of(config: Config) -> RunFolder:
 
 
 def named(source: str, config: Config) -> RunFolder:
-    """Run folder for ``--resume``: `source`, from which `config` was loaded, else the one in `config`.
-
-    Raises `ConfigError` if a setting names another folder than `source`.
-    """
+    """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
     if (folder := run_of(source)) is None:
         return folder_of(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
@@ -69,8 +66,8 @@ async def run(
 ) -> dict[str, Any]:
     """Train by `config` in `folder`; return the summary for ``--json``.
 
-    `show` gives further lines for an episode; `again` is the resuming command, with ``{run}`` for the folder. Raises
-    `Interrupted` after one of `signals.STOPPING`, otherwise the error that stopped the run; ``resume`` continues it.
+    `show` gives further lines for an episode; `again` is the resuming command, ``{run}`` the folder. Raises
+    `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
     folder, meter = folder or folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
@@ -129,14 +126,13 @@ def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
 
 
 def _model(plan: Plan, folder: RunFolder) -> Path:
-    """Folder of the initial policy, or of random or merged weights made for it."""
+    """Initial policy's folder, or random or merged weights made for it."""
     own = folder.path / "model"
     return own if own.is_dir() else plan.model.folder
 
 
 def pinned(config: Config, *, fetches: bool = True) -> Config:
-    """`config` with runs as model or teacher replaced by their newest checkpoints, and names on the hub by commits; it
-    `fetches` these models."""
+    """Replace runs as model or teacher by their newest checkpoints, and hub names by commits; `fetches` the models."""
     model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
     train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
     return config.model_copy(update={"model": model, "train": train})
@@ -212,7 +208,7 @@ async def _until_stopped(
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """Result of a run: steps, evaluations, the account of sampled tokens."""
+    """Steps, evaluations, and account of sampled tokens."""
     history = read_history(folder)
     kinds = accounts_by_kind(folder.records())
     account = sum(kinds.values(), Account())

@@ -30,7 +30,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class Recorded:
-    """Attempts in a run folder: all of a collection or evaluation, the trained ones of a training.
+    """Attempts in a run folder; of a training, only trained ones.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """
@@ -52,7 +52,7 @@ class Recorded:
                 tasks.check_trainable(tasks.make(own.source, **own.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:
-        """Candidates of source `number`: attempts with a verdict, not void. Raises `RunError`."""
+        """Valid attempts with a verdict. Raises `RunError`."""
         for episode in self._episodes(lambda name: True):
             yield _candidate(number, episode)
 
@@ -127,7 +127,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Written:
-    """Examples of a file, or of a folder with one."""
+    """Examples of a file, or a folder with one."""
 
     path: Path
 
@@ -165,7 +165,7 @@ Source = Recorded | Written
 
 
 def source(path: Path) -> Source:
-    """Attempts in `path`: a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
+    """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
         return Written(file)
@@ -225,7 +225,7 @@ def _messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]
 
 
 def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
-    """First malformed or unoffered tool call in `messages`; else empty."""
+    """First malformed or unoffered tool call; else empty."""
     names = {(tool.get("function") or {}).get("name") for tool in tools}
     calls = [call for each in messages if each["role"] == "assistant" for call in each.get("tool_calls") or ()]
     for call in calls:
@@ -242,7 +242,7 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
 
 
 def _patch(patch: bytes) -> str:
-    """Digest equal for patches with equal effect; empty without effect."""
+    """Digest of a patch's effect; empty without effect."""
     try:
         what = identity(patch)
     except MalformedPatch:

@@ -1,4 +1,4 @@
-"""Evaluation without training: any policy on held-out tasks, into a run folder."""
+"""Evaluation of any policy on held-out tasks, into a run folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def resolve(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """Evaluations of `model` by its settings or `settings_of`, and `overrides`. Raises like `resolve_evaluation`."""
+    """Plan evaluations of `model` by its settings or `settings_of`, and `overrides`.
+
+    Raises like `resolve_evaluation`.
+    """
     use = COLLECT if collects else USE
     return resolve_evaluation(model, overrides, use, settings_of=settings_of, collects=collects)
 
@@ -97,12 +100,10 @@ async def measure(
 ) -> dict[str, Any]:
     """Run the evaluations of `plan` on the tasks of `shard`; return summaries by name.
 
-    `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `opens` opens
-    the model, `about` is added to run.json, `follow` is called with each turn and episode once it is in the log. Among
-    others in this process, lines carry a name and machine use is not recorded.
-
-    Raises like `replying`, `UsageError` for a taken folder or, with `resume`, another evaluation, `HealthGateError` for
-    too many void episodes, and `RunError` if a server's model changes.
+    `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `about` is
+    added to run.json, `follow` gets each turn and episode once logged. Several policies in one process pass a name for
+    their lines, and record no machine use. Raises like `replying`, `UsageError` for a taken folder or another
+    evaluation, `HealthGateError` for too many void episodes, `RunError` if a server's model changes.
     """
     config, meter = plan.config, Meter()
     differing: list[Difference] = []
@@ -166,7 +167,7 @@ async def measure(
 async def _begin(
     folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None, more: Mapping[str, Any]
 ) -> list[Difference]:
-    """Create `folder`; return differences from the conditions of training."""
+    """Create `folder`; return differences from training conditions."""
     found = await asyncio.to_thread(conditions, plan)
     differing = differences(found, trained) if (trained := _training_of(plan)) else []
     about = {
@@ -209,7 +210,7 @@ def attempts(plan: AgentPlan, shard: Shard) -> int:
 
 
 def _parts(plan: AgentPlan) -> dict[str, Path]:
-    """Folders of the policy, by their key in run.json; empty behind a URL."""
+    """Policy's folders by key in run.json; empty behind a URL."""
     if not isinstance(plan.model, LocalModel):
         return {}
     places = {"model": plan.model.folder, "adapter": plan.model.adapter}

@@ -1,4 +1,4 @@
-"""``crrl grade``: judges patches by the rules of a benchmark."""
+"""``crrl grade``: judge patches by a benchmark's rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class Graded(NamedTuple):
-    """Verdict on a prediction, or `fault` instead."""
+    """Verdict on a prediction, or `fault`."""
 
     instance: str
     model: str
@@ -58,7 +58,7 @@ class Graded(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Totals of one model's patches; shares leave out tasks with a fault."""
+    """Totals of a model's patches; shares leave out tasks with a fault."""
 
     model: str
     tasks: int
@@ -94,7 +94,7 @@ def chosen(
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
     """Tasks of `shard` by id, their predictions, and unknown instances.
 
-    Raises `UsageError` for unknown instances, unless `skip_unknown`, and with `checks` `TaskError` for a task without.
+    Raises `UsageError` for these unless `skip_unknown`, and with `checks` `TaskError` for tasks without.
     """
     there = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - there.keys())
@@ -127,13 +127,11 @@ async def grade(
     jobs: int = 2,
     say: Say = lambda _: None,
 ) -> list[Graded]:
-    """Grade `predictions`, `jobs` at a time, each in a fresh sandbox; return verdicts in order.
+    """Grade `predictions`, `jobs` at a time, in fresh sandboxes; return verdicts in order.
 
-    Prepares tasks' needs first. `output` gets verdicts as they come, one JSON object a line; `resume` keeps those
-    there. Faults of the infrastructure are not written; `resume` retries them.
-
-    Raises `UsageError` for an existing file (without `resume`) or verdicts on other patches or tasks, and like
-    `prepare`.
+    Prepares tasks' needs first. `output` gets verdicts as JSON lines; `resume` keeps those present. Infrastructure
+    faults are not written, so that `resume` retries them. Raises `UsageError` for an existing file (without `resume`)
+    or verdicts on other patches or tasks, and like `prepare`.
     """
     known = _known(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
@@ -183,7 +181,7 @@ async def _verdict(made: Prediction, task: Task, judged: Sequence[rewards.Weight
 
 
 def task_digest(task: Task) -> str:
-    """SHA-256 of what decides on patches of `task`."""
+    """SHA-256 of what decides on patches."""
     place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
     return _sha(repr((place, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
 
@@ -231,7 +229,7 @@ def _line(found: Graded) -> str:
 def totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
     """Totals by model, in the order of `graded`.
 
-    Covers all `tasks`, missing predictions unresolved as in the SWE-bench leaderboard, or predicted ones (`listed`).
+    Counts all `tasks`, missing predictions unresolved as in the SWE-bench leaderboard, or predicted ones (`listed`).
     """
     return [
         _totals(model, [each for each in graded if each.model == model], tasks, listed)
@@ -267,7 +265,7 @@ def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], li
 
 
 def table(found: Sequence[Totals]) -> str:
-    """Table with a block for each model."""
+    """Table with a block per model."""
     lines = []
     for each in found:
         of = f"of {'all ' if each.tasks == each.source else 'the '}{counted(each.tasks, 'task')}"

@@ -51,7 +51,7 @@ _VERDICTS = {
 
 
 def environment() -> Path:
-    """Path of the harness' environment, made if missing. Raises `PrerequisiteError`."""
+    """Environment of the harness, made if missing. Raises `PrerequisiteError`."""
     if shutil.which("docker") is None:
         raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
     asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
@@ -64,7 +64,7 @@ def environment() -> Path:
 
 
 def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
-    """Instances of `dataset` by id, as the harness in `inside` reads them.
+    """Instances by id, as the harness reads them.
 
     `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a Hugging Face name. Raises `UsageError`.
     """
@@ -86,7 +86,7 @@ def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
 
 
 def tasks_of(found: Mapping[str, Mapping[str, Any]]) -> list[Task]:
-    """Tasks for totals: ids and repositories."""
+    """Tasks with ids and repositories only, for totals."""
     return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in found.items()]
 
 
@@ -101,13 +101,13 @@ async def grade(
     seconds: int = SECONDS,
     say: Say = lambda _: None,
 ) -> list[Graded]:
-    """Grade `predictions` on the rows `found` with the harness; return verdicts in order, also in `output`.
+    """Grade `predictions` with the harness; return verdicts in order, also in `output`.
 
-    Runs once a model, `jobs` instances at a time, each for at most `seconds`; ``OUTPUT.harness`` keeps logs and reports
-    for `resume`. Without report and verdict in the log there is a fault.
+    Runs once per model, `jobs` instances at a time, each for at most `seconds`; ``OUTPUT.harness`` keeps logs and
+    reports for `resume`. An instance without report and verdict in the log is a fault.
 
-    Raises `UsageError` for a taken place, for verdicts on other patches (with `resume`) and for model names without a
-    folder of their own; `RunError` if the harness breaks.
+    Raises `UsageError` for a taken place, verdicts on other patches, and model names that share a folder; `RunError` if
+    the harness breaks.
     """
     _require_folders({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
@@ -212,7 +212,7 @@ def _text(path: Path) -> str:
 
 
 def _problem(report: Mapping[str, Any]) -> str:
-    """Reason of an unresolved instance, from its report."""
+    """Reason of an unresolved instance."""
     if report["resolved"]:
         return ""
     if report.get("infra_failure_reason"):

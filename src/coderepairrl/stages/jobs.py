@@ -1,8 +1,7 @@
-"""Runs the jobs of a file, each as a plain command, unless done.
+"""Run a file's jobs, each as a plain command, unless done.
 
-JOB.job.json records settings, checksums of files and job outputs read, and our version. An unchanged job is kept, or
-continues where it was killed; otherwise its folder is put aside and it runs again, as do its dependants if its output
-changed.
+JOB.job.json records settings, checksums of files and job outputs read, and our version. An unchanged job is kept or
+continues; otherwise its folder is put aside and it runs again, as do dependants if its output changed.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Planned:
 
 
 def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
-    """Plans of all jobs, and all mistakes together; seeds of an arm are checked once."""
+    """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
     found, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
     standings = standing(jobs)
@@ -104,7 +103,7 @@ def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
 
 
 def _checked(job: Job, jobs: Jobs) -> tuple[int, float | None]:
-    """Attempts and GPU-hours of `job`. Raises like its command, except for missing outputs."""
+    """Attempts and GPU-hours. Raises like the job's command, except for missing outputs."""
     if job.kind == "command":
         return 0, None
     try:
@@ -141,7 +140,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 
 
 def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
-    """Expected model of `policy`, and whether it starts from weights or at random."""
+    """Model of `policy`, and whether it starts from weights or at random."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
     if maker is None or _ended(maker):
         return policy, "weights"
@@ -155,7 +154,7 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
 
 
 def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
-    """Mistakes in questions about the evaluation `job`."""
+    """Mistakes in questions about evaluation `job`."""
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
@@ -180,7 +179,7 @@ def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list
 
 
 def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
-    """`planned` as table and plain data."""
+    """Format `planned` as table and plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
     rows, data = [], []
@@ -196,7 +195,7 @@ def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
 
 
 def in_words(standing: Standing) -> str:
-    """State of a job in a line."""
+    """Describe a job's state in a line."""
     if standing.doing == "runs again":
         return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
     if standing.waits and standing.doing != "runs":
@@ -205,9 +204,9 @@ def in_words(standing: Standing) -> str:
 
 
 def commands(jobs: Jobs, say: Say) -> str:
-    """Script that submits each job to Slurm after its needs; comments show the commands.
+    """Script that submits each job to Slurm after its needs.
 
-    ``sbatch`` reads other options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
+    ``sbatch`` reads further options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
     once. Raises `ConfigError`; problems of this machine alone are printed.
     """
     if (problem := check(jobs)[1]) is not None:
@@ -229,7 +228,7 @@ def commands(jobs: Jobs, say: Say) -> str:
 
 
 def standing(jobs: Jobs) -> dict[str, Standing]:
-    """States of jobs by name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
+    """States by job name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
     known: dict[str, Standing] = {}
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
@@ -311,7 +310,7 @@ def _is_input(path: Path) -> bool:
 def digest(path: Path) -> str:
     """Checksum of what jobs read of `path`. Raises OSError.
 
-    Of a run: the newest checkpoint, else examples, else the log; otherwise all bytes.
+    Of a run the newest checkpoint, else examples, else the log; otherwise all bytes.
     """
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
         found = models.named(str(path))
@@ -355,9 +354,9 @@ def _short(value: Any) -> str:
 
 
 async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
-    """Run jobs that are not done (`only` these names), `at_once` at a time; return failures by name.
+    """Run unfinished jobs (`only` these names), `at_once` at a time; return failures by name.
 
-    A failure fails dependent jobs alone. Cancelling stops jobs in order.
+    A failure fails dependent jobs only. Cancelling stops jobs in order.
     """
     slots, before = asyncio.Semaphore(at_once), standing(jobs)
     by_name = {job.name: job for job in jobs.jobs}
@@ -535,7 +534,7 @@ def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
 
 
 def table(jobs: Jobs) -> Result:
-    """Table of costs and results of done jobs, also written to their folder."""
+    """Costs and results of done jobs, also written to their folder."""
     now = standing(jobs)
     jobs.folder.mkdir(parents=True, exist_ok=True)
     about = {

@@ -1,6 +1,6 @@
 """Jobs from one file: commands, their needs, and arms that run for each seed.
 
-Folders are DIR/NAME/JOB, for arms DIR/NAME/ARM/seed-N/JOB. `jobs` checks and runs them.
+Folders are DIR/NAME/JOB, for arms DIR/NAME/ARM/seed-N/JOB.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _GUIDE = "docs/guides/jobs.md has every key"
 
 
 class JobFile(Section):
-    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings.
+    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: command and settings.
 
-    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another, thus needed, job.
+    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another job, which is thereby needed.
     """
 
     kind: Kind | None = None
@@ -126,7 +126,7 @@ class File(Section):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Command with all references filled in."""
+    """Command with references filled in."""
 
     name: str
     """Folder below the file's."""
@@ -162,7 +162,7 @@ class Job:
         return (*own, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
 
     def words(self, port: int | str = "{port}") -> list[str]:
-        """Command line; `port` is that of the policy's server."""
+        """Command line; `port` is the policy server's."""
         if self.kind == "command":
             return [word.replace("{folder}", str(self.folder)).replace("{python}", sys.executable) for word in self.run]
         if self.kind in TRAIN:
@@ -176,20 +176,20 @@ class Job:
         return [word.replace("{port}", str(port)).replace("{python}", sys.executable) for word in self.serve]
 
     def config(self) -> Config:
-        """Configuration of the job. Raises `ConfigError`."""
+        """Configuration. Raises `ConfigError`."""
         if self.kind in TRAIN:
             return configs.load(self.source, self.overrides())
         return configs.load(self.source, self.evaluated_by())
 
     def evaluated_by(self) -> tuple[str, ...]:
-        """Settings of a job that attempts tasks."""
+        """Settings of an attempting job."""
         first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
         return (f"run.name={self.kind}", *first, *self.settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Checked jobs file, with jobs in runnable order."""
+    """Checked jobs file, jobs in runnable order."""
 
     named: str
     """Path or shipped name."""
@@ -218,7 +218,7 @@ class Jobs:
         return "; ".join(filter(None, [own.about, " ".join(own.set), chain]))
 
     def questions(self) -> list[Question]:
-        """Questions; by default each arm against the baseline in each metric."""
+        """Questions; default: each arm against the baseline, in each metric."""
         if self.file.questions:
             return [Question(name, **each.model_dump()) for name, each in self.file.questions.items()]
         arms = list(self.arms())
@@ -234,7 +234,7 @@ def shipped() -> dict[str, Path]:
 
 
 def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
-    """Read the jobs of the file `source` or a shipped one, with ``JOB.KEY=VALUE`` overrides.
+    """Read the jobs of a file or shipped name, with ``JOB.KEY=VALUE`` overrides.
 
     Raises `ConfigError`, or `Several` with all mistakes of the file; `jobs.check` finds those of single jobs.
     """
@@ -457,7 +457,7 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
 
 
 def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
-    """Order `jobs` after their needs; `problems` gets cycles."""
+    """Order `jobs` by needs; cycles go to `problems`."""
     known, found = {job.name: job for job in jobs}, dict[str, Job]()
 
     def visit(job: Job, path: tuple[str, ...]) -> None:

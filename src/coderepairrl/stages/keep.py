@@ -1,4 +1,4 @@
-"""Selection of attempts from run folders and files, as one file of examples."""
+"""Select attempts from run folders and files into one file of examples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _AT_ONCE = 1024  # Attempts with conversations in memory.
 
 
 def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
-    """Write examples of attempts in `sources` that pass `wanted` to `target`; return the account, also written as
-    ``.json``.
+    """Write examples of attempts that pass `wanted` to `target`; return the account, also in ``.json``.
 
     Equal sources give equal files. Raises `UsageError` for bad sources, a filter that leaves no attempt, and
     incompatible conversations.

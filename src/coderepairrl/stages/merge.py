@@ -32,10 +32,10 @@ class _Part(NamedTuple):
 
 
 def merge(paths: Sequence[Path], target: Path, *, keep: Keep | None = None) -> None:
-    """Merge the shards `paths` of an evaluation into `target`, whole or not at all.
+    """Merge the shards `paths` into `target`, whole or not at all.
 
     Of attempts at the same task those of the `keep` shard count. The result equals one whole run except for times.
-    Raises `UsageError` for missing, unfinished or differing shards, a task in two without `keep`, and an existing
+    Raises `UsageError` for missing, unfinished or differing shards, a repeated task without `keep`, and an existing
     `target`.
     """
     if target.exists():
@@ -149,7 +149,7 @@ def _counts(record: Mapping[str, Any], group_of: Mapping[str, str], owner: Mappi
 def _episodes(
     parts: Sequence[_Part], name: str, owner: Mapping[str, int]
 ) -> tuple[list[Episode], dict[str, dict[str, float]]]:
-    """Counting episodes in the order of one run, and metrics by id."""
+    """Counting episodes in one run's order, and metrics by id."""
     found, rows, place = list[Episode](), dict[str, dict[str, float]](), f"{name}-00000"
     for at, part in enumerate(parts):
         own = [episode for episode in part.folder.episodes(place) if owner[episode.group] == at]

@@ -1,4 +1,4 @@
-"""Parts of a run: opened as planned, and always closed."""
+"""Parts of a run, opened as planned and always closed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts(Bench):
-    """Running parts of the loop."""
+    """Running parts of the training loop."""
 
     curriculum: Curriculum
     """Ordered training tasks."""
@@ -118,8 +118,8 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
     """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
 
-    ``RUN/model`` is made once, whole or not at all. The share of merged adapters that survives rounding is kept in
-    run.json (``adapters_kept``).
+    ``RUN/model`` is made once, atomically. The share of merged adapters that survives rounding is kept in run.json
+    (``adapters_kept``).
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
@@ -201,7 +201,7 @@ async def start_learner(
     outbox: Path,
     progress: Progress,
 ) -> Learner:
-    """Start a learner with the weights of `model`. Raises like `Learner.start`."""
+    """Start a learner. Raises like `Learner.start`."""
     train = plan.config.train
     if train.listen:
         progress.say(f"waiting for the learner; start it: {torchrun_command(train.listen)}")
@@ -218,7 +218,7 @@ async def start_learner(
 
 
 def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
-    """Replies sampled by `engine`, read by the tokenizer of `model`."""
+    """Replies of `engine`, through the tokenizer of `model`."""
     config = plan.config
     drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
     codec = (
@@ -232,7 +232,7 @@ def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
 async def _both(
     engine: Coroutine[Any, Any, Engine], learner: Callable[[], Coroutine[Any, Any, Learner]], *, in_turn: bool
 ) -> tuple[Engine, Learner]:
-    """Start both, at once or `in_turn`; on failure or cancellation close both."""
+    """Start both, at once or `in_turn`; close both on failure or cancellation."""
     serving = asyncio.create_task(engine)
 
     async def second() -> Learner:

@@ -1,8 +1,8 @@
-"""Predictions: patches for tasks of a benchmark, as SWE-bench's harness reads them.
+"""Predictions: patches in the format of SWE-bench's harness.
 
-Keys: ``instance_id``, ``model_name_or_path`` and ``model_patch``. Also read: ``patch`` and ``prefix`` (SWE-bench Pro),
-``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and ``org``, ``repo``,
-``number`` and ``fix_patch`` (Multi-SWE-bench).
+Keys: ``instance_id``, ``model_name_or_path``, ``model_patch``. Also read: ``patch`` and ``prefix`` (SWE-bench Pro),
+``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), ``org``, ``repo``, ``number``
+and ``fix_patch`` (Multi-SWE-bench).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": ".
 
 
 class Prediction(NamedTuple):
-    """Patch of `model` for the task `instance`."""
+    """Patch of `model` for task `instance`."""
 
     instance: str
     model: str
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
 
 
 def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
-    """Write ``predictions.jsonl`` into `folder`, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
+    """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
     Bytes that are no UTF-8 become surrogate escapes. Replaces existing files.
     """
@@ -58,16 +58,16 @@ def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
 
 
 def files(run: Path, evaluation: str) -> list[Path]:
-    """Files of `write` for an evaluation without training, by attempt."""
+    """Files of `write` for an evaluation, by attempt."""
     found = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def read(path: Path) -> list[Prediction]:
-    """Read predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
+    """Read JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
 
     Repetitions count once. The default model is the file's name; null patches are empty; a last line end is added.
-    Raises `UsageError` for unreadable rows, missing keys, and different patches of one model for an instance.
+    Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
     """
     found: dict[tuple[str, str], Prediction] = {}
     stem = foreign.stem(path)

@@ -44,7 +44,7 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
 
 
 def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
-    """Sentence on whether it can run here, and what ends episodes first."""
+    """Say whether it can run here, and what ends episodes first."""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
         parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
@@ -61,7 +61,7 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
 
 
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """Plan of a run as plain data. Raises like `resolve`."""
+    """Plan as plain data. Raises like `resolve`."""
     return as_shown(resolve(config), folder or folder_of(config))
 
 
@@ -109,7 +109,7 @@ def _terms_shown(terms: Terms) -> dict[str, Any]:
 
 
 def needs(config: Config) -> dict[str, Any]:
-    """Needs of each GPU and time of a step, without model, tasks or GPUs.
+    """GPU needs and step time, without model, tasks or GPUs.
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """

@@ -41,7 +41,7 @@ _COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 class Progress:
     """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    A name before its lines replaces the panel.
+    A name prefixed to lines replaces the panel.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Progress:
             self.say(line)
 
     def resume(self, step: int, replayed: range) -> None:
-        """Report earlier steps up to `step`; `replayed` follow the newest checkpoint."""
+        """Report earlier steps; `replayed` follow the newest checkpoint."""
         self._step = self._first_step = step
         self.phase("replay")
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
@@ -95,11 +95,11 @@ class Progress:
         self._phase_began, self._tokens = time.monotonic(), 0
 
     def advance(self) -> None:
-        """Count one of the phase's items."""
+        """Count an item of the phase."""
         self._done += 1
 
     def episode(self, episode: Episode) -> None:
-        """Count an episode with its verdict."""
+        """Count a finished episode."""
         self._done += episode.ending is not Ending.VOID
         self._tokens += episode.sampled
         self._notes.add(episode)
@@ -121,7 +121,7 @@ class Progress:
         self.say(head + _line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
-        """Print an alarm, and keep it in the panel."""
+        """Print an alarm; keep it in the panel."""
         self._alarm = text
         self.say(f"ALARM: {text}")
 

@@ -1,8 +1,7 @@
 """Verified repairs as further references for later steps.
 
 A reference is one repair of many, so similarity to it ranks repairs only up to a point. Further ones come from finished
-steps and are fixed before a step's first attempt: scores do not depend on the order of attempts, and a resumed run has
-the same ones.
+steps and are fixed before a step begins: scores do not depend on the order of attempts, and resuming keeps them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class References:
         return {task: tuple(repair for repair in own if repair.step < step) for task, own in self.known.items()}
 
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
-        """Add a finished step's repairs that passed whatever ran checks; `episodes` are in batch order."""
+        """Add a finished step's repairs that passed all checks run; `episodes` are in batch order."""
         for episode in episodes:
             task = self._tasks.get(episode.task_id)
             valid = episode.ending is not Ending.VOID
@@ -48,7 +47,7 @@ class References:
             self.known[task.id] = (*known, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Metrics of a step: mean references of its tasks, tasks with any, share of attempts nearest to one."""
+        """Mean references of a step's tasks, tasks with any, share of attempts nearest to one."""
         if not self.most:
             return {}
         valid = [episode for episode in episodes_of(groups) if episode.ending is not Ending.VOID]

@@ -1,4 +1,4 @@
-"""Results of an evaluation: episodes, metrics, a summary with intervals, predictions."""
+"""Results of an evaluation: episodes, metrics, summary, predictions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def conclude(
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
     Files: ``episodes/NAME-STEP.jsonl``, and in ``eval/NAME-STEP/`` ``metrics.jsonl``, ``summary.json`` and predictions.
-    `model` names the policy in predictions (default: run and step), `agents` the agents by kind; `known` are metrics
-    measured elsewhere, by episode id.
+    `model` names the policy there (default: run and step), `agents` are by kind, `known` are metrics by episode id.
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}

@@ -1,4 +1,4 @@
-"""Selection of attempts worth learning from, by filters (section ``keep``)."""
+"""Select attempts worth learning from, by filters (section ``keep``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 8  # Tasks, repositories and languages listed; the others are counted.
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Attempt for filters, without its conversation.
+    """Attempt for filters, without conversation.
 
     >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
     True
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Selected attempts in reproducible order, and the filters' effects."""
+    """Selected attempts in reproducible order, and filters' effects."""
 
     kept: tuple[Candidate, ...]
     there: int
@@ -82,7 +82,7 @@ Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
 def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
-    """Candidates that pass `keep`. Raises `UsageError` with the filter that leaves none."""
+    """Apply `keep`. Raises `UsageError` with the filter that leaves none."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
         raise UsageError("there is no attempt with a verdict to select from", fix="collect some, or name another run")
@@ -96,7 +96,7 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
 
 
 def _filters(keep: Keep) -> list[tuple[str, Filter]]:
-    """Active filters with their names on the command line."""
+    """Active filters, named as on the command line."""
 
     def enough(one: Candidate) -> bool:
         return keep.above < 0 if one.reward is None else one.reward > keep.above
@@ -190,7 +190,7 @@ def _counts(kept: Sequence[Candidate], part: str) -> dict[str, int]:
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """`Selection.as_json` in lines."""
+    """Format `Selection.as_json` as lines."""
     rows = [(f"{found['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in found["filters"]]
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]

@@ -1,7 +1,6 @@
 """Supervised fine-tuning on one page: examples -> batches -> updates -> held-out loss -> checkpoints.
 
-Run folders resemble those of `crrl train`. A step depends on examples, seed and number: a killed run repeats logged
-steps after its last checkpoint, with equal results.
+A step depends on examples, seed and number: after a kill, steps since the last checkpoint repeat with equal results.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
     """Train by `plan` in `folder`; return the summary for ``--json``.
 
     Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
-    otherwise the error that stopped the run; `resume` continues it.
+    else the error that stopped the run; `resume` continues it.
     """
     meter = Meter()
     with stoppable() as received, Progress(plan.config.run.steps, quiet=quiet) as progress:
@@ -98,7 +97,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """Result of a run: steps, last metrics, lowest held-out loss, evaluations."""
+    """Steps, last metrics, lowest held-out loss, evaluations."""
     history = read_history(folder)
     losses = _losses(_first(folder), history)
     best = min(losses, key=lambda step: losses[step]) if losses else None
@@ -181,10 +180,7 @@ def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 
 async def _restore(run: _Run) -> None:
-    """Bring the learner to the end of the history, and finish the last process' work.
-
-    Raises `RunError` if a repeated step differs.
-    """
+    """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
     done = run.history.step
     saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
     begins = max(saved, default=0)
@@ -252,7 +248,7 @@ def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
 
 
 async def _evaluate_if_due(run: _Run, step: int) -> None:
-    """Attempt held-out tasks after `step` updates, unless not due or done."""
+    """Attempt held-out tasks after `step` updates, if due and not done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
     if bench is None or engine is None or not evaluation_due(config, step):
         return
@@ -349,7 +345,7 @@ async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
 
 
 async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run in `folder`."""
+    """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run."""
     about = open_run(folder.path).about()
     if "data" not in about:
         raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
@@ -372,7 +368,7 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
 
 
 def _write_learned(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Write the tasks whose solutions the model has seen, including those of its initial model."""
+    """Write the tasks whose solutions the model has seen, its initial model's included."""
     earlier = learned_by(plan.config.model.path) if plan.config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | {each.task for each in plan.examples.train})
 

@@ -1,4 +1,4 @@
-"""Watch over an evaluation: a line for each attempt, results and cost so far, and when to stop."""
+"""Watch over an evaluation: lines, results, cost, and when to stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIX = {
 
 
 def find_obstacle(episode: Episode) -> str:
-    """Return what kept the policy from showing its ability, or ""."""
+    """Name what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
     cost = spent([episode])
@@ -35,7 +35,7 @@ def find_obstacle(episode: Episode) -> str:
 
 
 def find_common_obstacle(episodes: Sequence[Episode]) -> str:
-    """Return a warning if one obstacle hid the policy's ability in all valid `episodes`, or ""."""
+    """Warning if one obstacle hid the policy's ability in all valid `episodes`, or ""."""
     obstacles = [find_obstacle(episode) for episode in episodes if episode.ending is not Ending.VOID]
     if not obstacles or len(set(obstacles)) > 1 or not obstacles[0]:
         return ""
@@ -45,7 +45,7 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
 
 
 class Watch:
-    """Takes each attempt after its verdict; `say` prints a line."""
+    """Take each attempt after its verdict; `say` prints a line."""
 
     def __init__(
         self,

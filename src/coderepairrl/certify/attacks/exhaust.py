@@ -1,6 +1,6 @@
 """Attacks on limits: ``python3 -ISc <this file> NAME ARGUMENT...``, as `inside`.
 
-Bounded, for use on a host. A limit raises OSError or MemoryError here, or ends the process.
+Bounded, for use on a host. Limits raise OSError or MemoryError here, or end the process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _all_ended_well(children: list[int]) -> bool:
 
 
 def processes() -> None:
-    """Start more processes than allowed."""
+    """Exceed the limit of processes."""
     children = []
     try:
         for _ in range(int(E["PROCESSES"]) + 16):
@@ -65,7 +65,7 @@ def processes() -> None:
 
 
 def threads() -> None:
-    """Start more threads than allowed."""
+    """Exceed the limit of threads."""
     end = threading.Event()
     count = int(E["PROCESSES"]) + 16
     threading.stack_size(1 << 16)
@@ -79,7 +79,7 @@ def threads() -> None:
 
 
 def processes_that_left() -> None:
-    """Start more processes than allowed, in sessions and with parents unlike ours."""
+    """Exceed the limit of processes, in other sessions with other parents."""
     count = int(E["PROCESSES"]) + 16
     read, write = os.pipe()
     for _ in range(count):
@@ -197,7 +197,7 @@ def many(what: str, where: str = ".") -> None:
 
 
 def cpu_time() -> None:
-    """Use more CPU time than allowed."""
+    """Exceed the limit of CPU time."""
     while time.process_time() < int(E["CPU_SECONDS"]) + 2:
         pass
     found()
@@ -216,7 +216,7 @@ def terminals() -> None:
 
 
 def open_files() -> None:
-    """Open more files than allowed."""
+    """Exceed the limit of open files."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for _ in range(int(E["OPEN_FILES"])):

@@ -101,7 +101,7 @@ class Inside:
 
 @dataclass
 class Outside:
-    """Clone with all of its history, unprotected."""
+    """Unprotected clone with all its history."""
 
     work: Path
     target: Target

@@ -1,7 +1,6 @@
-"""Search for the repair in a sandbox's git repository.
+"""Search for the repair in a sandbox's git repository, where policies do look.
 
-Lists all objects of its store, borrowed ones included; its commit and the tags of its ancestors should reach all.
-Policies do look there.
+All objects of its store, borrowed ones included, should be reachable from its commit and its ancestors' tags.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
 
 
 class History(NamedTuple):
-    """Reachable later objects; `repair` names the repair's place, or is empty."""
+    """Later objects; `repair` names the repair's place, or is empty."""
 
     repair: str
     commits: int
@@ -64,10 +63,7 @@ class History(NamedTuple):
 
 
 async def later(sandbox: Sandbox) -> dict[str, str]:
-    """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id.
-
-    Raises `SandboxFault` if git fails.
-    """
+    """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
     asked = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
     if asked.exit_code == 3 and not asked.timed_out:
         return {}
@@ -81,7 +77,7 @@ async def later(sandbox: Sandbox) -> dict[str, str]:
 async def history(
     sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search the objects `there` (`later`) for the change from `before` to `after`, texts by path.
+    """Search objects `there` (`later`) for the change from `before` to `after`, texts by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """

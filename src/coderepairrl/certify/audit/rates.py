@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
 
 def rates(found: Sequence[Audited]) -> list[Rate]:
-    """Shares of tasks, then of mutants, in all and by kind."""
+    """Shares of tasks, then of mutants, overall and by kind."""
     own = clusters_by({each.task.id: each.task.repository for each in found})
 
     def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
@@ -76,7 +76,7 @@ def rates(found: Sequence[Audited]) -> list[Rate]:
 
 
 def accepts(found: Audited) -> bool | None:
-    """Whether a task accepts a mutant; None without a judged one."""
+    """Whether a task accepts a mutant; None if none was judged."""
     judged = [each.accepted for each in found.wrong if each.accepted is not None]
     return any(judged) if judged else None
 

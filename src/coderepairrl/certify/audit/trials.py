@@ -42,7 +42,7 @@ _SHOWN = 300
 
 
 class Settings(NamedTuple):
-    """Questions to each task."""
+    """Settings of an audit."""
 
     dataset: str
     """Source and options, as written."""
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Wrong patch, and whether the checks passed every time; None: not run."""
+    """Wrong patch, and whether checks always passed; None: not run."""
 
     wrong: WrongPatch
     accepted: bool | None
@@ -86,7 +86,7 @@ class Audited(NamedTuple):
 
 
 def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
-    """Draw `limit` tasks of `source` (0: all) by `seed`; more include fewer; in their order.
+    """Draw `limit` tasks (0: all) by `seed`, in source order; larger draws include smaller ones.
 
     Raises `UsageError` for no tasks and for a source that breaks the rules; `TaskError`.
     """
@@ -113,9 +113,9 @@ async def audit(
 ) -> list[Audited]:
     """Run the trials of `settings` on `tasks`, in order; with `resume`, those missing in `file`.
 
-    Prepares the tasks' needs first. Faults of the infrastructure are not written; `resume` retries them.
+    Prepares the tasks' needs first. Infrastructure faults are not written, so that `resume` retries them.
 
-    Raises `UsageError` for an existing `file` (without `resume`) or one of another audit, `PrerequisiteError`, and
+    Raises `UsageError` for an existing `file` (without `resume`) or another audit's, `PrerequisiteError`, and
     `TaskError` for an environment changed since it was built.
     """
     rows = Lines.read(file) if resume else []
@@ -202,7 +202,6 @@ class _Trials:
         self._known, self._slots, self._say = known, slots, say
 
     async def of(self, task: Task) -> Audited:
-        """Answer all questions about a task."""
         solution = None if task.reference else self._source.oracle(task.id)
         faults: dict[str, str] = {}
         if not task.reference and solution is None:
@@ -365,7 +364,7 @@ async def _content(fresh: Sandbox, path: str) -> bytes | None:
 
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
-    """Changes of `solution`'s first command, without its own files."""
+    """Changes of `solution`'s first command, except its files."""
     if problem := await grading.checks.restore(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)

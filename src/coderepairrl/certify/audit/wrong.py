@@ -1,12 +1,9 @@
 """Plausible wrong patches: mutants of the reference.
 
 A mutant omits a part (file, place, line), alters an operator, constant, condition or name in an added line
-(`tasks.mutants.mutations` for Python, a table of signs elsewhere), or empties a changed function. Only program files
-change, no tests. Mutants differ from reference and untouched program in more than comments, white space and docstrings;
-Python must parse them.
-
-Equivalence is undecidable by rule (Budd and Angluin 1982, Acta Informatica 18, 31): accepted mutants are for a human to
-judge.
+(`tasks.mutants.mutations` for Python, else a table of signs), or empties a changed function. Only program files change,
+no tests. Mutants differ from reference and untouched program beyond comments, white space and docstrings, and parse if
+Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica 18, 31): a human judges accepted mutants.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ class WrongPatch(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Mutants of a reference, the number of equivalent draws, and the reason for none."""
+    """Mutants, number of equivalent draws, and reason for none."""
 
     patches: tuple[WrongPatch, ...]
     same: int
@@ -71,7 +68,7 @@ Texts = Mapping[str, bytes | None]
 def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, seed: str) -> Made:
     """Draw up to `count` mutants of `reference` by `seed`, taking `KINDS` in turn.
 
-    `before` and `after` are its files by path without and with it; None for no file. Raises `MalformedPatch`.
+    `before` and `after` are its files by path; None: no file. Raises `MalformedPatch`.
     """
     files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse(reference)]
     parts = _parts(reference, len(files))
@@ -118,7 +115,7 @@ class _File:
 
     @cached_property
     def places(self) -> list[tuple[int, int, int, int]]:
-        """Differences: ``before[a:b]`` became ``after[c:d]``, in lines."""
+        """Differences in lines: ``before[a:b]`` became ``after[c:d]``."""
         matcher = difflib.SequenceMatcher(None, self.old, self.new, autojunk=False)
         return [(a, b, c, d) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"]
 
@@ -132,7 +129,7 @@ class _File:
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        """Syntax tree of the repaired file; None if not Python, or not parsed."""
+        """Syntax tree of the repaired file; None if not valid Python."""
         return _parsed(self.after or "") if language_of(self.path) == "python" else None
 
     @property
@@ -214,7 +211,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 def _body(node: _Function) -> list[ast.stmt]:
-    """Statements after the docstring; none on the function's line."""
+    """Statements after the docstring, below the function's line."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [] if body and body[0].lineno == node.lineno else body
 
@@ -276,7 +273,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _parts(patch: bytes, files: int) -> list[bytes] | None:
-    """Parts of `patch` by file; None if not written by git."""
+    """Split `patch` by file; None if not written by git."""
     parts = [part for part in re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE) if part.startswith(b"diff ")]
     whole = [part if part.endswith(b"\n") else part + b"\n" for part in parts]
     return whole if len(whole) == files else None

@@ -27,7 +27,7 @@ _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
 class TaskExam(NamedTuple):
-    """Findings about one task, or (`task` empty) about the source."""
+    """Findings about a task, or (`task` empty) the source."""
 
     task: str
     findings: tuple[Finding, ...]
@@ -56,10 +56,10 @@ async def verify(
     reward: Mapping[str, float] | None = None,
     quiet: bool = False,
 ) -> list[TaskExam]:
-    """Examine the source (`certify.task_source.examine`) and the rewards of each task with a reference.
+    """Examine the source (`certify.task_source.examine`), and rewards on tasks with a reference.
 
-    By each of `reward` (default `patch_edits`) the reference earns 1; an empty patch, and a blank line at the end of a
-    repaired file, 0. Asks the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
+    By each of `reward` (default `patch_edits`) the reference must earn 1; an empty patch, and a blank line appended to
+    a repaired file, 0. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
 
     Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
     that does not measure repair.
@@ -122,7 +122,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
 
 
 def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
-    """Count unusable tasks by their first failed question, most frequent first.
+    """Count unusable tasks by first failed question, most frequent first.
 
     >>> from coderepairrl.registry import Finding
     >>> left_out([TaskExam("", ()), TaskExam("a", (Finding("the reference applies", False, ""),))])
@@ -134,10 +134,7 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 
 
 def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
-    """Examined `tasks` with their first wrong answer, for `quarantine.write`.
-
-    Lacking prerequisites say nothing about a task.
-    """
+    """Examined `tasks` with their first wrong answer, for `quarantine.write`, except for missing prerequisites."""
     known = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
     def reason(exam: TaskExam) -> str:
@@ -150,7 +147,7 @@ def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.V
 
 
 def table(exams: Sequence[TaskExam]) -> str:
-    """Table of tasks, with failed questions beneath each."""
+    """Table of tasks, failed questions beneath."""
     lines = []
     for exam in exams:
         passed = sum(finding.ok for finding in exam.findings)

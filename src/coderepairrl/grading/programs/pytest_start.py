@@ -2,7 +2,7 @@
 
 
 def start():
-    """In pytest's process, import its needs before workspace folders are on the path."""
+    """Import pytest's needs before workspace folders are on the path."""
     import os
     import sys
 

@@ -4,8 +4,8 @@
 def written(root, own, here, compiles, skip=None, loader=None, main=""):
     """Five functions that compare tests with `own`, sources by path in the folder `root`.
 
-    ``compiles(file, config)`` returns a file's code as importlib or (with a config) pytest has it, or None. `loader` is
-    pytest's function that executes it, `skip` is `unittest.skip`, `main` the file of ``__main__``.
+    ``compiles(file, config)`` returns a file's code as importlib or (with a config) pytest compiles it, or None.
+    `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file of ``__main__``.
     """
     import importlib
     import os

@@ -76,11 +76,11 @@ def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it imports does not
         raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_TO_FIND) from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    implementation = getattr(module, attribute, None)
+    if implementation is None:
         parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
         raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, parts))
-    return found
+    return implementation
 
 
 def _own(name: str) -> ModuleType:
@@ -88,10 +88,10 @@ def _own(name: str) -> ModuleType:
 
     That folder is searched last, for this module only: it may be an untrusted repository (``crrl fix``).
     """
-    top, here = name.partition(".")[0], Path.cwd()
-    there = (here / f"{top}.py").is_file() or (here / top).is_dir()
-    if there and str(here) not in sys.path and importlib.util.find_spec(top) is None:
-        sys.path.append(str(here))
+    top, folder = name.partition(".")[0], Path.cwd()
+    is_local = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+    if is_local and str(folder) not in sys.path and importlib.util.find_spec(top) is None:
+        sys.path.append(str(folder))
         importlib.invalidate_caches()
     return importlib.import_module(name)
 
@@ -170,13 +170,13 @@ def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[
         inspect.signature(found).bind(**options)
     except TypeError as error:
         section = "tasks" if kind == "task source" else kind
-        given = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
-        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{given}") from None
+        alternative = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
+        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{alternative}") from None
     check_types(kind, name, found, options)
-    made = found(**options)
-    members = [member for member in protocol_members(protocol) if not hasattr(made, member)]
+    built = found(**options)
+    members = [member for member in protocol_members(protocol) if not hasattr(built, member)]
     _check_members(kind, name, protocol, members)
-    return made
+    return built
 
 
 def protocol_members(protocol: type) -> frozenset[str]:
@@ -198,8 +198,10 @@ def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str])
         return
     base = f"coderepairrl.protocols.{protocol.__name__}"
     required: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
-    own = [member for member in missing if member in required or not hasattr(protocol, member)]
+    required_members = [member for member in missing if member in required or not hasattr(protocol, member)]
     raise ConfigError(
-        f"{kind} {name!r} is no {protocol.__name__}: it lacks {', '.join(own or missing)}",
-        fix=f"define {', '.join(own)}; the rest comes from {base}" if own else f"derive it from {base}, which has them",
+        f"{kind} {name!r} is no {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
+        fix=f"define {', '.join(required_members)}; the rest comes from {base}"
+        if required_members
+        else f"derive it from {base}, which has them",
     )

@@ -196,11 +196,11 @@ def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
 def sequence_list(turns: Sequence[Turn], leaf: int) -> list[int]:
     """`sequence` as a mutable list."""
     ids: list[int] = []
-    for turn, kept in _lineage(turns, leaf):
+    for turn, fork in _lineage(turns, leaf):
         ids += turn.given.ids
         ids += turn.output.ids
-        if kept is not None:
-            del ids[kept.tokens :]
+        if fork is not None:
+            del ids[fork.tokens :]
     return ids
 
 
@@ -212,11 +212,11 @@ def conversation(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], .
 def replies(turns: Sequence[Turn], leaf: int) -> list[tuple[Mapping[str, Any], Turn | None]]:
     """Messages of `conversation` with the turns that sampled them; None for the client's."""
     messages: list[tuple[Mapping[str, Any], Turn | None]] = []
-    for turn, kept in _lineage(turns, leaf):
+    for turn, fork in _lineage(turns, leaf):
         messages += [(message, None) for message in turn.messages[:-1]]
         messages += [(message, turn) for message in turn.messages[-1:]]
-        if kept is not None:
-            del messages[kept.messages :]
+        if fork is not None:
+            del messages[fork.messages :]
     return messages
 
 
@@ -224,12 +224,12 @@ def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | No
     """Turns in `leaf`'s context, from a root on, each with the fork that cuts the context after it."""
     chain: list[tuple[Turn, Fork | None]] = []
     at: int | None = leaf
-    kept: Fork | None = None
+    fork: Fork | None = None
     while at is not None:
         turn = turns[at]
-        chain.append((turn, kept))
-        kept = turn.fork
-        at = turn.base if kept is None else kept.turn
+        chain.append((turn, fork))
+        fork = turn.fork
+        at = turn.base if fork is None else fork.turn
     return reversed(chain)
 
 

@@ -21,13 +21,13 @@ def below(root: int) -> dict[int, bytes]:
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
             if state not in "ZX":
                 parents[int(entry.name)] = int(parent)
-    found: dict[int, bytes] = {}
+    commands: dict[int, bytes] = {}
     fresh = {root}
     while fresh := {pid for pid, parent in parents.items() if parent in fresh}:
         for pid in fresh:
             with contextlib.suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-    return found
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+    return commands
 
 
 def freeze(root: int) -> list[int]:

@@ -118,7 +118,6 @@ class _Candidate:
         save_file({name: np.ascontiguousarray(change(name, value)) for name, value in tensors.items()}, path)
 
     def prompt(self, size: int) -> list[int]:
-        """Random ids."""
         ids: list[int] = self.rng.integers(0, self.vocabulary, size).tolist()
         return ids
 
@@ -152,7 +151,6 @@ class _Candidate:
         )
 
     async def off_relabelled(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
-        """`off` under the relabelled weights."""
         mapped = [answer._replace(ids=[self._p[token] for token in answer.ids]) for answer in answers]
         return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
 

@@ -55,9 +55,9 @@ def _packages() -> list[Finding]:
 
 
 def _sandboxes() -> list[Finding]:
-    found = sandbox.available()
-    usable = [finding.name for finding in found if finding.ok]
-    return [_isolation(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in found)]
+    findings = sandbox.available()
+    usable = [finding.name for finding in findings if finding.ok]
+    return [_isolation(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in findings)]
 
 
 def _isolation(usable: Sequence[str]) -> Finding:

@@ -64,16 +64,16 @@ async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls
     info = backend.info()
     if not info.isolates:
         raise ConfigError(f"{backend.name} isolates nothing: every attack succeeds", fix="attack another sandbox")
-    wanted = [attack for attack in attacks() if not families or attack.family in families]
+    selected = [attack for attack in attacks() if not families or attack.family in families]
     outcomes = []
-    kept = tight(backend.name)
-    limits = {name: info.limits.get(name, value) if name in kept else value for name, value in TIGHT.items()}
+    limit_names = tight(backend.name)
+    limits = {name: info.limits.get(name, value) if name in limit_names else value for name, value in TIGHT.items()}
     with contextlib.ExitStack() as stack:
         target, repository = prepare(stack, limits, info.user)
         task = Task("attack/1", "", "python", f"dir:{repository}", b"")
         shared: Sandbox | None = None
         async with contextlib.AsyncExitStack() as opened:
-            for attack in wanted:
+            for attack in selected:
                 if attack.family in FRESH:
                     async with backend.open(task) as box:
                         succeeded = await attack.act(Inside(box, target), target)
@@ -128,8 +128,10 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
             for outcome in outcomes
             if outcome.control is False
         ]
-        shown = sum(outcome.control is True for outcome in outcomes)
-        detail = ", ".join(bad) or f"{len(outcomes)}, of which {shown} were seen to succeed where nothing stops them"
+        confirmed = sum(outcome.control is True for outcome in outcomes)
+        detail = (
+            ", ".join(bad) or f"{len(outcomes)}, of which {confirmed} were seen to succeed where nothing stops them"
+        )
         yield Finding(title, not bad, detail)
 
 
@@ -142,9 +144,9 @@ def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
     for row in zip(*results.values(), strict=True):
         first = row[0]
         cells = ["**succeeds**" if outcome.succeeded else "fails" for outcome in row]
-        shown = first.family if first.family != family else ""
+        family_cell = first.family if first.family != family else ""
         family = first.family
-        lines.append(f"| {shown} | {first.name} | {words[first.control]} | {' | '.join(cells)} |")
+        lines.append(f"| {family_cell} | {first.name} | {words[first.control]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

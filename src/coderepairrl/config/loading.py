@@ -106,19 +106,19 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
     try:
         config = Config.model_validate(data)  # no section takes a key that it does not know
     except ValidationError as error:
-        found: dict[str, list[str]] = {}
+        mistakes: dict[str, list[str]] = {}
         examples: list[str] = []
         for each in error.errors():
-            key, what = ".".join(map(str, each["loc"])), _what(each["type"], each["msg"], each["input"])
+            key, problem = ".".join(map(str, each["loc"])), _what(each["type"], each["msg"], each["input"])
             if unknown and each["type"] == "extra_forbidden":
                 continue  # reported above
             if key in unknown.values() and each["type"] == "missing":
                 continue  # misspelt, not missing
             if kind := _KINDS.get(each["type"]):
                 examples.append(f"{key}={_example(each['loc'], kind[1])}")
-            origin = _origin(key or what, where, overrides)
-            found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
-        if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in found.items()]:
+            origin = _origin(key or problem, where, overrides)
+            mistakes.setdefault(origin, []).append(f"{key}: {problem}" if key else problem)
+        if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in mistakes.items()]:
             missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
             unnamed = missing & {("run",), ("run", "name")}
             fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
@@ -204,15 +204,15 @@ def _find(source: str | Path) -> Path:
         return path / "config.toml"
     if path.is_file():
         return path
-    known = shipped()
-    if str(source) in known:
-        return known[str(source)]
-    near = difflib.get_close_matches(str(source).replace("_", "-"), known, 2, 0.5)
+    configs = shipped()
+    if str(source) in configs:
+        return configs[str(source)]
+    near = difflib.get_close_matches(str(source).replace("_", "-"), configs, 2, 0.5)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if not near and len(path.parts) > 1 and not path.suffix and (run := nearest_run(path)):
         guess = f"of the runs there, {run} Or "
     raise ConfigError(
-        f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
+        f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(configs) or 'none'}"
     )
 
 
@@ -220,20 +220,20 @@ def _base(path: Path, name: Any) -> list[Layer]:
     """Layers that the file at `path` extends: one, or two if shipped."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
-    found = _find(path.parent / name if (path.parent / name).exists() else name)
-    if run_of(found) is not None:
+    file = _find(path.parent / name if (path.parent / name).exists() else name)
+    if run_of(file) is not None:
         raise ConfigError(
             f"{path} extends {name}, the settings of a run, which may run programs",
             fix="extend a file of yours, or a shipped config",
         )
-    data = _read(found)
+    data = _read(file)
     above = data.pop("extends", None)
-    if above is not None and found not in shipped().values():
+    if above is not None and file not in shipped().values():
         raise ConfigError(
             f"{path}: extends {name}, which itself extends another",
             fix="one level is allowed: extend a file that extends none, or a shipped config",
         )
-    return [*([] if above is None else _base(found, above)), Layer(_layer_name(found), data)]
+    return [*([] if above is None else _base(file, above)), Layer(_layer_name(file), data)]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -299,7 +299,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """Drop options of task sources that `over` replaces."""
     now = {section: _source(base, section) for section in ("tasks", "eval")}
     new = {section: _source(over, section) or now[section] for section in now}
     if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # in place of the one
@@ -314,8 +313,8 @@ def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
 
 
 def _source(data: dict[str, Any], section: str) -> str:
-    there = data.get(section)
-    return str(there.get("source", "")) if isinstance(there, dict) else ""
+    value = data.get(section)
+    return str(value.get("source", "")) if isinstance(value, dict) else ""
 
 
 def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

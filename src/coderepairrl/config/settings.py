@@ -35,11 +35,11 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
     defaults = _leaves(_defaults(Config))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
-    given = [(layer.name, layer.data) for layer in layers(source)]
-    given += [(f"override {text}", parse_options([text])) for text in overrides]
+    named_layers = [(layer.name, layer.data) for layer in layers(source)]
+    named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
     values = _leaves(load(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}
-    for name, data in given:
+    for name, data in named_layers:
         for key in _leaves(data):  # which replaces what was in it: ``engine = "tiny"``
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = name
@@ -73,20 +73,20 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
         if value is PydanticUndefined:
             value = _defaults(Run) if field.annotation is Run else REQUIRED
-        found[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    return found
+        values[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return values
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
-            found |= _leaves(value, f"{prefix}{key}.")
+            leaves |= _leaves(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = list(value) if isinstance(value, tuple) else value
-    return found
+            leaves[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return leaves

@@ -111,23 +111,25 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
     entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
     paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
-    own = {shadowed(path) for path in touched(task.reference)}
-    made, links = packages(paths), b"120000" in patch
-    places = {path: stands_for(path, made, links=links) for path in paths if shadowed(path) not in own}
+    repaired_names = {shadowed(path) for path in touched(task.reference)}
+    new_packages, links = packages(paths), b"120000" in patch
+    places = {
+        path: stands_for(path, new_packages, links=links) for path in paths if shadowed(path) not in repaired_names
+    }
     suspects = [path for path, place in places.items() if place]
     if not suspects:
         return ()
     mentioned = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
-    hidden = await _missing(sandbox, [each for each in made if each.rpartition("/")[2] not in mentioned])
+    hidden = await _missing(sandbox, [each for each in new_packages if each.rpartition("/")[2] not in mentioned])
     suspects = [path for path in suspects if not any(places[path].startswith(f"{each}/") for each in hidden)]
-    asked = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
-    new = asked.output.decode("utf-8", "surrogateescape").split("\0") if asked.ok else suspects
+    listing = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
+    new = listing.output.decode("utf-8", "surrogateescape").split("\0") if listing.ok else suspects
     return tuple(literally(path) for path in new if path)
 
 
 async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
-    asked = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
-    return asked.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if asked and asked.ok else []
+    listing = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
+    return listing.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if listing and listing.ok else []
 
 
 async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
@@ -195,15 +197,14 @@ async def run(
 
 
 async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
-    """Verdict of the benchmark's rules on a command."""
     report, late = await harness.run(sandbox, command, checks)
     if report.resolved:
         return Verdict("", report.outcomes)
     if late:
         return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
     names = "; ".join(report.failed[:_NAMED])
-    whole = len(checks.named) or len(report.outcomes)
-    problem = f"{len(report.failed)} of {whole} tests did not end as they should: {names}"
+    total = len(checks.named) or len(report.outcomes)
+    problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
     silent = "" if report.found else "no test reported a result; "
     silent += f"the harness broke ({report.broken}); " if report.broken else ""
     return Verdict(silent + problem, report.outcomes, doubtful=not report.found)

@@ -103,7 +103,7 @@ def judged_by(checks: Checks) -> Rules | None:
 
 def install(some: Iterable[Checks]) -> None:
     """Install the packages that judge these checks. Raises `PrerequisiteError`."""
-    judges = {found.judge for found in map(judged_by, some) if found is not None}
+    judges = {chosen.judge for chosen in map(judged_by, some) if chosen is not None}
     for package in (judge for judge in judges if isinstance(judge, Package)):
         package.install()
 
@@ -120,9 +120,9 @@ async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
     if done.timed_out:  # a patch can be made to take long
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
-        why = done.output[-200:].decode("utf-8", "replace").strip()
+        reason = done.output[-200:].decode("utf-8", "replace").strip()
         needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(chosen.needed.split())}"
-        raise SandboxFault(f"the patch could not be tried in the sandbox: {why}", fix=needed)
+        raise SandboxFault(f"the patch could not be tried in the sandbox: {reason}", fix=needed)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
 

@@ -47,7 +47,7 @@ class Package:
     def __call__(self, log: str, argument: str, checks: Checks) -> Report:
         """Verdict on `log`. Raises `GraderFault` if the package cannot be installed."""
         try:
-            [found] = self.ask([{"log": log, **self.asked(argument, checks)}])
+            [answer] = self.ask([{"log": log, **self.asked(argument, checks)}])
         except PrerequisiteError as error:
             raise GraderFault(
                 f"the package that judges for {self.name} is not there: {error}",
@@ -58,8 +58,8 @@ class Package:
         except subprocess.CalledProcessError as error:
             last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
-        outcomes = {name: outcome(status) for name, status in found["statuses"].items()}
-        return Report(found["found"], found["resolved"], found["failed"], outcomes)
+        outcomes = {name: outcome(status) for name, status in answer["statuses"].items()}
+        return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
 
 
 def _named(checks: Checks) -> dict[str, Any]:

@@ -41,11 +41,11 @@ def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
     >>> worst([("a", Outcome.FAILED)], [("a", Outcome.PASSED)])
     {'a': <Outcome.FAILED: 2>}
     """
-    found: Outcomes = {}
+    outcomes: Outcomes = {}
     for part in parts:
         for name, outcome in part:
-            found[name] = max(outcome, found.get(name, outcome))
-    return found
+            outcomes[name] = max(outcome, outcomes.get(name, outcome))
+    return outcomes
 
 
 def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
@@ -243,9 +243,9 @@ def _tap(text: str) -> _Found:
         name = re.sub(r"\\(.)", r"\1", _TAP_TIME.sub("", name)).strip()
         nested = [([name, *path], each) for path, each in inner.pop(depth + 1, [])]
         inner.setdefault(depth, []).extend([*nested, ([name], outcome)])
-    found = [(JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths]
-    timed = all(_BATS_TIME.search(name) for name, _ in found)  # else it may be of a name
-    return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in found)
+    tests = [(JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths]
+    timed = all(_BATS_TIME.search(name) for name, _ in tests)  # else it may be of a name
+    return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in tests)
 
 
 def _spec(text: str) -> _Found:
@@ -320,11 +320,11 @@ def harbor(text: str) -> Outcomes:
     ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})
     """
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        found = text
+        content = text
     try:
-        rewards = found if isinstance(found, dict) else {"reward": float(found)}
+        rewards = content if isinstance(content, dict) else {"reward": float(content)}
         if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in rewards.values()):
             return {}
     except (TypeError, ValueError, OverflowError):

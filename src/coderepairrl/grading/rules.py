@@ -46,9 +46,11 @@ def r2e_gym(log: str, argument: str, checks: Checks) -> Report:
     (``_calculate_reward_r2e``), ``r2egym/repo_analysis/execution_log_parser.py``.
     """
     expected = _bare(json.loads(argument))
-    found = _bare(_summary(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
-    differ = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
-    return Report(bool(found), not differ, sorted(differ), {name: outcome(status) for name, status in found.items()})
+    statuses = _bare(_summary(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
+    differ = [name for name in expected.keys() | statuses.keys() if expected.get(name) != statuses.get(name)]
+    return Report(
+        bool(statuses), not differ, sorted(differ), {name: outcome(status) for name, status in statuses.items()}
+    )
 
 
 def _bare(statuses: Mapping[str, str]) -> dict[str, str]:
@@ -59,13 +61,13 @@ def _bare(statuses: Mapping[str, str]) -> dict[str, str]:
 
 def _summary(log: str) -> dict[str, str]:
     parts = log.split("short test summary info")
-    found = {}
+    statuses = {}
     for line in parts[1].strip().split("\n") if len(parts) > 1 else ():
         status = next((status for status in ("PASSED", "FAILED", "ERROR") if status in line), "")
         name = ".".join(line.split("::")[1:])
         if status:
-            found[name if status == "PASSED" else name.split(" - ")[0]] = status
-    return found
+            statuses[name if status == "PASSED" else name.split(" - ")[0]] = status
+    return statuses
 
 
 RAN = "the tests have run; failing_tests:"
@@ -110,10 +112,10 @@ def swe_bench_pro(log: str, argument: str, checks: Checks) -> Report:
     """
     try:
         tests: list[dict[str, Any]] = json.loads(log)["tests"]
-        found = [(str(test["name"]), str(test["status"])) for test in tests]
+        statuses = [(str(test["name"]), str(test["status"])) for test in tests]
     except (ValueError, LookupError, TypeError, RecursionError):
         return Report(False, False, list(checks.named), {})
-    passed = {name for name, status in found if status == "PASSED"}
+    passed = {name for name, status in statuses if status == "PASSED"}
     failed = [name for name in checks.named if name not in passed]
-    outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in found}
-    return Report(bool(found), not failed, failed, outcomes)
+    outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in statuses}
+    return Report(bool(statuses), not failed, failed, outcomes)

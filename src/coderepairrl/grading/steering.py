@@ -130,11 +130,13 @@ def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> 
     Covers `STEERING`, `SCRIPTS` where a command starts scripts, and files that a command names; except patterns that
     match the reference, whose changes are legitimate.
     """
-    own = touched(reference)
+    reference_files = touched(reference)
     words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
     steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
-    kinds = [pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in own)]
-    files = [literally(path) for path in named(checks, workdir) if path not in own]
+    kinds = [
+        pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in reference_files)
+    ]
+    files = [literally(path) for path in named(checks, workdir) if path not in reference_files]
     return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
 
 
@@ -165,7 +167,7 @@ def named(checks: Checks, workdir: str = "") -> list[str]:
     >>> named(Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),)), "/w")[-3:]
     ['run.sh', 'a/test_b.py', 'e']
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for command in checks.commands:
         for word in command.argv:
             for part in (word, *_PARTS.split(word)):
@@ -173,5 +175,5 @@ def named(checks: Checks, workdir: str = "") -> list[str]:
                 if workdir and path.startswith(f"{workdir}/"):
                     path = path[len(workdir) + 1 :]
                 if path != "." and "\0" not in path and not path.startswith(("/", "../", "-")):
-                    found[path] = None
-    return list(found)
+                    paths[path] = None
+    return list(paths)

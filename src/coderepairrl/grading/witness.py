@@ -60,8 +60,8 @@ def facts(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
 
 def node(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
     """Command and input for Node's test runner, guarded against early exits."""
-    own = [*checks.restore]
-    guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": own, "guess": not own}))
+    check_files = [*checks.restore]
+    guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": check_files, "guess": not check_files}))
     at = _program_at(argv)
     return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()
 
@@ -184,9 +184,9 @@ class Plugin(NamedTuple):
         start = programs.START.replace("PLUGIN", name).encode()
         sizes = (str(len(first)), str(len(start)))
         stdin = first + start + programs.PYTEST.encode()
-        made = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
-        folder = made.output.decode("utf-8", "surrogateescape").strip()
-        if not made.ok or not folder.startswith("/"):
+        prepared = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
+        folder = prepared.output.decode("utf-8", "surrogateescape").strip()
+        if not prepared.ok or not folder.startswith("/"):
             raise SandboxFault(f"no temporary folder in the sandbox: {folder[:200]}", fix="it needs sh and mktemp")
         return cls(folder, name, word)
 
@@ -226,7 +226,7 @@ def parse(output: bytes, word: str) -> Report:
     text = output.decode("utf-8", "replace")
     at = text.rfind('{"word": ' + json.dumps(word))
     try:
-        found: Any = json.JSONDecoder().raw_decode(text, at)[0] if at >= 0 else {}
-        return Report(found["ok"] is True, {str(name): Outcome(value) for name, value in found["outcomes"].items()})
+        report: Any = json.JSONDecoder().raw_decode(text, at)[0] if at >= 0 else {}
+        return Report(report["ok"] is True, {str(name): Outcome(value) for name, value in report["outcomes"].items()})
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError):
         return Report(False, {})

@@ -129,7 +129,7 @@ def analyse(data: RunData) -> Report:
         comparisons=comparisons,
         repeated=_repeated(data),
         account=_account(sum(data.kinds.values(), Account())),
-        kinds={kind or PLAIN: _account(own) for kind, own in data.kinds.items()} if len(data.kinds) > 1 else {},
+        kinds={kind or PLAIN: _account(balance) for kind, balance in data.kinds.items()} if len(data.kinds) > 1 else {},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
         used=used._asdict() if (used := total(data.used)) else None,
         wall_seconds=sum(end - start for start, end in data.sessions),
@@ -254,21 +254,22 @@ def _repeated(data: RunData) -> list[Comparison]:
     for name in (name for step in data.steps for name in step.get("episodes", ())):
         if (episode := data.trained.get(name)) is not None:
             groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
-    again = [list(own.values()) for own in groups.values() if len(own) > 1]
+    again = [list(attempts_by_step.values()) for attempts_by_step in groups.values() if len(attempts_by_step) > 1]
     if not again:
         return []
-    early, late = ([episode for own in again for episode in own[at]] for at in (0, -1))
+    early, late = ([episode for attempts_by_step in again for episode in attempts_by_step[at]] for at in (0, -1))
     titles = ("first time", "last time")
-    found = [_comparison(early, late, *titles)]
+    comparisons = [_comparison(early, late, *titles)]
     for kind, tasks in slices(early).items():
         sides = [[e for e in side if e.task_id in tasks] for side in (early, late)]
-        found.append(_comparison(sides[0], sides[1], *titles, kind))
+        comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
 
     def earned(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name not in _EFFORT}
 
     return [
-        replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes)) for each in found
+        replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes))
+        for each in comparisons
     ]
 
 
@@ -365,8 +366,8 @@ def _alarms(data: RunData) -> list[str]:
 
 
 def _changes(data: RunData) -> list[str]:
-    shown = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
-    return [f"Resumed with other settings: {'; '.join(shown)}."] if shown else []
+    changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
+    return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 
 
 def _missing(

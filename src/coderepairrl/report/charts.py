@@ -19,14 +19,16 @@ Section = tuple[str, list[Panel]]
 
 def sections(reports: Sequence[Report]) -> list[Section]:
     """Panels by heading; each run has a colour or a panel."""
-    found = [
+    titled_panels = [
         ("What is learned", outcomes(reports)),
         ("Kinds of tasks", _kinds(reports)),
         ("What the agent does", _behaviour(reports)),
         ("Speed and time", _speed(reports)),
         ("The learner's health", _learner(reports)),
     ]
-    return [(title, panels) for title, panels in found if any(series.points for p in panels for series in p.series)]
+    return [
+        (title, panels) for title, panels in titled_panels if any(series.points for p in panels for series in p.series)
+    ]
 
 
 def outcomes(reports: Sequence[Report]) -> list[Panel]:
@@ -114,7 +116,7 @@ def _speed(reports: Sequence[Report]) -> list[Panel]:
 
 
 def _learner(reports: Sequence[Report]) -> list[Panel]:
-    shown = [
+    charts = [
         (("entropy",), "entropy, estimated from the sampled tokens"),
         (("grad_norm",), "gradient norm before clipping"),
         (("loss",), "loss"),
@@ -127,7 +129,7 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("staleness_max",), "versions behind, oldest token"),
         (("lr",), "learning rate"),
     ]
-    panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in shown]
+    panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in charts]
     held_out = [
         ("loss", "loss of held-out examples"),
         ("accuracy", "tokens of held-out examples that are the likeliest"),

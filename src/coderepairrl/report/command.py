@@ -61,12 +61,12 @@ def _told_apart(reports: Sequence[Report]) -> list[Report]:
 
 def _other_versions(report: Report, first: Report) -> list[str]:
     # runs without versions are at 1
-    own, others = (each.about.get("rewards", {}) for each in (report, first))
+    versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
     return [
-        f"{name} is version {own.get(name, 1)} here and version {others.get(name, 1)} in {first.name}: "
+        f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
         "their values do not compare."
         for name in report.scores
-        if name in first.scores and own.get(name, 1) != others.get(name, 1)
+        if name in first.scores and versions.get(name, 1) != first_versions.get(name, 1)
     ]
 
 

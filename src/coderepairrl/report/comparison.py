@@ -147,11 +147,11 @@ def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison
     """Compare all policies with the first, or all pairs. Raises `UsageError`."""
     policies = alike(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
-    found = [_compare(*pair, question) for pair in pairs]
-    adjusted, of_tasks = holm([each.p for each in found]), holm([each.p_tasks for each in found])
+    comparisons = [_compare(*pair, question) for pair in pairs]
+    adjusted, of_tasks = holm([each.p for each in comparisons]), holm([each.p_tasks for each in comparisons])
     return [
-        replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(found))
-        for each, p, p_tasks in zip(found, adjusted, of_tasks, strict=True)
+        replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
+        for each, p, p_tasks in zip(comparisons, adjusted, of_tasks, strict=True)
     ]
 
 
@@ -160,8 +160,8 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    own = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
-    clusters = [own[task] for task in tasks]
+    cluster_of = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
+    clusters = [cluster_of[task] for task in tasks]
     share = shares(first.metric, [*before, *after], COUNTS)
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
@@ -180,7 +180,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         after=other.name,
         tasks=len(tasks),
         clusters=number,
-        unit="tasks" if all(task == own[task] for task in tasks) else "repositories",
+        unit="tasks" if all(task == cluster_of[task] for task in tasks) else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
         early=level(first.metric, before, clusters, share=share, counts=COUNTS),
         late=level(first.metric, after, clusters, share=share, counts=COUNTS),
@@ -199,14 +199,14 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         equivalence=None
         if question.margin is None
         else equivalence(before, after, clusters, question.margin, share=share),
-        curve=_curve(first, other, own, question.pass_at, binary),
+        curve=_curve(first, other, cluster_of, question.pass_at, binary),
         parts=_parts(first, other, repositories, question, share),
         labels=_labels(first, other, question),
     )
 
 
 def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels]:
-    found = []
+    labels = []
     for kind in first.answers:
         sides = [[each for each in side.answers.get(kind, ()) if each.task in first.values] for side in (first, other)]
         tasks = set.intersection(*({each.task for each in side} for side in sides))
@@ -218,29 +218,29 @@ def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels
         )
         change = classification.difference(before, after)
         early, late = (classification.classify(side).macro_f1 for side in (before, after))
-        found.append(Labels(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
-    return found
+        labels.append(Labels(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
+    return labels
 
 
 def _parts(
     first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: Question, share: bool
 ) -> list[Part]:
-    found = []
+    parts = []
     for name, ids in {**other.parts, **first.parts}.items():
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        own = (
+        cluster_of = (
             dict(zip(tasks, tasks, strict=True))
             if question.by_task
             else clusters_by({t: repositories[t] for t in tasks})
         )
-        clusters = [own[task] for task in tasks]
+        clusters = [cluster_of[task] for task in tasks]
         before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
         early, late = (level(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
         change = paired_difference(before, after, clusters, share=share)
-        found.append(Part(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
-    return [part._replace(p=p) for part, p in zip(found, holm([part.p for part in found]), strict=True)]
+        parts.append(Part(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
+    return [part._replace(p=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
 
 
 def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
@@ -317,14 +317,14 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
     first = policies[0]
     for other in policies[1:]:
         both = first.environments.keys() & other.environments.keys()
-        own, others = ({key: each.environments[key] for key in both} for each in (first, other))
-        for what, differ in (
+        first_digests, other_digests = ({key: each.environments[key] for key in both} for each in (first, other))
+        for conditions, differ in (
             ("limits", _other_values(first.limits, other.limits)),
-            ("environments", _other_values(own, others)),
+            ("environments", _other_values(first_digests, other_digests)),
         ):
             if differ and not question.other_conditions:
                 raise UsageError(
-                    f"{first.name} and {other.name} had other {what}: {_listed(differ)}",
+                    f"{first.name} and {other.name} had other {conditions}: {_listed(differ)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
         if versions := _other_values(first.versions, other.versions):
@@ -340,10 +340,10 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
         lines = [f"{len(changed)} tasks are not the same in all: {_listed(changed)}"] if changed else []
         for each in policies:
             if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
-                why = each.missing.get(lacking[0], "")
+                reason = each.missing.get(lacking[0], "")
                 lines.append(
                     f"{each.name} lacks {counted(len(lacking), 'task')}: {_listed(lacking)}"
-                    + (f" ({why})" if why else "")
+                    + (f" ({reason})" if reason else "")
                 )
         if lines:
             raise UsageError(
@@ -369,11 +369,11 @@ def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object
 
 def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
     """Settings that differ: one value per policy."""
-    known = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
-    recorded = [each for each in known if each]
+    settings = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
+    recorded = [each for each in settings if each]
     keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _OF_ATTEMPTS or " " in k})
     return {
-        key: [each.get(key) for each in known]
+        key: [each.get(key) for each in settings]
         for key in keys
         if any(each.get(key) != recorded[0].get(key) for each in recorded)
     }
@@ -396,7 +396,7 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
     tasks = first.tasks
     lost = range(max(0, first.solved - other.solved), min(first.solved, tasks - other.solved) + 1)
     overlaps = [(only, only + other.solved - first.solved) for only in lost]
-    found = [tango(only, gained, tasks) for only, gained in overlaps]
+    changes = [tango(only, gained, tasks) for only, gained in overlaps]
     p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
     seen = [detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
     return Unpaired(
@@ -405,9 +405,9 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
         early=wilson(first.solved, tasks),
         late=wilson(other.solved, tasks),
         change=Interval(
-            found[0].value,
-            min(each.low for each in found if each.low is not None),
-            max(each.high for each in found if each.high is not None),
+            changes[0].value,
+            min(each.low for each in changes if each.low is not None),
+            max(each.high for each in changes if each.high is not None),
         ),
         p=(min(p), max(p)),
         seen=None if seen[0] is None or seen[1] is None else (seen[0], seen[1]),
@@ -417,7 +417,7 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
 
 def counted_only(outcomes: Outcomes) -> Counts:
     """Convert `outcomes` to a count. Raises `UsageError` for several attempts."""
-    values = [value for own in outcomes.values.values() for value in own]
+    values = [value for attempts in outcomes.values.values() for value in attempts]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
         raise UsageError(
             f"{outcomes.name} is more than a count of solved tasks",
@@ -480,9 +480,11 @@ def plan(effect: float, found: Comparison | float, power: float = POWER) -> Plan
             raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
         if square.low is None or square.high is None:
             raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
-        known = measured.within is not None or attempts == 1
+        is_exact = measured.within is not None or attempts == 1
         rows.append(
-            _planned(effect, attempts, square.value if known else None, square.low, square.high, measured.design, power)
+            _planned(
+                effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power
+            )
         )
     return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
 

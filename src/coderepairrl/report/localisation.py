@@ -45,10 +45,10 @@ def parsed(patch: bytes) -> tuple[FilePatch, ...]:
 
 
 def _lines(file: FilePatch) -> set[Line]:
-    found = set()
+    changed = set()
     for block in file.blocks:
-        found |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
-    return found or {(file.path, 0)}  # a mode, a name, or binary content
+        changed |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
+    return changed or {(file.path, 0)}  # a mode, a name, or binary content
 
 
 def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
@@ -57,8 +57,10 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
     >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
     """
-    wanted = lines(reference)
-    return (lines(patch), wanted) if wanted else (lines(patch, tests=True), lines(reference, tests=True))
+    reference_lines = lines(reference)
+    return (
+        (lines(patch), reference_lines) if reference_lines else (lines(patch, tests=True), lines(reference, tests=True))
+    )
 
 
 def files_of(changed: Set[Line]) -> frozenset[str]:
@@ -75,7 +77,7 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
     >>> functions_of({("x.py", 3)}, {"x.py": code}), functions_of({("x.py", 3)}, {})
     (frozenset({('x.py', 'A.f')}), None)
     """
-    found = set()
+    functions = set()
     for path, line in changed:
         if not path.endswith(_PYTHON):
             continue
@@ -85,8 +87,8 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
         tree = None if source is None else _tree(source)
         if source is not None and tree is None:
             return None
-        found.add((path, enclosing(tree, line) if tree is not None else ""))
-    return frozenset(found)
+        functions.add((path, enclosing(tree, line) if tree is not None else ""))
+    return frozenset(functions)
 
 
 def python_files(*patches: bytes) -> set[str]:

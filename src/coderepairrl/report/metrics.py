@@ -91,8 +91,8 @@ def solved(attempt: Attempt) -> float | None:
 
 def exact(attempt: Attempt) -> float | None:
     """1 for the reference's files, trailing white space aside."""
-    wanted = _makes(attempt.reference)
-    return None if wanted is None else float(_makes(attempt.episode.patch) == wanted)
+    repaired = _makes(attempt.reference)
+    return None if repaired is None else float(_makes(attempt.episode.patch) == repaired)
 
 
 @lru_cache(maxsize=_KNOWN)
@@ -106,8 +106,8 @@ def _makes(patch: bytes) -> object:
 
 def partial(attempt: Attempt) -> float | None:
     """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
-    same, alike = exact(attempt), similarity("patch_edits")(attempt)
-    return None if same is None or alike is None else float(not same and alike > _ALIKE)
+    same, likeness = exact(attempt), similarity("patch_edits")(attempt)
+    return None if same is None or likeness is None else float(not same and likeness > _ALIKE)
 
 
 def similarity(name: str) -> Value:
@@ -158,8 +158,8 @@ def of_files(share: Share) -> Value:
     """`share` (`localisation.recall` or ``precision``) of files."""
 
     def value(attempt: Attempt) -> float | None:
-        given, wanted = localisation.both(attempt.episode.patch, attempt.reference)
-        return share(localisation.files_of(given), localisation.files_of(wanted))
+        patch_lines, reference_lines = localisation.both(attempt.episode.patch, attempt.reference)
+        return share(localisation.files_of(patch_lines), localisation.files_of(reference_lines))
 
     return value
 
@@ -173,11 +173,15 @@ def of_functions(share: Share) -> Value:
     """`share` of Python functions; None without the files."""
 
     def value(attempt: Attempt) -> float | None:
-        given, wanted = (
+        patch_functions, reference_functions = (
             localisation.functions_of(side, attempt.sources or {})
             for side in localisation.both(attempt.episode.patch, attempt.reference)
         )
-        return None if given is None or wanted is None else share(given, wanted)
+        return (
+            None
+            if patch_functions is None or reference_functions is None
+            else share(patch_functions, reference_functions)
+        )
 
     return value
 
@@ -254,7 +258,7 @@ def per_tool(attempt: Attempt) -> dict[str, float]:
     for call in attempt.episode.tool_calls:
         name = call.name if call.name in offered or not offered else "not_offered"
         outcomes.setdefault(name, []).append(call.ok)
-    return {f"{PER_TOOL}{name}": sum(own) / len(own) for name, own in sorted(outcomes.items())}
+    return {f"{PER_TOOL}{name}": sum(successes) / len(successes) for name, successes in sorted(outcomes.items())}
 
 
 # -- what it took
@@ -337,13 +341,13 @@ def rows(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
 
 def summary(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
     """Means (or `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
-    own = clusters_of(episodes)
+    cluster_of = clusters_of(episodes)
     columns: dict[str, tuple[list[float], list[str]]] = {}
     for episode in episodes:
         for name, value in known.get(episode.id, {}).items():
             values, clusters = columns.setdefault(name, ([], []))
             values.append(value)
-            clusters.append(own[episode.task_id])
+            clusters.append(cluster_of[episode.task_id])
     return {
         name: median_interval(*columns[name]) if name in MEDIANS else level(name, *columns[name], counts=COUNTS)
         for name in sorted(columns, key=_place)
@@ -365,10 +369,10 @@ def kind_of_edit(reference: bytes) -> str:
     >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
     """
-    wanted = localisation.files_of(localisation.both(b"", reference)[1])
-    blocks = [block for file in localisation.parsed(reference) if file.path in wanted for block in file.blocks]
-    if len(wanted) != 1:
-        return "several files" if wanted else ""
+    paths = localisation.files_of(localisation.both(b"", reference)[1])
+    blocks = [block for file in localisation.parsed(reference) if file.path in paths for block in file.blocks]
+    if len(paths) != 1:
+        return "several files" if paths else ""
     if len(blocks) != 1:
         return "one file"
     return "one line" if max(len(blocks[0].removed), len(blocks[0].added)) <= 1 else "one hunk"
@@ -405,7 +409,7 @@ def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, 
     further = (when.get("also") or {}).get(evaluation) or {}
     name = _called(further.get("agent") or when.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: _called(own.get("agent")) or name for kind, own in kinds.items()}}
+    return {"": name, **{kind: _called(settings.get("agent")) or name for kind, settings in kinds.items()}}
 
 
 def _called(agent: Any) -> str:

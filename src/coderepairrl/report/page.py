@@ -149,12 +149,12 @@ def _tables(reports: Sequence[Report]) -> list[Table]:
 
 def _slices(reports: Sequence[Report]) -> list[Table]:
     tables = []
-    for title, found in (
+    for title, columns in (
         ("Before and after", [(r.name, c) for r in reports for c in r.comparisons]),
         (_AGAIN, [(r.name, c) for r in reports for c in r.repeated]),
     ):
-        for kind in dict.fromkeys(c.slice for _, c in found if c.slice):
-            named = [(name, c) for name, c in found if c.slice == kind]
+        for kind in dict.fromkeys(c.slice for _, c in columns if c.slice):
+            named = [(name, c) for name, c in columns if c.slice == kind]
             table = _table(f"{title}, {kind} only", named, reports)
             tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables

@@ -47,9 +47,9 @@ def table() -> dict[str, Published]:
     """Numbers by name, in file order."""
     benchmarks = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))["benchmarks"]
     return {
-        name: Published(name=name, **common, **own)
+        name: Published(name=name, **common, **fields)
         for common in benchmarks
-        for name, own in common.pop("numbers").items()
+        for name, fields in common.pop("numbers").items()
     }
 
 
@@ -63,10 +63,10 @@ def find(name: str) -> Published:
         raise UsageError(
             f"no published number is called {name!r}", fix=f"{nearest(name, table())} All: crrl compare --published"
         )
-    found = table()[name]
-    if found.percent is None:
+    number = table()[name]
+    if number.percent is None:
         raise UsageError(
             f"{name} is a similarity by a measure of its own, which compares with nothing here",
             fix="name one of a share of resolved tasks: crrl compare --published",
         )
-    return found
+    return number

@@ -88,19 +88,19 @@ def verdict(found: Comparison | Unpaired) -> str:
 
 
 def _paired_verdict(found: Comparison) -> str:
-    what = f"{found.after} - {found.before} = {signed(found.change, found.share)} on {found.metric}"
+    gap = f"{found.after} - {found.before} = {signed(found.change, found.share)} on {found.metric}"
     small = ""
     if found.equivalence and found.equivalence.p <= ALPHA:
         margin = _amount(found.equivalence.margin, found.share)
         small = f", and it is smaller than {margin} (two one-sided tests, {_p(found.equivalence.p)})"
     if found.claimed:
         side = "above" if found.change.value > 0 else "below"
-        return f"{found.after} is {side} {found.before}: {what}, {_p(found.adjusted)}{_corrected(found)}{small}."
+        return f"{found.after} is {side} {found.before}: {gap}, {_p(found.adjusted)}{_corrected(found)}{small}."
     if small:
-        return f"{found.after} and {found.before} are equivalent: {what}{small}."
+        return f"{found.after} and {found.before} are equivalent: {gap}{small}."
     if found.change.low is None:
         return (
-            f"Nothing can be claimed: {what}; {counted(found.clusters, 'cluster')} of tasks is too few for an interval."
+            f"Nothing can be claimed: {gap}; {counted(found.clusters, 'cluster')} of tasks is too few for an interval."
         )
     doubt = ""
     if found.excludes_none:
@@ -108,10 +108,10 @@ def _paired_verdict(found: Comparison) -> str:
     if found.unit != "tasks" and found.p_tasks <= ALPHA:
         where = f"beyond these {counted(found.tasks, 'task')}"
         return (
-            f"No difference can be claimed {where}, for other repositories: {what}{doubt}; on these tasks themselves "
+            f"No difference can be claimed {where}, for other repositories: {gap}{doubt}; on these tasks themselves "
             f"there is one (sign flips of tasks, {_p(found.p_tasks)}{_corrected(found)}); {_seen(found)}."
         )
-    return f"No difference can be claimed: {what}{doubt}; {_seen(found)}."
+    return f"No difference can be claimed: {gap}{doubt}; {_seen(found)}."
 
 
 def _corrected(found: Comparison) -> str:
@@ -126,12 +126,12 @@ def _seen(found: Comparison) -> str:
 
 
 def _unpaired_verdict(found: Unpaired) -> str:
-    what = (
+    difference = (
         f"{found.after.name} - {found.before.name} = {signed(found.change, True)} however the tasks overlap, "
         f"p from {found.p[0]:.3g} to {found.p[1]:.3g}"
     )
     if found.claimed:
-        return f"A difference can be claimed: {what}."
+        return f"A difference can be claimed: {difference}."
     could = (
         f"no difference, however large, could have been claimed of {found.before.tasks} tasks"
         if found.seen is None
@@ -139,8 +139,8 @@ def _unpaired_verdict(found: Unpaired) -> str:
         f"{_ends(*found.seen, True)} points, by the overlap"
     )
     if found.p[0] <= ALPHA:
-        return f"Whether there is a difference depends on which tasks were solved: {what}; {could}."
-    return f"No difference can be claimed: {what}; {could}."
+        return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
+    return f"No difference can be claimed: {difference}; {could}."
 
 
 def boundary(found: Comparison) -> str:

@@ -40,16 +40,16 @@ class Recorded:
     def __post_init__(self) -> None:
         if self._trained or "holdout" in self._about:  # the tasks of both are there to be trained on
             return
-        here = self._config.tasks
+        settings = self._config.tasks
         for each in self._config.eval.each.values():
-            others = here.sources or (here,)
-            for own in (each,) if each.source else others:
-                if own.source not in tasks.SHIPPED:  # a run that was handed over imports no class
+            sources = settings.sources or (settings,)
+            for section in (each,) if each.source else sources:
+                if section.source not in tasks.SHIPPED:  # a run that was handed over imports no class
                     raise UsageError(
-                        f"{self.path} measured {own.source}, which may be an evaluation set",
-                        fix=f"learn from attempts of crrl collect {own.source} --policy POLICY",
+                        f"{self.path} measured {section.source}, which may be an evaluation set",
+                        fix=f"learn from attempts of crrl collect {section.source} --policy POLICY",
                     )
-                tasks.check_trainable(tasks.make(own.source, **own.options).evaluation_set)
+                tasks.check_trainable(tasks.make(section.source, **section.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:
         """Valid attempts with a verdict. Raises `RunError`."""
@@ -112,10 +112,12 @@ class Recorded:
 
     @cached_property
     def _tokenizer(self) -> str:
-        own = self.path / "model"
+        prepared = self.path / "model"
         try:
             folder = (
-                own if own.is_dir() else models.named(str(self._about.get("policy") or self._config.model.path)).folder
+                prepared
+                if prepared.is_dir()
+                else models.named(str(self._about.get("policy") or self._config.model.path)).folder
             )
             return tokens.digest(folder)
         except CodeRepairError as error:
@@ -136,8 +138,8 @@ class Written:
         by_episode: dict[str, list[Example]] = {}
         for example in self._rows:
             by_episode.setdefault(example.episode, []).append(example)
-        for name, own in by_episode.items():
-            first = own[0]
+        for name, examples in by_episode.items():
+            first = examples[0]
             yield Candidate(
                 number,
                 name,
@@ -146,9 +148,9 @@ class Written:
                 first.language,
                 reward=first.reward,
                 passed=first.passed,
-                malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in own)), ""),
+                malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in examples)), ""),
                 conversation=_digest(
-                    _said(first.messages) if len(own) == 1 else [_said(each.messages) for each in own]
+                    _said(first.messages) if len(examples) == 1 else [_said(each.messages) for each in examples]
                 ),
             )
 
@@ -220,8 +222,8 @@ def _end(episode: Episode) -> int | None:
 
 def _messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Conversation that turn `leaf` ends, without secrets."""
-    said = (message(each) for each, _ in replies(turns, leaf))
-    return tuple({key: value for key, value in each.items() if value is not None} for each in said)
+    messages_sent = (message(each) for each, _ in replies(turns, leaf))
+    return tuple({key: value for key, value in each.items() if value is not None} for each in messages_sent)
 
 
 def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
@@ -233,10 +235,10 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
         if names and name not in names:
             return f"a call of {name!r}, which was not offered"
         try:
-            whole = isinstance(json.loads(arguments), dict)
+            is_object = isinstance(json.loads(arguments), dict)
         except (ValueError, RecursionError):
-            whole = False
-        if not whole:
+            is_object = False
+        if not is_object:
             return f"a call of {name!r} with {arguments[:40]!r}, which is no JSON object"
     return ""
 
@@ -244,10 +246,10 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
 def _patch(patch: bytes) -> str:
     """Digest of a patch's effect; empty without effect."""
     try:
-        what = identity(patch)
+        effect = identity(patch)
     except MalformedPatch:
         return hashlib.sha256(patch).hexdigest()
-    return hashlib.sha256(repr(sorted(map(repr, what))).encode()).hexdigest() if what else ""
+    return hashlib.sha256(repr(sorted(map(repr, effect))).encode()).hexdigest() if effect else ""
 
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -168,9 +168,9 @@ async def _begin(
     folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None, more: Mapping[str, Any]
 ) -> list[Difference]:
     """Create `folder`; return differences from training conditions."""
-    found = await asyncio.to_thread(conditions, plan)
-    differing = differences(found, trained) if (trained := _training_of(plan)) else []
-    about = {
+    present = await asyncio.to_thread(conditions, plan)
+    differing = differences(present, trained) if (trained := _training_of(plan)) else []
+    record = {
         "name": folder.path.name,
         "seed": plan.config.run.seed,
         "policy": plan.config.model.path,
@@ -179,18 +179,18 @@ async def _begin(
         "rewards": plan.reward_versions,
         "config": plan.config.model_dump(mode="json"),
         **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
-        "conditions": found,
+        "conditions": present,
         "differences": [each._asdict() for each in differing],
         **more,
     }
-    folder.create(to_toml(plan.config), about)
+    folder.create(to_toml(plan.config), record)
     return differing
 
 
 def _training_of(plan: AgentPlan) -> dict[str, Any]:
     run = models.named(plan.model.name).run if isinstance(plan.model, LocalModel) else None
-    found: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
-    return found
+    trained_under: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
+    return trained_under
 
 
 def _known(plan: AgentPlan) -> list[str]:
@@ -218,12 +218,12 @@ def _parts(plan: AgentPlan) -> dict[str, Path]:
 
 
 async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) -> None:
-    about = folder.about()
-    if "policy" not in about:
+    record = folder.about()
+    if "policy" not in record:
         raise UsageError(f"{folder.path} is no evaluation", fix=f"crrl train {folder.path} --resume goes on with a run")
-    before, now = measured_by(about["config"]), measured_by(plan.config.model_dump(mode="json"))
-    other = ["the policy"] if about["policy"] != plan.config.model.path else []
-    other += [f"shard {about['shard']}"] if about.get("shard", str(WHOLE)) != str(shard) else []
+    before, now = measured_by(record["config"]), measured_by(plan.config.model_dump(mode="json"))
+    other = ["the policy"] if record["policy"] != plan.config.model.path else []
+    other += [f"shard {record['shard']}"] if record.get("shard", str(WHOLE)) != str(shard) else []
     other += [name for name, section in before.items() if section != now.get(name)]
     if other:
         raise UsageError(
@@ -231,9 +231,9 @@ async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) ->
             fix="name a new folder",
         )
     for part, place in _parts(plan).items():
-        known = about.get(part, {})  # not of evaluations by older versions
-        if found := await until_called_off(difference, place, known):
+        recorded = record.get(part, {})  # not of evaluations by older versions
+        if changes := await until_called_off(difference, place, recorded):
             raise UsageError(
-                f"{folder.path} cannot be resumed: the {part} in {place} is not the one that was measured: {found}",
+                f"{folder.path} cannot be resumed: the {part} in {place} is not the one that was measured: {changes}",
                 fix="put that file back, or name a new folder",
             )

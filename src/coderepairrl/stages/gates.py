@@ -80,15 +80,15 @@ class Gate(NamedTuple):
 
 def check(records: Records, run: Run) -> list[Alarm]:
     """Alarms for the newest of `records` (all ``step`` records)."""
-    found: list[Alarm] = []
+    alarms: list[Alarm] = []
     for gate in GATES:
-        implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in found)
+        implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in alarms)
         if gate.name not in run.health.off and not implied and (alarm := _look(gate, records, run)) is not None:
-            found.append(alarm)
+            alarms.append(alarm)
     if "over_optimisation" not in run.health.off and (over := overoptimisation.alarm(records, run.steps)) is not None:
         fix = "read some patches (crrl view), then change the reward"
-        found.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
-    return found
+        alarms.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
+    return alarms
 
 
 def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
@@ -147,10 +147,10 @@ def _stopped(names: Container[str], record: Record) -> bool:
 
 
 def _values(records: Records, *names: str) -> list[float]:
-    found = (
+    values = (
         next((m[name] for name in names if m.get(name) is not None), None) for m in (r["metrics"] for r in records)
     )
-    return [value for value in found if value is not None]
+    return [value for value in values if value is not None]
 
 
 def _span(newest: Records) -> str:
@@ -233,8 +233,8 @@ def _e_to(nats: float) -> float:
 
 def kl(before: Records, newest: Records) -> str:
     """The policy is suddenly far from the initial one."""
-    now, known = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
-    running = median(known) if known else 0.0
+    now, earlier = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
+    running = median(earlier) if earlier else 0.0
     if len(now) < len(newest) or min(now) <= KL * max(KL_FLOOR, running):
         return ""
     return f"KL against the initial policy of {median(now):.3g} nats a token {_span(newest)}, after {running:.3g}"
@@ -253,11 +253,11 @@ def drift(before: Records, newest: Records) -> str:
 
 def throughput(before: Records, newest: Records) -> str:
     """Steps are as slow as before, with far fewer tokens."""
-    known = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
-    if len(known) < FIRST or not all(record["account"]["sampled"] for record in newest):
+    sampled = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
+    if len(sampled) < FIRST or not all(record["account"]["sampled"] for record in newest):
         return ""
-    rates, usual = _values(newest, "tokens_per_second"), _values(known, "tokens_per_second")
-    spent, usually = _values(newest, "rollout_seconds"), _values(known, "rollout_seconds")
+    rates, usual = _values(newest, "tokens_per_second"), _values(sampled, "tokens_per_second")
+    spent, usually = _values(newest, "rollout_seconds"), _values(sampled, "rollout_seconds")
     if len(rates) < len(newest) or len(spent) < len(newest) or not usual or not usually:
         return ""
     if max(rates) >= THROUGHPUT * median(usual) or min(spent) < median(usually):

@@ -95,10 +95,10 @@ def read_history(run: RunFolder) -> History:
 def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
     """Episodes by step, in batch order. Raises `RunError` if one is missing."""
     named = {name for step in steps for name in step["episodes"]}
-    found = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
-    if lost := sorted(named - found.keys()):
+    episodes = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
+    if lost := sorted(named - episodes.keys()):
         raise RunError(f"{run.log} has no verdict on {lost[0]}, which a step consumed", fix="restore it from a copy")
-    return {step["step"]: [found[name] for name in step["episodes"]] for step in steps}
+    return {step["step"]: [episodes[name] for name in step["episodes"]] for step in steps}
 
 
 def finished(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:

@@ -62,7 +62,7 @@ class Alarm:
 
 def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
     """Tested groups, for a step's record."""
-    kept = []
+    tested_groups = []
     for group in groups:
         rewards, passed = [], []
         for episode in group.episodes:
@@ -71,8 +71,8 @@ def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
                 rewards.append(sum(s.value * s.weight for s in episode.scores if s.name != TESTS))
                 passed.append(tests[0])
         if rewards:
-            kept.append({"rewards": rewards, "passed": passed})
-    return kept
+            tested_groups.append({"rewards": rewards, "passed": passed})
+    return tested_groups
 
 
 def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:

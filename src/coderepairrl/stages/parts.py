@@ -130,8 +130,8 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
     if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
         return target
     with ExitStack() as files:
-        made = files.enter_context(replace_folder(target))
-        source, exact = plan.model.folder, made
+        scratch = files.enter_context(replace_folder(target))
+        source, exact = plan.model.folder, scratch
         if form != "none":
             exact = folder.path / ".exact"
             shutil.rmtree(exact, ignore_errors=True)  # of a start that was killed
@@ -144,17 +144,17 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
             await asyncio.to_thread(write_sums, exact)
             source = exact
         if form != "none":
-            await rounded(source, made, form, config.train.precision, log_dir=folder.logs)
+            await rounded(source, scratch, form, config.train.precision, log_dir=folder.logs)
         if adapter is not None and (form != "none" or config.train.precision == "bf16"):
             base, precision = plan.model.folder, config.train.precision
-            share = await survived(base, adapter, made, precision, log_dir=folder.logs)
+            share = await survived(base, adapter, scratch, precision, log_dir=folder.logs)
             folder.add_about(adapters_kept=share)
             numbers = f"model.quantise={form}" if form != "none" else f"train.precision={precision}"
-            said = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
+            message = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
             if share < _KEPT:
-                progress.alarm(f"{said}: the rest is lost (model.quantise=none, train.precision=fp32 keep all)")
+                progress.alarm(f"{message}: the rest is lost (model.quantise=none, train.precision=fp32 keep all)")
             else:
-                progress.say(said)
+                progress.say(message)
     return target
 
 
@@ -247,9 +247,9 @@ async def _both(
     except BaseException:
         for each in starting:
             each.cancel()
-        for made in await asyncio.gather(*starting, return_exceptions=True):
-            if not isinstance(made, BaseException):
-                await made.close()
+        for part in await asyncio.gather(*starting, return_exceptions=True):
+            if not isinstance(part, BaseException):
+                await part.close()
         raise
 
 

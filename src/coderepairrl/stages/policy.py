@@ -121,8 +121,8 @@ class LivePolicy:
                     shutil.rmtree((await self._verified(history, step - 1)).path)
                 await self._save(step - 1)
                 await self._begin(config, step - 1)
-            if step <= history.step and (made := make_batch(episodes[step], config)).samples:
-                await self._learner.step(made.samples, made.episodes, made.tokens)
+            if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
+                await self._learner.step(batch.samples, batch.episodes, batch.tokens)
         if self._learner.version:
             await self._serve(await self._verified(history, history.step))
         elif self._turns:
@@ -144,7 +144,7 @@ class LivePolicy:
     def _without(self, step: int) -> str:
         # The log gives the same weights from any other checkpoint, or from none.
         saved = self.run.saved_checkpoints()
-        earlier = next((path for known, path in sorted(saved.items(), reverse=True) if known < step
+        earlier = next((path for number, path in sorted(saved.items(), reverse=True) if number < step
                         and not damage(path)), None)  # fmt: skip
         begin = f"begins from {earlier}, which is whole," if earlier else "begins from the first step"
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then {begin} and replays the log to its end"
@@ -169,10 +169,10 @@ class LivePolicy:
             return {}, self._live.checksum if self._live else ""
 
         async def update() -> tuple[dict[str, Any], str]:
-            taken = await self._take_device()
+            device_seconds = await self._take_device()
             metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
             published = await self._publish()
-            return metrics | taken | await self._serve(published), published.checksum
+            return metrics | device_seconds | await self._serve(published), published.checksum
 
         return await self._persist(update, history)
 
@@ -222,8 +222,8 @@ class LivePolicy:
         await self.engine.sleep()
         asleep = time.monotonic()
         await self._learner.take_back()
-        taken = time.monotonic() - asleep
-        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(taken, 3)}
+        reload_seconds = time.monotonic() - asleep
+        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reload_seconds, 3)}
 
     async def _serve(self, published: Published) -> dict[str, float]:
         """Make weights live; return bytes and seconds."""

@@ -25,22 +25,22 @@ from coderepairrl.stages.train import evaluation_due
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
     """Preview a run without starting it; return known parts and the problem."""
-    shown: dict[str, Any] = {}
+    preview: dict[str, Any] = {}
     problems, parts = Problems(), Problems()
-    made = parts.attempt(lambda: resolve(config))
-    if known := problems.attempt(lambda: needs(config)):
-        shown["needs"] = known.value
+    resolved = parts.attempt(lambda: resolve(config))
+    if sized := problems.attempt(lambda: needs(config)):
+        preview["needs"] = sized.value
     for each in parts.found:
         problems.add(each)
-    if made:
-        plan = made.value
+    if resolved:
+        plan = resolved.value
         if plan.lacking:
             lacking = several(plan.lacking)
-            shown["missing"] = {"what": str(lacking), "fix": lacking.fix}
+            preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             problems.add(lacking)
-        shown |= as_shown(plan, folder or folder_of(config))
-    shown["verdict"] = _verdict(shown, problems.found)
-    return shown, several(problems.found) if problems.found else None
+        preview |= as_shown(plan, folder or folder_of(config))
+    preview["verdict"] = _verdict(preview, problems.found)
+    return preview, several(problems.found) if problems.found else None
 
 
 def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
@@ -51,9 +51,9 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
         parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
         return f"it cannot be run here: {' and '.join(parts)}"
     memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
-    known = all(isinstance(each, int | float) for each in memory)
-    fits = "it fits" if known else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
-    reasons = ["each GPU holds its parts"] if memory and known else []
+    is_sized = all(isinstance(each, int | float) for each in memory)
+    fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
+    reasons = ["each GPU holds its parts"] if memory and is_sized else []
     reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
     if limit := shown["needs"].get("step", {}).get("limit"):
         reasons.append(f"episodes end first by {limit}")

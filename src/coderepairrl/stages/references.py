@@ -27,7 +27,7 @@ class References:
 
     def before(self, step: int) -> dict[str, tuple[Verified, ...]]:
         """Repairs known before `step`, by task id."""
-        return {task: tuple(repair for repair in own if repair.step < step) for task, own in self.known.items()}
+        return {task: tuple(repair for repair in repairs if repair.step < step) for task, repairs in self.known.items()}
 
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
         """Add a finished step's repairs that passed all checks run; `episodes` are in batch order."""
@@ -39,12 +39,12 @@ class References:
                 self._take(task, Verified(episode.patch, episode.id, step))
 
     def _take(self, task: Task, repair: Verified) -> None:
-        known = self.known.get(task.id, ())
-        if len(known) >= self.most or unfit(task, repair.patch):
+        repairs = self.known.get(task.id, ())
+        if len(repairs) >= self.most or unfit(task, repair.patch):
             return
-        nearness, patches = PatchEdits().compare, [task.reference, *(each.patch for each in known)]
+        nearness, patches = PatchEdits().compare, [task.reference, *(each.patch for each in repairs)]
         if all(nearness(other, repair.patch, task.language) < 1.0 for other in patches if other):
-            self.known[task.id] = (*known, repair)
+            self.known[task.id] = (*repairs, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Mean references of a step's tasks, tasks with any, share of attempts nearest to one."""

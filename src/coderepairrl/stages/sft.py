@@ -175,8 +175,8 @@ async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
 
 
 def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
-    data, there = plan.config.data, plan.examples.train
-    return [row for at in examples.due(data, len(there), plan.config.run.seed, step) for row in there[at].samples]
+    data, rows = plan.config.data, plan.examples.train
+    return [row for at in examples.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
 
 
 async def _restore(run: _Run) -> None:
@@ -234,8 +234,8 @@ def _held_out(plan: ImitationPlan) -> list[Sample]:
 
 
 def _named(measured: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
-    return {f"held_out/{name}": measured[name] for name in wanted if name in measured}
+    names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
+    return {f"held_out/{name}": measured[name] for name in names if name in measured}
 
 
 def _first(folder: RunFolder) -> dict[str, Any]:
@@ -243,8 +243,8 @@ def _first(folder: RunFolder) -> dict[str, Any]:
 
 
 def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
-    found = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
-    return {step: metrics[LOSS] for step, metrics in found.items() if LOSS in metrics}
+    metrics_by_step = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
+    return {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
 
 
 async def _evaluate_if_due(run: _Run, step: int) -> None:
@@ -326,28 +326,28 @@ async def _bench(
 async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
     folder.require_free()
     began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
-    there = plan.examples
-    about = {
+    loaded = plan.examples
+    record = {
         "name": plan.config.run.name,
         "seed": plan.config.run.seed,
         "config": plan.config.model_dump(mode="json"),
         "model": await until_called_off(digests, began),
         "rewards": plan.rollouts.reward_versions if plan.rollouts else {},
         "data": {
-            **there.counts(),
-            "files": there.files,
-            "rendered": there.rendered,
-            "dropped": {why: sorted(names) for why, names in there.dropped.items()},
+            **loaded.counts(),
+            "files": loaded.files,
+            "rendered": loaded.rendered,
+            "dropped": {reason: sorted(names) for reason, names in loaded.dropped.items()},
         },
     }
-    folder.create(to_toml(plan.config), about, plan.model.engine.versions())
+    folder.create(to_toml(plan.config), record, plan.model.engine.versions())
     _write_learned(plan, folder)
 
 
 async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
     """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run."""
-    about = open_run(folder.path).about()
-    if "data" not in about:
+    record = open_run(folder.path).about()
+    if "data" not in record:
         raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
     before, now = (flat(each.model_dump(mode="json")) for each in (load(folder.config), plan.config))
     for key in {**before, **now}:
@@ -357,8 +357,8 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
                 " others",
                 fix="resume it as it was (crrl sft RUN_FOLDER --resume), or give the changed run another run.name",
             )
-    changed = [path for path, digest in about["data"]["files"].items() if plan.examples.files.get(path) != digest]
-    if changed or len(about["data"]["files"]) != len(plan.examples.files):
+    changed = [path for path, digest in record["data"]["files"].items() if plan.examples.files.get(path) != digest]
+    if changed or len(record["data"]["files"]) != len(plan.examples.files):
         raise UsageError(
             f"{(changed or ['data.paths'])[0]} has other examples than the run began with",
             fix="put the file back, or give the run on the new examples another run.name",
@@ -386,8 +386,8 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
         f"{counted(config.run.steps, 'step')} of {counted(config.data.batch, 'example')}, by {decides}: each example"
         f" comes {each:.3g} times"
     )
-    for why, count in plan.examples.rendered.items():
-        progress.say(f"{counted(count, 'example')} {why}, rendered from their messages by the model's template")
+    for reason, count in plan.examples.rendered.items():
+        progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")
     if plan.examples.dropped:
         progress.say(f"left out: {examples.in_words(plan.examples.dropped)}")
     if plan.doubt:
@@ -404,7 +404,7 @@ def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
         "data": {
             **plan.examples.counts(),
             "rendered": plan.examples.rendered,
-            "dropped": {why: len(names) for why, names in plan.examples.dropped.items()},
+            "dropped": {reason: len(names) for reason, names in plan.examples.dropped.items()},
         },
         "steps": steps,
         "epochs": round(steps * data.batch / len(plan.examples.train), 2) if data.epochs is None else data.epochs,

@@ -41,8 +41,8 @@ async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -
 
     async def report() -> None:
         if await process.wait():
-            why = (last_words(output, begins) or ["no reason given"])[-1]
-            say(f"{name} is sent nothing more: {why}; the run folder has all metrics: {later}")
+            reason = (last_words(output, begins) or ["no reason given"])[-1]
+            say(f"{name} is sent nothing more: {reason}; the run folder has all metrics: {later}")
 
     later = f"crrl export {folder.path} --to {name}"
     reporting = asyncio.create_task(report())

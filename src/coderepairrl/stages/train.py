@@ -96,14 +96,14 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
     With `rollout.max_staleness` some began before the last update, and others continue.
     """
     groups, version = list[Group](), parts.policy.version
-    while wanted := lacking(groups, parts.config):
-        schedule(parts, history, queue, wanted, groups)
-        if shed := await queue.requeue_stale(version, wanted):
+    while missing := lacking(groups, parts.config):
+        schedule(parts, history, queue, missing, groups)
+        if shed := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
             parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
         begin(parts, history, references, queue)
-        groups += await queue.take(version, wanted)
+        groups += await queue.take(version, missing)
         check_health(groups)
     return groups
 
@@ -150,10 +150,10 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
 def lacking(groups: Sequence[Group], config: Config) -> int:
     """Number of groups still to sample."""
     # Advantages over the whole batch can make several groups informative at once: more than wanted.
-    wanted, refill = config.rollout.tasks_per_step, config.curriculum.refill
+    size, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
-        return wanted - len(groups)
-    return max(0, min(wanted - informative(episodes_of(groups), config), wanted + refill - len(groups)))
+        return size - len(groups)
+    return max(0, min(size - informative(episodes_of(groups), config), size + refill - len(groups)))
 
 
 def summarise_step(
@@ -301,7 +301,9 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         **{f"reward/{kind}": fmean(rewards) for kind, rewards in _by_kind(episodes).items() if len(batch.kinds) > 1},
         "reward_std": sum(spreads) / len(spreads),
         **{f"kind_scale/{kind or PLAIN}": scale for kind, scale in batch.scales.items() if len(batch.kinds) > 1},
-        **{f"trained/{kind or PLAIN}": own.trained for kind, own in batch.kinds.items() if len(batch.kinds) > 1},
+        **{
+            f"trained/{kind or PLAIN}": balance.trained for kind, balance in batch.kinds.items() if len(batch.kinds) > 1
+        },
         "flat_groups": len(batch.groups) - len(taught),
         "groups": len(groups),
         "informative": len(taught) / len(batch.groups),

@@ -103,9 +103,9 @@ def processes_that_left() -> None:
 
 def memory_of_one() -> None:
     """Take twice the memory in one process."""
-    kept = b"x" * (2 * int(E["MEMORY"]))
+    block = b"x" * (2 * int(E["MEMORY"]))
     found()
-    del kept
+    del block
 
 
 def memory_of_many() -> None:
@@ -113,9 +113,9 @@ def memory_of_many() -> None:
     size = int(E["MEMORY"]) * 6 // 10
 
     def hold() -> None:
-        kept = b"x" * size
+        block = b"x" * size
         time.sleep(6)
-        del kept
+        del block
 
     if all(os.waitpid(pid, 0)[1] == 0 for pid in _children(hold, 3)):
         found()
@@ -135,13 +135,13 @@ def memory_in_sockets() -> None:
     """Take thrice the memory in the kernel, with few descriptors each."""
 
     def hold() -> None:
-        kept, left = [], int(E["MEMORY"]) // 8
+        pairs, left = [], int(E["MEMORY"]) // 8
         while left > 0:
-            kept.append(socket.socketpair())
-            kept[-1][0].setblocking(False)
+            pairs.append(socket.socketpair())
+            pairs[-1][0].setblocking(False)
             try:
                 while True:
-                    left -= kept[-1][0].send(bytes(1 << 16))
+                    left -= pairs[-1][0].send(bytes(1 << 16))
             except BlockingIOError:
                 pass
         time.sleep(4)
@@ -207,9 +207,9 @@ def terminals() -> None:
     """Open 400 terminals."""
 
     def hold() -> None:
-        kept = [os.openpty() for _ in range(100)]
+        pairs = [os.openpty() for _ in range(100)]
         time.sleep(4)
-        del kept
+        del pairs
 
     if _all_ended_well(_children(hold, 4)):
         found()

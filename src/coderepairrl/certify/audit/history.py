@@ -64,13 +64,13 @@ class History(NamedTuple):
 
 async def later(sandbox: Sandbox) -> dict[str, str]:
     """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
-    asked = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
-    if asked.exit_code == 3 and not asked.timed_out:
+    listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
+    if listing.exit_code == 3 and not listing.timed_out:
         return {}
-    if not asked.ok or asked.truncated:
-        how = "it has no git or no awk" if asked.exit_code == 4 else asked.output[-200:].decode("utf-8", "replace")
+    if not listing.ok or listing.truncated:
+        how = "it has no git or no awk" if listing.exit_code == 4 else listing.output[-200:].decode("utf-8", "replace")
         raise SandboxFault(f"the objects of the repository cannot be listed: {how or 'out of time'}")
-    rows = (line.split() for line in asked.output.decode("ascii", "replace").splitlines())
+    rows = (line.split() for line in listing.output.decode("ascii", "replace").splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
@@ -84,8 +84,8 @@ async def history(
     commits = sum(kind == "commit" for kind in there.values())
     if not there:
         return History("", 0, 0)
-    said = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
-    names = tuple(said.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if said.ok else ()
+    listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
+    names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
     return History(await _repair(sandbox, there, before, after), commits, len(there), names)
 
 
@@ -95,17 +95,17 @@ async def _repair(
     for path, content in after.items():
         if content is None:
             continue
-        asked = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
-        if asked.ok and asked.output.decode("ascii", "replace").strip() in there:
+        hashed = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
+        if hashed.ok and hashed.output.decode("ascii", "replace").strip() in there:
             return f"{path} as the reference leaves it"
     line = _telling(before, after)
     blobs = "".join(f"{name}\n" for name, kind in there.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
-    found = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)
-    if not found.ok:
-        raise SandboxFault(f"the objects of the repository cannot be read: {found.output[-200:]!r}")
-    return f"a line of the reference: {line}" if found.output.strip() != b"0" else ""
+    count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)
+    if not count.ok:
+        raise SandboxFault(f"the objects of the repository cannot be read: {count.output[-200:]!r}")
+    return f"a line of the reference: {line}" if count.output.strip() != b"0" else ""
 
 
 def _telling(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:

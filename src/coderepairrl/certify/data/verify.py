@@ -64,16 +64,16 @@ async def verify(
     Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
     that does not measure repair.
     """
-    made = rewards.make(reward or "patch_edits")
-    asked = measuring_repair(made)
-    if silent := [each.name for each, _ in made if each not in asked]:
+    weighted = rewards.make(reward or "patch_edits")
+    repairing = measuring_repair(weighted)
+    if silent := [each.name for each, _ in weighted if each not in repairing]:
         raise UsageError(
             f"reward {silent[0]} does not declare that it measures repair",
             fix="leave it out, or give it repairs = True",
         )
     findings, chosen = task_source.about_source(source, limit)
     await asyncio.to_thread(check_environments, chosen)
-    found = [TaskExam("", tuple(findings))]
+    exams = [TaskExam("", tuple(findings))]
     with _progress(len(chosen), quiet) as on_task:
         for task in chosen:
             on_task(task)
@@ -82,13 +82,13 @@ async def verify(
                 studied = await task_source.solved(task, solution, sandbox, repeat)
             else:
                 studied = await task_source.study(task, sandbox, repeat)
-            own = list(studied.findings)
-            if task.reference and asked and all(finding.ok for finding in own):
+            task_findings = list(studied.findings)
+            if task.reference and repairing and all(finding.ok for finding in task_findings):
                 nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
-                for one in asked:
-                    own += await answers(Trial(task, one), sandbox, nothing)
-            found.append(TaskExam(task.id, tuple(own), studied.settled, studied.lacks))
-    return found
+                for one in repairing:
+                    task_findings += await answers(Trial(task, one), sandbox, nothing)
+            exams.append(TaskExam(task.id, tuple(task_findings), studied.settled, studied.lacks))
+    return exams
 
 
 async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
@@ -135,14 +135,16 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 
 def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
     """Examined `tasks` with their first wrong answer, for `quarantine.write`, except for missing prerequisites."""
-    known = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
+    exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
     def reason(exam: TaskExam) -> str:
         wrong = next((one for one in exam.findings if not one.ok), None)
         return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
 
     return [
-        quarantine.Verified(task, known[task.id].settled, reason(known[task.id])) for task in tasks if task.id in known
+        quarantine.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
+        for task in tasks
+        if task.id in exam_by_task
     ]
 
 

@@ -45,10 +45,10 @@ def converse(host: str, port: str) -> None:
 
 def hog(mebibytes: str) -> None:
     """Hold memory for ten seconds."""
-    kept = bytearray(int(mebibytes) << 20)
+    block = bytearray(int(mebibytes) << 20)
     print("got it", flush=True)
     time.sleep(10)
-    print("kept", len(kept), flush=True)
+    print("kept", len(block), flush=True)
 
 
 def fill(size: str, each: str) -> None:

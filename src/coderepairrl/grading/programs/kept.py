@@ -7,10 +7,10 @@ def kept():
 
     free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them
     space, kinds = vars(builtins), (type, type(len))
-    found = [(name, value) for name, value in space.items() if isinstance(value, kinds) and name not in free]
+    originals = [(name, value) for name, value in space.items() if isinstance(value, kinds) and name not in free]
 
     def replaced():
-        for name, value in found:
+        for name, value in originals:
             if space.get(name) is not value:
                 return "builtins." + name
         return ""

@@ -39,10 +39,10 @@ def result(kind: Any, statuses: dict[str, str]) -> Any:
 def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Judge one log as ``gen_report.py`` does (``gen_eval_reports``)."""
     numbered = {"org": asked["org"], "repo": asked["repo"], "number": 0}
-    about = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
-    about |= {"base": harness["Base"]("", "", ""), "tag": asked["tag"], "number_interval": asked["number_interval"]}
+    details = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
+    details |= {"base": harness["Base"]("", "", ""), "tag": asked["tag"], "number_interval": asked["number_interval"]}
     config = harness["Config"](need_clone=False, global_env=None, clear_env=False)
-    instance = harness["Instance"].create(harness["PullRequest"](**numbered, **about), config)
+    instance = harness["Instance"].create(harness["PullRequest"](**numbered, **details), config)
     fixed = instance.parse_log(asked["log"])
     kind = harness["TestResult"]
     report = harness["Report"](
@@ -52,13 +52,13 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
         fix_patch_result=fixed,
     )
     statuses = {name: status.value for name, status in fixed._tests.items()}
-    kept = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
-    failed = [name for name in asked["named"] if name not in kept[asked["test"].get(name, "NONE")]]
+    by_status = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
+    failed = [name for name in asked["named"] if name not in by_status[asked["test"].get(name, "NONE")]]
     if not report.valid:  # then it has sorted none of them
         failed = [name for name in asked["named"] if statuses.get(name) != "PASS"]
         failed += [name for name, status in statuses.items() if status == "FAIL" and name not in failed]
-    found = fixed.all_count > 0
-    return {"found": found, "resolved": bool(report.valid) and not failed, "failed": failed, "statuses": statuses}
+    has_results = fixed.all_count > 0
+    return {"found": has_results, "resolved": bool(report.valid) and not failed, "failed": failed, "statuses": statuses}
 
 
 def main() -> None:
@@ -70,11 +70,11 @@ def main() -> None:
         harness |= vars(importlib.import_module(f"multi_swe_bench.harness.{module}"))
     loaded = set()
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["org"] not in loaded:
-            load(root / "repos", asked["org"])
-            loaded.add(asked["org"])
-        print(json.dumps(verdict(harness, asked)), flush=True)
+        question = json.loads(line)
+        if question["org"] not in loaded:
+            load(root / "repos", question["org"])
+            loaded.add(question["org"])
+        print(json.dumps(verdict(harness, question)), flush=True)
 
 
 main()

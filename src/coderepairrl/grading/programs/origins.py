@@ -10,12 +10,12 @@ def origins(root, own, here, exact, guess, compiled=()):
     """
     import os
 
-    join, plain, prefix, base, known = os.path.join, os.path.normpath, root + os.sep, os.path.basename, {}
+    join, plain, prefix, base, codes_of = os.path.join, os.path.normpath, root + os.sep, os.path.basename, {}
     compiled = dict(compiled)
 
     def codes(name):
-        if name not in known:
-            known[name] = found = set()
+        if name not in codes_of:
+            codes_of[name] = found = set()
             left = [compiled[name]] if name in compiled else []
             if not left and name.endswith(".py"):
                 left = [compile(own[name], name, "exec", dont_inherit=True)]
@@ -23,7 +23,7 @@ def origins(root, own, here, exact, guess, compiled=()):
                 code = left.pop()
                 found.add(code)
                 left += [each for each in code.co_consts if hasattr(each, "co_consts")]
-        return known[name]
+        return codes_of[name]
 
     def foreign(code):
         """Workspace file of `code`, unless of the checks."""

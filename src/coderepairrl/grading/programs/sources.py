@@ -5,15 +5,15 @@ def sources(root, files):
     """Contents of `files` by absolute path; empty if unreadable."""
     import os
 
-    found = {}
+    contents = {}
     for file in files:
         name = os.path.normpath(os.path.join(root, file))
         try:
             with open(name, "rb") as source:
-                found[name] = source.read()
+                contents[name] = source.read()
         except OSError:
-            found[name] = b""
-    return found
+            contents[name] = b""
+    return contents
 
 
 def rewritten(own, sources=sources):

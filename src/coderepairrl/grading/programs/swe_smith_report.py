@@ -34,13 +34,13 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
         log.write(asked["log"])
         log.flush()
-        output, found = harness.read_test_output(log.name)
+        output, has_results = harness.read_test_output(log.name)
         report = harness.get_eval_report({"model_patch": ""}, instance, log.name)
-    statuses = harness.registry.get_from_inst(instance).log_parser(output) if found else {}
+    statuses = harness.registry.get_from_inst(instance).log_parser(output) if has_results else {}
     named = asked["fail_to_pass"] + asked["pass_to_pass"]
     sorted_ = report.get("tests_status", {kind: {"failure": []} for kind in ("FAIL_TO_PASS", "PASS_TO_PASS")})
     failed = [name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in sorted_[kind]["failure"]]
-    failed = failed if found else named
+    failed = failed if has_results else named
     return {"found": bool(statuses), "resolved": report["resolved"], "failed": failed, "statuses": statuses}
 
 
@@ -51,8 +51,8 @@ def main() -> None:
     bare("swebench.harness")
     harness = importlib.import_module("swesmith.harness.grading")
     for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(verdict(harness, asked) if "log" in asked else asking(harness, asked)), flush=True)
+        question = json.loads(line)
+        print(json.dumps(verdict(harness, question) if "log" in question else asking(harness, question)), flush=True)
 
 
 main()

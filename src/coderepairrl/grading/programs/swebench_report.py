@@ -34,12 +34,12 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
         log.write(asked["log"] if MARKS[0].strip() in asked["log"] else asked["log"].join(MARKS))
         log.flush()
-        statuses, found = harness.get_logs_eval(spec, log.name)
+        statuses, has_results = harness.get_logs_eval(spec, log.name)
     expected = {"FAIL_TO_PASS": spec.FAIL_TO_PASS, "PASS_TO_PASS": spec.PASS_TO_PASS}
     report = harness.get_eval_tests_report(statuses, expected, eval_type=harness.EvalType(spec.eval_type))
-    resolved = found and harness.get_resolution_status(report) == harness.ResolvedStatus.FULL.value
+    resolved = has_results and harness.get_resolution_status(report) == harness.ResolvedStatus.FULL.value
     failed = [name for kind in expected for name in report[kind]["failure"]]
-    return {"found": found, "resolved": resolved, "failed": failed, "statuses": statuses}
+    return {"found": has_results, "resolved": resolved, "failed": failed, "statuses": statuses}
 
 
 def main() -> None:

@@ -65,15 +65,15 @@ def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = Fals
 
 
 def _panel(panel: Panel, hover: bool) -> str:
-    shown = [series for series in panel.series if series.points]
-    legend, rows = _legend(shown, panel.baselines)
+    visible = [series for series in panel.series if series.points]
+    legend, rows = _legend(visible, panel.baselines)
     title = f'<text class="title" x="12" y="20">{_text(panel.title)}</text>'
     note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_text(panel.note)}</text>'
-    if not shown:
+    if not visible:
         return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_text(panel.missing)}</text>'
-    frame = _frame(panel, shown, 34 + 16 * rows)
-    drawn = _stack(shown, frame) if panel.kind == "stack" else _curves(shown, frame)
-    zones = _zones(shown, frame) if hover else ""
+    frame = _frame(panel, visible, 34 + 16 * rows)
+    drawn = _stack(visible, frame) if panel.kind == "stack" else _curves(visible, frame)
+    zones = _zones(visible, frame) if hover else ""
     return title + note + legend + _axes(panel, frame) + drawn + zones
 
 
@@ -151,8 +151,8 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
         half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
         left, right = middle - half, middle + half
         floor, gap = 0.0, min(2.0, (right - left) * 0.15)
-        for series, known in zip(shown, values, strict=True):
-            height = sum(known.get(x, 0.0) for x in bin) / len(bin)
+        for series, heights in zip(shown, values, strict=True):
+            height = sum(heights.get(x, 0.0) for x in bin) / len(bin)
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
                 box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
@@ -163,7 +163,7 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
 
 def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     values = [dict(series.points) for series in shown]
-    xs = sorted({x for known in values for x in known})
+    xs = sorted({x for by_x in values for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
     picked = xs[size - 1 :: size] if size > 1 else xs
     bottom = HEIGHT - _BOTTOM

@@ -77,12 +77,12 @@ def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
     if len(points) <= 2 * limit:
         return list(points)
     size = math.ceil(len(points) / limit)
-    kept: list[Point] = []
+    extremes: list[Point] = []
     for start in range(0, len(points), size):
         bucket = points[start : start + size]
         low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
-        kept += sorted({low, high})
-    return kept
+        extremes += sorted({low, high})
+    return extremes
 
 
 def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:

@@ -50,14 +50,14 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
     {'greedy/reward': 0.5, 'greedy/reward_low': 0.4}
     """
     if record["type"] == "step":
-        found = {name if "/" in name else f"train/{name}": value for name, value in record["metrics"].items()}
+        values = {name if "/" in name else f"train/{name}": value for name, value in record["metrics"].items()}
     else:
-        found = {
+        values = {
             f"{record['name']}/{name}{end}": interval[which]
             for name, interval in record["summary"]["values"].items()
             for which, end in (("value", ""), ("low", "_low"), ("high", "_high"))
         }
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def _tracked(run: Path, about: Mapping[str, Any]) -> Tracked:

@@ -30,7 +30,7 @@ def chats(episode: Episode) -> list[Chat]:
 
 def has_secrets(chat: Chat) -> bool:
     """Whether `message` removes a secret that token ids still encode."""
-    return any(without_secrets(text) != text for said, _ in chat.said for text in _texts(said))
+    return any(without_secrets(text) != text for sent, _ in chat.said for text in _texts(sent))
 
 
 def _texts(said: Mapping[str, Any]) -> Iterator[str]:
@@ -80,7 +80,7 @@ def message(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     written = call["function"]["arguments"]
-    shown = _unescaped(written)
-    arguments = clean(written if without_secrets(shown) == shown else shown)
+    unescaped = _unescaped(written)
+    arguments = clean(written if without_secrets(unescaped) == unescaped else unescaped)
     function = {"name": clean(call["function"]["name"]), "arguments": arguments}
     return {"id": clean(call["id"]), "type": "function", "function": function}

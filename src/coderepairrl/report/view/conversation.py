@@ -73,11 +73,11 @@ def conversation(episode: Episode) -> dict[int, list[Message]]:
 
 def unheard(episode: Episode) -> list[ToolCall]:
     """Tool calls that no reply contains."""
-    asked = {turn.index: _asked(turn) for turn in episode.turns}
+    counts = {turn.index: _asked(turn) for turn in episode.turns}
     calls: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
         calls[call.turn].append(call)
-    return [call for turn, own in calls.items() for call in own[asked.get(turn, 0) :]]
+    return [call for turn, turn_calls in calls.items() for call in turn_calls[counts.get(turn, 0) :]]
 
 
 def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
@@ -127,8 +127,8 @@ def _messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str]) ->
         role = str(message.get("role", ""))
         last = at == len(turn.messages) - 1
         calls = []
-        for number, asked in enumerate(_calls(message)):
-            name, arguments, identity = asked
+        for number, request in enumerate(_calls(message)):
+            name, arguments, identity = request
             names[identity] = name
             result = results[number] if last and number < len(results) else None
             calls.append(Call(printable(name), _fields(arguments), result))
@@ -142,12 +142,12 @@ def _asked(turn: Turn) -> int:
 
 
 def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    found = []
+    calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
-            found.append((str(function.get("name", "")), function.get("arguments", ""), str(call.get("id", ""))))
-    return found
+            calls.append((str(function.get("name", "")), function.get("arguments", ""), str(call.get("id", ""))))
+    return calls
 
 
 def _fields(arguments: Any) -> list[Field]:

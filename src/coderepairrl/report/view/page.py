@@ -107,8 +107,8 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
     for node in nodes:  # one that has no recorded messages is shown by its tokens
         turn = episode.turns[node.turn]
         if not turn.messages and turn.sampled:
-            said = visible(shown.decode(turn.output.ids))
-            turns[node.turn].messages.append(Message("assistant", "", said, "", []))
+            reply = visible(shown.decode(turn.output.ids))
+            turns[node.turn].messages.append(Message("assistant", "", reply, "", []))
     return _fill(
         "episode.html.j2",
         around,
@@ -197,13 +197,18 @@ def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
     shared = 0
     if first is not None:
         pairs = zip(first.turns, episode.turns, strict=False)
-        alike = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
-        shared = alike.index(False) if False in alike else len(alike)
+        equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
+        shared = equal.index(False) if False in equal else len(equal)
     oks: dict[int, bool] = {}
     for call in episode.tool_calls:
         oks[call.turn] = oks.get(call.turn, True) and call.ok
     turns = [
-        (gist(said := messages[turn.index], turn.index), edits(said), turn.sampled, oks.get(turn.index))
+        (
+            gist(turn_messages := messages[turn.index], turn.index),
+            edits(turn_messages),
+            turn.sampled,
+            oks.get(turn.index),
+        )
         for turn in episode.turns
     ]
     return Attempt(row, turns, shared, diff_lines(episode.patch))

@@ -16,9 +16,9 @@ class Site:
     """Pages of `paths`: run folders, or folders of these. Raises `UsageError` without a run."""
 
     def __init__(self, paths: Sequence[Path], *, live: bool = False) -> None:
-        found = [run for path in paths for run in _runs(path)]
+        folders = [run for path in paths for run in _runs(path)]
         self.runs: dict[str, Run] = {}
-        for run in map(Run, {path.resolve(): path for path in found}.values()):
+        for run in map(Run, {path.resolve(): path for path in folders}.values()):
             name, number = file_name(run.name), 2
             while name in self.runs or name == "assets":
                 name, number = f"{file_name(run.name)}-{number}", number + 1
@@ -56,9 +56,9 @@ class Site:
 
         Raises KeyError and ValueError for unknown ones.
         """
-        folder, _, what = path.partition("/")
+        folder, _, request = path.partition("/")
         run = self.runs[folder]
-        match what:
+        match request:
             case "rows.json":
                 return run.changed(int(asked["since"]))
             case "state.json":
@@ -100,18 +100,18 @@ class Site:
         return output / self.first()
 
     def _name(self, folder: str, kind: str, page: str) -> str:
-        known = self._names.setdefault((folder, kind), {})
-        if page not in known:
-            known |= {file_name(name): name for name in _kinds(self.runs[folder])[kind]}
-        return known[page]
+        names = self._names.setdefault((folder, kind), {})
+        if page not in names:
+            names |= {file_name(name): name for name in _kinds(self.runs[folder])[kind]}
+        return names[page]
 
 
 def write_one(run: Path, episode: str, output: Path | None) -> Path:
     """Write a standalone page of an episode to `output` (default: the run's ``report/``). Raises `UsageError`."""
-    [found] = Site([run]).runs.values()
-    shown = found.shown(find(found, episode))
-    path = output or found.folder.path / "report" / f"{file_name(shown.episode.id)}.html"
-    return _write(path, render_episode(shown, Around(found.name, notice=shown.notice)))
+    [opened] = Site([run]).runs.values()
+    view = opened.shown(find(opened, episode))
+    path = output or opened.folder.path / "report" / f"{file_name(view.episode.id)}.html"
+    return _write(path, render_episode(view, Around(opened.name, notice=view.notice)))
 
 
 def _write(path: Path, text: str) -> Path:

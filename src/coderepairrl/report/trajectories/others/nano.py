@@ -15,20 +15,20 @@ MESSAGES = "messages.jsonl"
 
 def read(folder: Path) -> Trajectory:
     """Read an attempt. Raises `ValueError` if unfinished or damaged."""
-    said = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
-    about = _json(folder / "metadata.json")
+    logged = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
+    metadata = _json(folder / "metadata.json")
     patch = _text(folder / "diff.txt")
-    ended = bool(said) and isinstance(said[-1], Mapping) and said[-1].get("role") == "assistant"
-    if not patch.strip() and not (ended and not said[-1].get("tool_calls")):
+    ended = bool(logged) and isinstance(logged[-1], Mapping) and logged[-1].get("role") == "assistant"
+    if not patch.strip() and not (ended and not logged[-1].get("tool_calls")):
         raise ValueError("it was not finished")
-    messages = conversation(said)
+    messages = conversation(logged)
     return Trajectory(
         "",
         messages,
         schemas(_json(folder / "tools.json")),
         folder.name,
         "nano",
-        str(about.get("model") or "") if isinstance(about, Mapping) else "",
+        str(metadata.get("model") or "") if isinstance(metadata, Mapping) else "",
         issue=issue_in(messages),
         patch=patch,
     )

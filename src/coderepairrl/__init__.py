@@ -1,6 +1,6 @@
-"""CodeRepairRL trains language models to repair code by doing it.
+"""Train language models to repair code by doing it.
 
-Importing the package loads no torch, transformers, vllm or matplotlib; a test keeps it so.
+Importing the package loads no torch, transformers, vllm or matplotlib (a test checks this).
 """
 
 __version__ = "0.1.0"

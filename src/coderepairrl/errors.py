@@ -1,8 +1,7 @@
-"""Errors, named by the boundary at which they arise.
+"""Errors, named by the boundary where they arise.
 
-Two families matter to a reader. A `Fault` is the infrastructure's: it voids an episode, is retried and
-counted, and never becomes a zero reward. Everything else is the user's input or the machine, and ends the
-command with the exit code that its class carries.
+A `Fault` is the infrastructure's: it voids an episode, which is retried and counted, never a zero reward. Other errors
+are the user's input or the machine, and end the command with their exit code.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from coderepairrl.printable import logged, without_login
 
 
 class ExitCode(IntEnum):
-    """What a `crrl` command returns to the shell."""
+    """Exit code of a `crrl` command."""
 
     DONE = 0
     RUN_FAILED = 1
@@ -34,10 +33,9 @@ class ExitCode(IntEnum):
 
 
 class CodeRepairError(Exception):
-    """Base of every error that this project raises on purpose.
+    """Base of all errors raised on purpose.
 
-    `fix` is one sentence on what to do about it; the command line prints it under the message. Logins in URLs are
-    removed from both, since they are printed and recorded.
+    `fix` is one sentence on what to do, printed under the message. Both lose logins in URLs, since they are recorded.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
@@ -48,7 +46,7 @@ class CodeRepairError(Exception):
 
 
 class Several(CodeRepairError):
-    """Several problems, each with its own fix; the exit code is that of the first."""
+    """Several problems with their fixes; the exit code is the first's."""
 
     def __init__(self, problems: Sequence[CodeRepairError]) -> None:
         super().__init__("\n".join(map(str, problems)), fix="\n".join(filter(None, (each.fix for each in problems))))
@@ -60,7 +58,7 @@ class Several(CodeRepairError):
 
 
 def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
-    """One error for `problems` (at least one), each once, the user's own mistakes before what the machine lacks.
+    """Combine `problems` (at least one) without repetitions, the user's mistakes before the machine's lacks.
 
     >>> several([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
@@ -78,9 +76,8 @@ _INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, err
 def exit_on_error() -> Iterator[None]:
     """Turn errors into an exit code and a line on stderr.
 
-    Catches this project's own errors (message, fix, their exit code), Ctrl-C, file system errors on a path that this
-    user may not access, and JSON or TOML that is nested too deep for Python. Anything else is a bug and keeps its
-    traceback.
+    Catches our errors, Ctrl-C, inaccessible paths, and JSON or TOML nested too deep for Python. Anything else is a bug
+    and keeps its traceback.
     """
     try:
         yield
@@ -107,7 +104,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 def as_called(text: str) -> str:
-    """`text` with ``crrl`` spelled so that it pastes into this shell: ``make hello`` runs one that is not on PATH."""
+    """Spell ``crrl`` so that it pastes into this shell: ``make hello`` runs one that is not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "crrl" or shutil.which("crrl"):
         return text
@@ -115,76 +112,74 @@ def as_called(text: str) -> str:
 
 
 class ConfigError(CodeRepairError):
-    """The configuration is wrong: unknown key, bad value, fields that contradict each other."""
+    """Invalid configuration: unknown key, bad value, contradictory fields."""
 
     exit_code = ExitCode.USAGE
 
 
 class UsageError(CodeRepairError):
-    """A command was given something it cannot use: a missing file, a malformed diff, a folder that is no run."""
+    """Unusable input: a missing file, a malformed diff, a folder that is no run."""
 
     exit_code = ExitCode.USAGE
 
 
 class TaskError(CodeRepairError):
-    """A task cannot be used: not a git repository, dirty, unreadable, an unknown commit."""
+    """Unusable task: no git repository, dirty, unreadable, unknown commit."""
 
     exit_code = ExitCode.USAGE
 
 
 class PrerequisiteError(CodeRepairError):
-    """The machine lacks something; `fix` is the command that installs it."""
+    """Missing prerequisite; `fix` is the command that installs it."""
 
     exit_code = ExitCode.PREREQUISITE
 
 
 class RunError(CodeRepairError):
-    """The run cannot go on: a full disk, a corrupt log, a learner that does not come back."""
+    """The run cannot continue: full disk, corrupt log, learner that does not restart."""
 
 
 class HealthGateError(CodeRepairError):
-    """A health gate stopped the run, for example too many void episodes."""
+    """A health gate stopped the run (say, too many void episodes)."""
 
     exit_code = ExitCode.HEALTH_GATE
 
 
 class Fault(CodeRepairError):
-    """An infrastructure failure: the episode in which it happens is VOID, never a zero reward."""
+    """Infrastructure failure: its episode is VOID, never a zero reward."""
 
     boundary = "unknown"
 
 
 class SandboxFault(Fault):
-    """The sandbox could not be opened, died, or broke its protocol."""
+    """The sandbox did not open, died, or broke its protocol."""
 
     boundary = "sandbox"
 
 
 class EngineFault(Fault):
-    """The inference engine died, refused a load, or answered with something impossible."""
+    """The engine died, refused a load, or gave an impossible answer."""
 
     boundary = "engine"
 
 
 class RemoteFault(Fault):
-    """A third-party model server cannot be reached, refuses, or sends an invalid answer."""
+    """A third-party model server is unreachable, refuses, or answers invalidly."""
 
     boundary = "remote"
 
 
 class GatewayFault(Fault):
-    """The gateway could not serve a call for reasons of its own."""
+    """The gateway itself failed to serve a call."""
 
     boundary = "gateway"
 
 
 class AgentFault(Fault):
-    """The agent program itself broke (crash, missing executable).
+    """The agent program broke (crash, missing executable).
 
-    `how` is ``exit 1``, ``SIGSEGV`` or the like; `printed` is the program's output.
-
-    Before the model's first reply this says nothing about the policy, and the episode is VOID. Afterwards it may be the
-    policy's doing, and the episode ends in CRASH, with a score.
+    `how` is ``exit 1``, ``SIGSEGV`` or the like; `printed` is the program's output. Before the model's first reply the
+    episode is VOID. Afterwards the policy may be the cause: it ends in CRASH, with a score.
     """
 
     boundary = "agent"
@@ -196,13 +191,13 @@ class AgentFault(Fault):
 
 
 class RewardFault(Fault):
-    """A reward could not be computed (its sandbox died, say), which is not a zero."""
+    """A reward could not be computed, which is not a zero."""
 
     boundary = "reward"
 
 
 class GraderFault(RewardFault):
-    """A task's checks cannot run in the sandbox, whatever the patch: a program or module that they need is missing."""
+    """Checks cannot run with any patch: a needed program or module is missing."""
 
 
 class WorkerFault(Fault):
@@ -212,6 +207,6 @@ class WorkerFault(Fault):
 
 
 class LearnerFault(Fault):
-    """The learner process died or refused a batch."""
+    """The learner died or refused a batch."""
 
     boundary = "learner"

@@ -1,4 +1,4 @@
-"""Text that a model, a guest or a repository wrote, on its way to a terminal, a log or a page."""
+"""Untrusted text on its way to a terminal, log or page."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
 
 
 def visible(text: str) -> str:
-    r"""`text` with every character that would command, hide, reorder or break something written out.
+    r"""Write out characters that would command, hide, reorder or break text.
 
-    Terminal escapes (C0 and C1), direction overrides, zero-width marks, line and paragraph separators and lone
-    surrogates show their code points; newlines and tabs stay.
+    Terminal escapes (C0, C1), direction overrides, zero-width marks, line separators and lone surrogates show their
+    code points; newlines and tabs stay.
 
     >>> visible("a\x1b[2Jb\u202ec\x9d52;\n")
     'a␛[2Jb⟨U+202E⟩c⟨U+009D⟩52;\n'
@@ -26,7 +26,7 @@ def visible(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""`visible` text on one line: nobody forges a second line of a log, nor overwrites the first.
+    r"""`visible` text on one line, which cannot forge or overwrite lines of a log.
 
     >>> printable("ok\nstep 9: reward 1.0\r\t")
     'ok␊step 9: reward 1.0␍␉'
@@ -35,9 +35,7 @@ def printable(text: str) -> str:
 
 
 def logged(text: str) -> str:
-    r"""`visible` text as one entry of a log, whose further lines are indented: none looks like an entry of its own.
-
-    Logins in URLs are left out.
+    r"""`visible` text as one log entry, further lines indented, without logins in URLs.
 
     >>> logged("it broke:\nstep 9: reward 1.0")
     'it broke:\n    step 9: reward 1.0'
@@ -46,15 +44,15 @@ def logged(text: str) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """Formats records of `logging`, tracebacks included, as `logged` does."""
+    """Format `logging` records, tracebacks included, by `logged`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As `logged`."""
+        """Format a record by `logged`."""
         return logged(super().format(record))
 
 
 def without_login(text: str) -> str:
-    """`text`, in which URLs have no user name or password.
+    """Remove user names and passwords from URLs.
 
     >>> without_login("cannot fetch https://me:secret@example.org/x")
     'cannot fetch https://example.org/x'
@@ -63,7 +61,7 @@ def without_login(text: str) -> str:
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """A mean in so many significant digits, in which what rounding leaves of a sum that is 0 is not read as a result.
+    """Mean to `digits` significant digits; ``~0`` for rounding residue of a zero sum.
 
     >>> rounded(-9.3e-10), rounded(0.41239), rounded(812.3)
     ('~0', '0.412', '812')
@@ -72,7 +70,7 @@ def rounded(value: float, digits: int = 3) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`count` of what `noun` names one of, whose plural ends in s.
+    """`count` and `noun`, with a plural in s.
 
     >>> counted(1, "task"), counted(1234, "task")
     ('1 task', '1,234 tasks')

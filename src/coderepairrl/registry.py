@@ -1,6 +1,6 @@
-"""Implementations by name: shipped ones from a table, a user's own by import path ``module:Class``.
+"""Implementations by name: shipped ones from a table, others by import path ``module:Class``.
 
-Also `Finding`, what exams return: each seam is examined by name.
+Also `Finding`, the result of exams.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from coderepairrl.errors import ConfigError
 
 _TO_FIND = "is it installed, or in the current folder?"
 _BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
-"""What pydantic adds to the place of an error in a union: the type that was tried."""
+"""Pydantic's mark, in an error's place, of the tried type of a union."""
 
 
 class Finding(NamedTuple):
-    """What ``crrl check`` found: of one question of an exam, or one prerequisite of a run.
+    """Result of a ``crrl check`` question, or of a run's prerequisite.
 
     >>> Finding("ids are unique", False, "bug/1").ok
     False
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'X'?`` for the known name nearest to `word`, else the list of them.
+    """``did you mean 'X'?`` with the known name nearest to `word`, else all names.
 
     >>> nearest("bwarp", ["bwrap", "docker"])
     "did you mean 'bwrap'?"
@@ -51,10 +51,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_run(folder: Path) -> str:
-    """Which run may be meant by `folder`, which is none: those in it, or the `nearest` beside it if it is not there.
-
-    Empty if there are none.
-    """
+    """Suggest runs in `folder`, which is none itself, or the `nearest` sibling if it does not exist; else empty."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""
@@ -63,11 +60,10 @@ def nearest_run(folder: Path) -> str:
 
 
 def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
-    """The class behind `name`: a key of `shipped` (whose values are import paths) or itself ``module:Class``.
+    """Class of `name`: a key of `shipped` (values are import paths) or ``module:Class``.
 
-    `kind` is the word for it in messages (``engine``). A module that is not installed is looked for in the current
-    folder. Raises `ConfigError` with the nearest known name, or with
-    the reason why a class cannot be imported; an error inside a user's own module is raised as it is.
+    `kind` is used in messages. Modules that are not installed are looked for in the current folder. Raises
+    `ConfigError` with the nearest name or the import's failure; errors in a user's module pass through.
     """
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon or not module_name:
@@ -80,22 +76,22 @@ def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it imports does not
         raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_TO_FIND) from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    implementation = getattr(module, attribute, None)
+    if implementation is None:
         parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
         raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, parts))
-    return found
+    return implementation
 
 
 def _own(name: str) -> ModuleType:
-    """A module of the user's: installed, or in the current folder, where a script of its own looks for none.
+    """Import a user's module: installed, or from the current folder, which installed scripts do not search.
 
-    That folder is only looked in for what was named, and last: it may be anybody's repository (``crrl fix``).
+    That folder is searched last, for this module only: it may be an untrusted repository (``crrl fix``).
     """
-    top, here = name.partition(".")[0], Path.cwd()
-    there = (here / f"{top}.py").is_file() or (here / top).is_dir()
-    if there and str(here) not in sys.path and importlib.util.find_spec(top) is None:
-        sys.path.append(str(here))
+    top, folder = name.partition(".")[0], Path.cwd()
+    is_local = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+    if is_local and str(folder) not in sys.path and importlib.util.find_spec(top) is None:
+        sys.path.append(str(folder))
         importlib.invalidate_caches()
     return importlib.import_module(name)
 
@@ -103,9 +99,9 @@ def _own(name: str) -> ModuleType:
 def check_options(
     kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any], also: Iterable[str] = ()
 ) -> None:
-    """Raise `ConfigError` with the nearest option for one in `options` that `call` does not take by keyword.
+    """Raise `ConfigError`, with the nearest option, for one that `call` does not take by keyword.
 
-    `also` are options that were taken before `call`, and that a misspelt one may have meant.
+    `also` are options handled before `call`, offered for misspelt ones.
     """
     parameters = inspect.signature(call).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -117,9 +113,9 @@ def check_options(
 
 
 def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value in `options` that is not of the type that `call` annotates it with.
+    """Raise `ConfigError` for a value that does not match `call`'s annotation.
 
-    A class of the user's own may have annotations that say nothing here, such as names imported for type checkers only.
+    Unresolvable annotations of a user's class are skipped, such as imports for type checkers.
     """
     if not options:
         return
@@ -158,33 +154,33 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
 
 
 def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
-    """An instance of the class that `resolve` finds, made with `options`. It is a `protocol`, whatever its class.
+    """Make the class of `name` (`resolve`) with `options`; ensure that it is a `protocol`.
 
-    Raises `ConfigError` for an unknown name or option (naming the nearest), an option that is missing or of another
-    type, and a class that does not have what `protocol` asks for.
+    Raises `ConfigError` for unknown names or options (with the nearest), missing or mistyped options, and classes that
+    lack members of `protocol`.
     """
     return instance(kind, name, resolve(kind, name, shipped), protocol, options)
 
 
 def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[str, Any]) -> Any:
-    """As `make`, of the class `found` that `resolve` gave."""
+    """Make the resolved class `found`, as `make`."""
     _check_members(kind, name, protocol, getattr(found, "__abstractmethods__", ()))
     check_options(kind, name, found, options)
     try:
         inspect.signature(found).bind(**options)
     except TypeError as error:
         section = "tasks" if kind == "task source" else kind
-        given = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
-        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{given}") from None
+        alternative = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
+        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{alternative}") from None
     check_types(kind, name, found, options)
-    made = found(**options)
-    members = [member for member in protocol_members(protocol) if not hasattr(made, member)]
+    built = found(**options)
+    members = [member for member in protocol_members(protocol) if not hasattr(built, member)]
     _check_members(kind, name, protocol, members)
-    return made
+    return built
 
 
 def protocol_members(protocol: type) -> frozenset[str]:
-    """The names of what a part of this `protocol` has: all that anybody may use of it.
+    """Names of all members of `protocol`.
 
     >>> from coderepairrl.protocols import TaskSource
     >>> sorted(protocol_members(TaskSource))
@@ -197,13 +193,15 @@ def protocol_members(protocol: type) -> frozenset[str]:
 
 
 def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str]) -> None:
-    """Raise `ConfigError` for members that a class lacks, naming those that it must have of its own."""
+    """Raise `ConfigError` for members that a class must define but lacks."""
     if not (missing := sorted(lacking)):
         return
     base = f"coderepairrl.protocols.{protocol.__name__}"
     required: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
-    own = [member for member in missing if member in required or not hasattr(protocol, member)]
+    required_members = [member for member in missing if member in required or not hasattr(protocol, member)]
     raise ConfigError(
-        f"{kind} {name!r} is no {protocol.__name__}: it lacks {', '.join(own or missing)}",
-        fix=f"define {', '.join(own)}; the rest comes from {base}" if own else f"derive it from {base}, which has them",
+        f"{kind} {name!r} is no {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
+        fix=f"define {', '.join(required_members)}; the rest comes from {base}"
+        if required_members
+        else f"derive it from {base}, which has them",
     )

@@ -1,7 +1,7 @@
-"""The nouns of the whole project: frozen, typed, and free of torch.
+"""Nouns of the whole project: frozen, typed, and free of torch.
 
-Data flows one way: a `Task` becomes an `Episode` of `Turn`s, an episode earns `Score`s, and the leaves of its
-tree of turns become the `Sample`s that a policy is trained on.
+A `Task` becomes an `Episode` of `Turn`s, an episode earns `Score`s, and the leaves of its tree of turns become the
+`Sample`s that a policy is trained on.
 
     >>> given = TokenSpan((1, 2, 3), Origin.GIVEN)
     >>> sampled = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
@@ -18,17 +18,17 @@ from typing import Any, Literal
 
 
 class Origin(StrEnum):
-    """Where the tokens of a span come from."""
+    """Origin of a span's tokens."""
 
     GIVEN = "given"
-    """Written by others than the policy: template, prompt, tool output. Context, never trained."""
+    """Not sampled by the policy: template, prompt, tool output. Context, never trained."""
     POLICY = "policy"
     """Sampled by the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Token ids with one origin. `logprobs` are there if and only if the policy sampled them.
+    """Token ids of one origin; `logprobs` if and only if the policy sampled them.
 
     A logprob is ``log softmax(logits / T)`` of the sampled token, untruncated.
 
@@ -56,7 +56,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """Tokens ``start:end`` of a turn's output were sampled by policy `version`.
+    """Tokens ``start:end`` of a turn's output, sampled by policy `version`.
 
     >>> VersionRange(version=3, start=0, end=12)
     VersionRange(version=3, start=0, end=12)
@@ -69,10 +69,10 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is drawn. The run's sampling overrides a client's.
+    """Settings for sampling tokens. The run's override a client's.
 
-    `stop_ids` end a turn in the engine, `stop` strings in the gateway. Training with anything but a bare
-    temperature is refused, since the recorded logprobs would not be those of the trained policy.
+    `stop_ids` end a turn in the engine, `stop` strings in the gateway. Training allows a bare temperature only:
+    otherwise recorded logprobs would not be the trained policy's.
 
     >>> Sampling().trainable, Sampling(top_p=0.9).trainable, Sampling(temperature=0.0).trainable
     (True, False, False)
@@ -88,7 +88,7 @@ class Sampling:
 
     @property
     def trainable(self) -> bool:
-        """Whether tokens drawn like this may be trained on."""
+        """Whether such tokens may be trained on."""
         return self.temperature > 0 and self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
 
 
@@ -100,19 +100,18 @@ class Finish(StrEnum):
     LENGTH = "length"
     """The turn's token budget was spent: the message is cut."""
     ABORT = "abort"
-    """The client went away; what was sampled by then is recorded and not trained."""
+    """The client went away; tokens sampled so far are recorded, not trained."""
 
 
-"""Whether recorded tokens stand for text that a client repeats, or what the client sent is rendered."""
 SideCalls = Literal["mask", "tools", "train"]
-"""Which calls beside an agent's main conversation (titles, summaries, sub-agents) are trained: ``mask`` none, ``tools``
-those that were given tools, ``train`` all."""
+"""Side calls of an agent (titles, summaries, sub-agents) to train: ``mask`` none, ``tools`` those offered tools,
+``train`` all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where a prompt leaves what was recorded, inside a turn: it begins with the first `tokens` ids of the sequence of
-    `turn`, and its conversation with the first `messages` messages of that turn's."""
+    """Branch inside an earlier turn: the prompt shares the first `tokens` ids and `messages` messages of `turn`."""
 
     turn: int
     tokens: int
@@ -121,12 +120,12 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call, as the engine saw it.
+    """Model call, as the engine saw it.
 
-    Turns form a tree. The engine's prompt was the whole sequence of `base`, or the beginning of a sequence that `fork`
-    names (nothing for a root), then `given`; it sampled `output`, then possibly `tail`: tokens after a stop string,
-    which were sampled but belong to no later prompt. Concatenating ``given + output`` along a path from a root *is*
-    what the engine saw (`sequence`), so masking never searches text.
+    Turns form a tree. The engine's prompt was the sequence of `base`, or the part of a sequence named by `fork`
+    (nothing for a root), then `given`; it sampled `output`, then possibly `tail`: tokens after a stop string, in no
+    later prompt. ``given + output`` along a path from a root *is* what the engine saw (`sequence`): masking never
+    searches text.
 
     >>> root = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), TokenSpan((9,), Origin.POLICY, (-0.2,)))
     >>> child = Turn(1, 0, TokenSpan((3,), Origin.GIVEN), TokenSpan((8,), Origin.POLICY, (-0.1,)))
@@ -143,39 +142,37 @@ class Turn:
     """Policy version per token range of ``output + tail``."""
     sampling: Sampling = Sampling()
     overridden: tuple[str, ...] = ()
-    """Client settings that the run's sampling replaced, as ``name=value``."""
+    """Client settings replaced by the run's sampling, as ``name=value``."""
     finish: Finish = Finish.STOP
     dialect: str = "chat"
     digest: str = ""
-    """Hash of the request body, by which a client's retry joins the first call."""
+    """Hash of the request body; joins a client's retry with the first call."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The request's messages that `base`, or the beginning that `fork` names, had not yet seen, then the reply."""
+    """Request messages beyond those of `base` or `fork`, then the reply."""
     started: float = 0.0
     ended: float = 0.0
     """Unix seconds."""
     masked: str = ""
-    """Why this turn's sampled tokens are not trained (``aborted``, ``sampling``, ``relayed``); empty if they are."""
+    """Why sampled tokens are not trained (``aborted``, ``sampling``, ``relayed``); empty if they are."""
     tools: tuple[str, ...] = ()
-    """Names of the tools that the request offered."""
+    """Names of offered tools."""
     schemas: tuple[Mapping[str, Any], ...] = ()
-    """Their schemas, where `base` does not have the same ones (`offered`)."""
+    """Schemas of the tools, if they differ from those of `base` (`offered`)."""
     fork: Fork | None = None
-    """Of a turn without `base`: where it branches off inside another. None of a root."""
+    """Where a turn without `base` branches off inside another; None for a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
-    """What a remote server reported of a turn that it sampled: ``usage``, ``finish_reason``, ids if it gave any. For
-    information: such a turn has no spans."""
+    """Remote server's report on a turn that it sampled, for information: ``usage``, ``finish_reason``, any ids. No
+    spans.
+    """
 
     @property
     def sampled(self) -> int:
-        """Tokens that the policy sampled in this call, the cut tail included."""
+        """Tokens sampled in this call, the cut tail included."""
         return len(self.output) + len(self.tail)
 
 
 def path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
-    """The turns of which each extends the whole one before, up to `leaf`. `turns` are indexed by `Turn.index`.
-
-    The first is a root, or forks inside a turn that is not among them.
-    """
+    """Turns from a root or fork to `leaf`, each extending the one before. `turns` are indexed by `Turn.index`."""
     chain: list[Turn] = []
     at: int | None = leaf
     while at is not None:
@@ -185,7 +182,7 @@ def path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
 
 
 def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
-    """Every id that the engine had in context after turn `leaf`, in order.
+    """Ids in the engine's context after turn `leaf`.
 
     >>> output = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
     >>> first = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), output)
@@ -197,63 +194,63 @@ def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
 
 
 def sequence_list(turns: Sequence[Turn], leaf: int) -> list[int]:
-    """`sequence`, to be added to."""
+    """`sequence` as a mutable list."""
     ids: list[int] = []
-    for turn, kept in _lineage(turns, leaf):
+    for turn, fork in _lineage(turns, leaf):
         ids += turn.given.ids
         ids += turn.output.ids
-        if kept is not None:
-            del ids[kept.tokens :]
+        if fork is not None:
+            del ids[fork.tokens :]
     return ids
 
 
 def conversation(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
-    """Every message of the conversation that turn `leaf` ends, its reply included."""
+    """Messages of the conversation that turn `leaf` ends, reply included."""
     return tuple(message for message, _ in replies(turns, leaf))
 
 
 def replies(turns: Sequence[Turn], leaf: int) -> list[tuple[Mapping[str, Any], Turn | None]]:
-    """As `conversation`, each message with the turn that it is the reply of; None for one that the client sent."""
+    """Messages of `conversation` with the turns that sampled them; None for the client's."""
     messages: list[tuple[Mapping[str, Any], Turn | None]] = []
-    for turn, kept in _lineage(turns, leaf):
+    for turn, fork in _lineage(turns, leaf):
         messages += [(message, None) for message in turn.messages[:-1]]
         messages += [(message, turn) for message in turn.messages[-1:]]
-        if kept is not None:
-            del messages[kept.messages :]
+        if fork is not None:
+            del messages[fork.messages :]
     return messages
 
 
 def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | None]]:
-    """The turns that made what `leaf` had in context, from a root on; after a turn, what a fork keeps of all so far."""
+    """Turns in `leaf`'s context, from a root on, each with the fork that cuts the context after it."""
     chain: list[tuple[Turn, Fork | None]] = []
     at: int | None = leaf
-    kept: Fork | None = None
+    fork: Fork | None = None
     while at is not None:
         turn = turns[at]
-        chain.append((turn, kept))
-        kept = turn.fork
-        at = turn.base if kept is None else kept.turn
+        chain.append((turn, fork))
+        fork = turn.fork
+        at = turn.base if fork is None else fork.turn
     return reversed(chain)
 
 
 def offered(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
-    """The schemas of the tools that the request of turn `leaf` offered; none of runs that older versions logged."""
+    """Tool schemas offered to turn `leaf`; none in logs of older versions."""
     if not turns[leaf].tools:
         return ()
     return next((turn.schemas for turn in reversed(path(turns, leaf)) if turn.schemas), ())
 
 
 def leaves(turns: Sequence[Turn]) -> Iterator[int]:
-    """Indices of the turns that no other turn extends, in order."""
+    """Indices of turns that no other extends, in order."""
     extended = {turn.base for turn in turns}
     return (turn.index for turn in turns if turn.index not in extended)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of an agent, as it happened.
+    """Tool call of an agent, as it happened.
 
-    `command` is the first words of what ran, for statistics of what agents run.
+    `command` is the first words of what ran, for statistics.
 
     >>> ToolCall(turn=0, name="shell", arguments='{"cmd": "ls"}', ok=True, output_chars=12, seconds=0.01).ok
     True
@@ -269,22 +266,22 @@ class ToolCall:
 
 
 class Ending(StrEnum):
-    """How an episode ended."""
+    """End of an episode."""
 
     DONE = "done"
     LIMIT = "limit"
-    """Calls, tokens, context or time were spent: scored on what stands in the tree, and flagged."""
+    """Calls, tokens, context or time were spent: the present tree is scored, and flagged."""
     CRASH = "crash"
-    """The agent program broke after the model had replied, by whatever the policy made it do: scored on what stands in
-    the tree, and flagged."""
+    """The agent broke after a reply, perhaps through the policy: the present tree is scored, and flagged."""
     VOID = "void"
-    """An infrastructure fault, or an agent that broke before any reply: outside the baseline, retried, counted, never a
-    zero."""
+    """Infrastructure fault, or an agent that broke before any reply: outside the baseline, retried, counted, never a
+    zero.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The value of one reward for an episode. The episode's reward is the weighted sum.
+    """Value of one reward; an episode's reward is the weighted sum.
 
     >>> total((Score("patch_lines", 0.5, 0.6), Score("tests", 1.0, 0.4)))
     0.7
@@ -295,9 +292,9 @@ class Score:
     weight: float = 1.0
     note: str = ""
     passed: bool | None = None
-    """Whether the patch passed the task's checks, from a reward that ran them; None where none were run."""
+    """Whether the patch passed the task's checks; None if not run."""
     nearest: str = ""
-    """The episode whose repair (`Task.verified`) is nearer to the patch than the task's own reference, if one is."""
+    """Episode whose repair (`Task.verified`) is nearer to the patch than the task's reference, if any."""
 
 
 def total(scores: Sequence[Score]) -> float:
@@ -307,11 +304,10 @@ def total(scores: Sequence[Score]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One attempt at one task.
+    """Attempt at a task.
 
-    `phase` is ``train`` or the name of an evaluation; `step` the optimiser step for which it was begun. Which step
-    consumed it, the record of that step says.
-    `patch` are the bytes of ``git diff`` against the task's commit, `timings` seconds per activity
+    `phase` is ``train`` or an evaluation's name; `step` the optimiser step it was begun for (the consuming step's
+    record names its episodes). `patch` is ``git diff`` against the task's commit, `timings` seconds per activity
     (``generate``, ``tools``, ``sandbox``, ``diff``, ``reward``, ``total``).
 
     >>> Episode("e", "toy/1", "train", step=0, group="g", attempt=0, ending=Ending.DONE).reward
@@ -326,17 +322,18 @@ class Episode:
     attempt: int
     ending: Ending
     reason: str = ""
-    """In a word, why it ended: ``submitted``, ``calls``, ``tokens``, ``time``, how a program crashed (``exit 1``,
-    ``SIGSEGV``, ``KeyError``), or the fault's boundary."""
+    """Why it ended, in a word: ``submitted``, ``calls``, ``tokens``, ``time``, a crash (``exit 1``, ``SIGSEGV``,
+    ``KeyError``), or the fault's boundary.
+    """
     fault: str = ""
-    """Of a void episode: what failed."""
+    """Fault message (VOID only)."""
     crash: str = ""
-    """Of an episode that ended in a crash: how, with the traceback or the last that the program printed."""
+    """Crash, with traceback or last output (CRASH only)."""
     printed: str = ""
-    """What an agent program printed, both streams in the order they were written: the beginning and the end of it."""
+    """Output of an agent program, both streams interleaved: beginning and end."""
     turns: tuple[Turn, ...] = ()
     side: tuple[int, ...] = ()
-    """Turns beside the main conversation, which are not trained (`SideCalls`), by index."""
+    """Indices of turns outside the main conversation, not trained (`SideCalls`)."""
     tool_calls: tuple[ToolCall, ...] = ()
     patch: bytes = b""
     scores: tuple[Score, ...] = ()
@@ -345,10 +342,9 @@ class Episode:
     language: str = ""
     repository: str = ""
     difficulty: float | None = None
-    """These four are the task's, so that a table of episodes can be grouped by them."""
+    """Four fields of the task, for grouping."""
     calls_known: bool = True
-    """Whether the agent said which tools it called. Of a program that does not, or that broke, `tool_calls` is empty
-    and means nothing."""
+    """Whether the agent reported its tool calls; otherwise an empty `tool_calls` means nothing."""
 
     @property
     def reward(self) -> float:
@@ -357,18 +353,17 @@ class Episode:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the policy sampled."""
+        """Tokens sampled by the policy."""
         return sum(turn.sampled for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The spans of one leaf, flattened to one row for the learner.
+    """Spans of one leaf as a row for the learner.
 
-    ``ids[i]`` is trained iff ``trained[i]``; `logprobs` are the engine's (0.0 where nothing was sampled) and
-    `versions` the policy version of each token (-1 where nothing was sampled). `weight` is the row's share of
-    its episode's trained tokens, so that a forked episode weighs no more than a straight one; `group` is that of the
-    episode.
+    ``ids[i]`` is trained iff ``trained[i]``; `logprobs` are the engine's (0.0 if not sampled), `versions` the policy
+    versions (-1 if not sampled). `weight` is the row's share of its episode's trained tokens, so that forks do not
+    raise an episode's weight.
 
     >>> Sample("e", (1, 9), (False, True), (0.0, -0.2), (-1, 0), advantage=1.0).trained
     (False, True)
@@ -386,13 +381,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A check: `argv` run in the workspace, for at most `timeout` seconds.
+    """Check: `argv` run in the workspace for at most `timeout` seconds.
 
-    `results` is the format of its reports on single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``,
-    ``node``, ``harbor``, or the rules of a benchmark, ``NAME:ARGUMENT`` (docs/guides/tasks.md). Without it the exit
-    code decides: 0 passes.
-    `test_timeout` are the seconds that one test may take where pytest or unittest is asked: one that takes longer has
-    failed, and the others still run. 0 is half of the time that is left, so that some is left for the others.
+    `results` is the format of single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``, ``node``,
+    ``harbor``, or a benchmark's rules, ``NAME:ARGUMENT`` (docs/guides/tasks.md); without it exit code 0 passes.
+    `test_timeout` is the limit of one test in seconds (pytest, unittest), which then fails; 0: half of the remaining
+    time.
 
     >>> Command(("python3", "-m", "unittest", "-q"), timeout=20.0).timeout
     20.0
@@ -406,10 +400,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """How a repair is tested: `commands` that must all pass after the files in `restore` were put back.
+    """Test of a repair: all `commands` must pass after `restore` (content by path), so that edited tests gain nothing.
 
-    `restore` maps a path in the workspace to its content; an agent that edits its tests gains nothing. Where tests are
-    named, a command with `results` passes when all of both lists pass, whatever the others do (SWE-bench's rule).
+    If tests are named, a command with `results` passes when all of both lists pass, whatever others do (SWE-bench's
+    rule).
 
     >>> bool(Checks()), bool(Checks((Command(("true",)),)))
     (False, True)
@@ -422,11 +416,11 @@ class Checks:
     pass_to_pass: tuple[str, ...] = ()
     """Tests that pass on both."""
     workspace: str = ""
-    """Where they run, if not in a fresh workspace of the task: the image with tests that agents must not see."""
+    """Workspace of the checks, if not the task's: the image with hidden tests."""
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The tests of both lists."""
+        """Tests of both lists."""
         return self.fail_to_pass + self.pass_to_pass
 
     def __bool__(self) -> bool:
@@ -435,9 +429,7 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A repair by the policy itself that passed its task's checks in an earlier step: a further reference.
-
-    `episode` is its id.
+    """Policy's repair that passed the checks in an earlier step, from episode `episode`: a further reference.
 
     >>> Verified(b"", "train-00001-000-03", step=1).step
     1
@@ -450,11 +442,11 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A repository with a bug, or a question, and what is known of it.
+    """Repository with a bug, or a question.
 
-    `id` is stable across machines. `workspace` is ``dir:PATH`` (a folder, or a git repository at its HEAD),
-    ``git:URL@SHA`` or ``image:NAME@DIGEST``; empty for a question that needs no files, for which no sandbox is opened.
-    `reference` is the oracle patch; it never enters an agent's sandbox.
+    `id` is stable across machines. `workspace` is ``dir:PATH`` (a folder, or a git repository at HEAD), ``git:URL@SHA``
+    or ``image:NAME@DIGEST``; empty for a question without files, which opens no sandbox. `reference` is the oracle
+    patch; it never enters an agent's sandbox.
 
     >>> Task("toy/add", "add() subtracts.", "python", "dir:/srv/toy", b"").split
     'train'
@@ -469,27 +461,28 @@ class Task:
     reference: bytes
     checks: Checks = Checks()
     environment: str = ""
-    """``venv:FOLDER``: a virtual environment on this machine, which sandboxes show read-only and put first on ``PATH``;
-    ``python:JSON``: one that is built from a specification, on any machine (`environments.Specification`); any other
-    text is a fingerprint of the environment in which the checks were verified."""
+    """``venv:FOLDER``: virtual environment here, shown to sandboxes read-only and first on ``PATH``; ``python:JSON``:
+    built from a specification on any machine (`environments.Specification`); other text is a fingerprint of the
+    environment in which checks were verified.
+    """
     split: str = "train"
     licence: str = ""
     difficulty: float | None = None
     repository: str = ""
-    """Where the bug is from, as ``OWNER/NAME``. Bugs of one repository are no independent observations."""
+    """``OWNER/NAME``. Bugs of one repository are not independent."""
     created: str = ""
-    """When the issue was written or the bug repaired, as ``YYYY-MM-DD``: a model that was trained later may know it."""
+    """Date of the issue or repair, ``YYYY-MM-DD``: models trained later may know it."""
     kind: str = ""
-    """Chooses agent, limits and rewards (config section ``kinds``); empty is what the run has for all."""
+    """Selects agent, limits and rewards (config section ``kinds``); empty: the run's."""
     answer: str = ""
-    """Of a task that is answered and not repaired, what the last reply must contain: a label such as ``CWE-79``."""
+    """Text that the last reply must contain, such as ``CWE-79``, if the task is a question."""
     verified: tuple[Verified, ...] = ()
-    """Further references, on the copy of the task that rewards are given; agents get a task without any."""
+    """Further references on the rewards' copy of the task; agents never see them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command in a sandbox did. Output is bytes, both streams in the order they were written.
+    """Result of a command in a sandbox; `output` is both streams, interleaved.
 
     >>> ExecResult(0, b"ok\\n").ok
     True
@@ -499,20 +492,20 @@ class ExecResult:
     output: bytes
     timed_out: bool = False
     truncated: bool = False
-    """More was printed than `max_bytes`; the rest was read and thrown away."""
+    """More than `max_bytes` was printed; the rest was discarded."""
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Ended by itself with exit code 0."""
+        """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may spend, for any agent.
+    """Limits of an episode, for any agent.
 
-    `tokens` counts the longest sequence of the episode: prompt, outputs and tool results.
+    `tokens` limits the longest sequence: prompt, outputs and tool results.
 
     >>> Limits().calls
     30
@@ -523,12 +516,12 @@ class Limits:
     tokens: int = 10_240
     seconds: float = 60.0
     turn_tokens: int = 4_096
-    """At most so many tokens in one reply."""
+    """Most tokens in one reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an agent finds its model: an OpenAI-compatible API whose base URL carries the episode's key.
+    """OpenAI-compatible API for an agent; its base URL carries the episode's key.
 
     >>> Endpoint("http://127.0.0.1:8000/s/KEY/v1", "KEY", "policy").model
     'policy'
@@ -539,14 +532,14 @@ class Endpoint:
     model: str
     limits: Limits = Limits()
     socket: str = ""
-    """Unix socket of the gateway, for agents inside a sandbox (`Sandbox.reach`)."""
+    """Gateway's Unix socket, for agents inside a sandbox (`Sandbox.reach`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """How an agent ended, by its own account. `tool_calls` is None when it does not count them.
+    """Agent's account of its end; `tool_calls` is None if not counted.
 
-    `exit` is ``submitted``, or the limit that ended it: ``calls``, ``tokens``, ``time``.
+    `exit` is ``submitted``, or the limit: ``calls``, ``tokens``, ``time``.
 
     >>> AgentReport("submitted").exit
     'submitted'

@@ -1,1 +1,1 @@
-"""``crrl check``: the machine's prerequisites, and the exams of implementations of seams."""
+"""``crrl check``: prerequisites, and exams of implementations of seams."""

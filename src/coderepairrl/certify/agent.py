@@ -1,7 +1,7 @@
-"""The exam of agents, over real HTTP against a scripted model.
+"""Exam of agents, over HTTP against a scripted model.
 
-It uses the agent's own tools: one with a single required string is its shell; without tools, answers hold a fenced
-``bash`` block. Agents that take edits from replies get fewer questions.
+Uses the agent's tools: one with a single required string is its shell; without tools, answers hold a fenced ``bash``
+block. Agents that take edits from replies get fewer questions.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class _Trial:
 
 
 async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
-    """Examine `agent` in sandboxes of `backend`, on a small repository with one bug.
+    """Examine `agent` in sandboxes of `backend`, on a small repository with a bug.
 
-    Without a backend, commands run in a temporary folder of the host. Agents inside the sandbox need a backend whose
-    guests reach the host's loopback.
+    Without a backend, commands run in a temporary folder of the host. Agents inside the sandbox need one whose guests
+    reach the host's loopback.
     """
     opened = backend or FolderBackend()
     with small_repair() as (task, _):
@@ -70,7 +70,7 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[F
 
 @contextmanager
 def small_repair() -> Iterator[tuple[Task, Path]]:
-    """Task of one file with one bug, and a temporary folder for sandboxes."""
+    """Task of one file with a bug, and a temporary folder for sandboxes."""
     with scratch("exam") as folder:
         folder.chmod(0o755)  # a sandbox may read it as another user
         workspace = folder / "add"
@@ -106,10 +106,10 @@ async def _count(sandbox: Sandbox) -> int:
 
 
 def command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
-    """Answer that makes the agent run `commands` by its own tool.
+    """Answer that makes the agent run `commands` by its tool.
 
-    The tool has a string ``cmd`` or ``command``, a list ``commands``, or a single required string; agents that reply in
-    Python (smolagents) call ``shell``.
+    Takes a string ``cmd`` or ``command``, a list ``commands``, or a single required string; agents that reply in Python
+    (smolagents) call ``shell``.
     """
     functions = [tool["function"] for tool in request.get("tools") or ()]
     for named in (("cmd", "command", "commands"), ()):
@@ -130,7 +130,7 @@ def command(request: Request, *commands: str, tokens: int | None = None) -> Answ
 
 
 def writes_python(request: Request) -> bool:
-    """Whether the agent runs what stands between ``<code>`` and ``</code>``, as smolagents does."""
+    """Whether the agent runs Python between ``<code>`` and ``</code>``, as smolagents."""
     return "</code>" in str(request["messages"][0])
 
 
@@ -140,7 +140,7 @@ def python(*lines: str) -> str:
 
 
 def mentioned(requests: list[Request], text: str) -> bool:
-    """Whether any message of `requests` contains `text`."""
+    """Whether any of `requests` contains `text`."""
     return any(text in str(message) for request in requests for message in request["messages"])
 
 

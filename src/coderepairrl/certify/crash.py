@@ -1,12 +1,11 @@
-"""Crash test: a small run is killed at random moments, resumed, and compared with an undisturbed one.
+"""Crash test: kill a small run at random moments, resume, compare with an undisturbed one.
 
 Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
-resumed to their end, until all kills are done. A seed draws moments and victims. Each run must have the undisturbed
-one's weights after every step and files in its last checkpoint, and train every attempt once. No process may stay after
-the controller's death, and no temporary folder, shared memory or control group after resuming.
+resumed to their end. A seed draws moments and victims. Each must have the undisturbed run's weights after every step
+and files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
+temporary folder, shared memory or control group resuming.
 
-With ``staleness`` steps depend on timing: a replay of a run's log must give its last checkpoint, and no sample may be
-too old.
+With ``staleness`` steps depend on timing: a replay of the log must give the last checkpoint, and no sample be too old.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
     """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
 
     `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim, `PrerequisiteError` except on
-    Linux, and `RunError` if the undisturbed run fails.
+    Linux, `RunError` if the undisturbed run fails.
     """
     if victim not in (EACH, *VICTIMS):
         raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
@@ -113,14 +112,14 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
             raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
-        whole = time.monotonic() - began
+        duration = time.monotonic() - began
         expected = RunResult.of(untouched.folder)
         every = [bool(step["account"]["trained"]) for step in expected.steps]
         trained = any(every) if staleness else all(every)  # which attempts make a step is a matter of chance then
-        yield Finding("untouched", trained, f"{STEPS} steps in {whole:.1f} s, weights {expected.weights[:12]}")
+        yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
-        planned = _planned(victim, kills, whole, chance)
+        planned = _planned(victim, kills, duration, chance)
         done: list[Kill] = []
         wrong = False
         while planned:
@@ -138,8 +137,8 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
                 trial.remove()
             done += struck
         for name in VICTIMS:
-            if own := [kill for kill in done if kill.victim == name]:
-                yield _row(name, own)
+            if kills_of_victim := [kill for kill in done if kill.victim == name]:
+                yield _row(name, kills_of_victim)
         slowest = max(kill.gone for kill in done)
         orphans = sorted({words for kill in done for words in kill.orphans})
         half = sum(kill.half_started for kill in done)
@@ -147,8 +146,8 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
         detail = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
         yield Finding("orphans end", slowest <= GONE, detail)
         if wrong:
-            kept = work.rename(work.with_name(f"{work.name}-failed"))
-            yield Finding("runs", False, f"those that went wrong are kept in {kept}")
+            remains = work.rename(work.with_name(f"{work.name}-failed"))
+            yield Finding("runs", False, f"those that went wrong are kept in {remains}")
 
 
 def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
@@ -162,7 +161,6 @@ def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> li
 
 
 async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
-    """Run to the end with kills from `planned`."""
     struck: list[Kill] = []
     while True:
         seen = len(struck)
@@ -214,7 +212,7 @@ class _Trial:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Process that begins or resumes the run, killed at the end."""
+        """Process of the run, killed at the end."""
         resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config), *self._otherwise]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
@@ -234,7 +232,6 @@ class _Trial:
                 process.wait()
 
     async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
-        """Kill the victim by SIGKILL."""
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
             targets = freeze(process.pid)
@@ -250,13 +247,13 @@ class _Trial:
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for moment and victim; False if the run ended before."""
-        found: Callable[[], object] = lambda: True  # noqa: E731
+        is_present: Callable[[], object] = lambda: True  # noqa: E731
         if kill.victim in _MARKS:
-            found = lambda: _of(process.pid, kill.victim)  # noqa: E731
+            is_present = lambda: _of(process.pid, kill.victim)  # noqa: E731
         elif kill.victim == "gateway":
-            found = self._in_an_episode
+            is_present = self._in_an_episode
         while process.poll() is None:
-            if time.monotonic() - self._began >= kill.moment and found():
+            if time.monotonic() - self._began >= kill.moment and is_present():
                 return True
             await asyncio.sleep(0.005)
         return False
@@ -274,19 +271,17 @@ class _Trial:
 
     def left(self, caches: Container[str]) -> list[str]:
         """Remains of an ended run, except `caches` of libraries."""
-        found = [f"process {words.decode(errors='replace')}" for words in below(os.getpid()).values()]
-        found += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
-        found += [str(path) for path in [shared_path(self.folder)] if path.exists()]
+        remains = [f"process {words.decode(errors='replace')}" for words in below(os.getpid()).values()]
+        remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
+        remains += [str(path) for path in [shared_path(self.folder)] if path.exists()]
         parents = set(cgroups.find().parents.values())
-        found += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
-        return [f"left: {what}" for what in found]
+        remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
+        return [f"left: {remnant}" for remnant in remains]
 
     def last_words(self) -> str:
-        """End of its processes' output."""
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
 
     def remove(self) -> None:
-        """Delete the folder."""
         shutil.rmtree(self.home)
 
 
@@ -307,29 +302,29 @@ class RunResult:
 
     @property
     def weights(self) -> str:
-        """SHA-256 of the weights after the last step."""
+        """SHA-256 of the last step's weights."""
         return str(self.steps[-1]["checksum"]) if self.steps else ""
 
     def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
         """Differences of the run in `folder`; `staleness` allows other weights."""
         try:
-            found = RunResult.of(folder)
+            result = RunResult.of(folder)
             balanced = run_account(folder.records()).balanced
         except (UsageError, RunError, OSError) as error:
             return [f"no run: {error}"]
         problems = [] if balanced else ["the account of its tokens is not balanced"]
-        if [step["step"] for step in found.steps] != [step["step"] for step in self.steps]:
-            return [*problems, f"it has the steps {[step['step'] for step in found.steps]}"]
-        for own, untouched in zip(found.steps, self.steps, strict=True):
-            if (oldest := own["metrics"].get("learn/staleness_max", 0)) > staleness:
-                problems.append(f"step {own['step']} trained tokens of {oldest} versions before")
-            if not staleness and own["checksum"] != untouched["checksum"]:
-                problems.append(f"other weights after step {own['step']}")
-            if not staleness and own["account"]["trained"] != untouched["account"]["trained"]:
-                problems.append(f"step {own['step']} trained {own['account']['trained']} tokens")
-        if not staleness and found.files != self.files:
+        if [step["step"] for step in result.steps] != [step["step"] for step in self.steps]:
+            return [*problems, f"it has the steps {[step['step'] for step in result.steps]}"]
+        for step_record, untouched in zip(result.steps, self.steps, strict=True):
+            if (oldest := step_record["metrics"].get("learn/staleness_max", 0)) > staleness:
+                problems.append(f"step {step_record['step']} trained tokens of {oldest} versions before")
+            if not staleness and step_record["checksum"] != untouched["checksum"]:
+                problems.append(f"other weights after step {step_record['step']}")
+            if not staleness and step_record["account"]["trained"] != untouched["account"]["trained"]:
+                problems.append(f"step {step_record['step']} trained {step_record['account']['trained']} tokens")
+        if not staleness and result.files != self.files:
             problems.append("other files in the last checkpoint")
-        consumed = [episode.split("-retry")[0] for step in found.steps for episode in step["episodes"]]
+        consumed = [episode.split("-retry")[0] for step in result.steps for episode in step["episodes"]]
         if len(consumed) != len(set(consumed)) or len(consumed) != STEPS * TASKS * ATTEMPTS:
             problems.append(f"{len(consumed)} attempts trained, {len(set(consumed))} different ones")
         return problems
@@ -364,22 +359,22 @@ def _of(controller: int, victim: str) -> list[int]:
 async def all_gone(kill: Kill) -> None:
     """Wait until a killed run's processes are gone; kill the rest after 30 s.
 
-    Remains of a bubblewrap killed at its start are counted only: the next run ends them.
+    Remains of a bubblewrap killed at its start are only counted: the next run ends them.
     """
     began = time.monotonic()
     while left := below(os.getpid()):
         seconds = time.monotonic() - began
-        others = [words for words in left.values() if _BUBBLEWRAP not in words]
-        if seconds > GONE and not others:
+        survivors = [words for words in left.values() if _BUBBLEWRAP not in words]
+        if seconds > GONE and not survivors:
             kill.half_started = len(left)
             return
         if seconds > GONE and not kill.orphans:
-            kill.orphans += [words.decode(errors="replace")[:200] for words in others]
+            kill.orphans += [words.decode(errors="replace")[:200] for words in survivors]
         if seconds > 30:
             for pid in left:
                 kill_all(pid)
         await asyncio.sleep(0.01)
-        if others:
+        if survivors:
             kill.gone = time.monotonic() - began
 
 

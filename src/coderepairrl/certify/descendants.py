@@ -1,4 +1,4 @@
-"""Descendants of a process, whatever became of their parents: found, stopped, killed (Linux)."""
+"""Find, stop and kill descendants of a process, orphans included (Linux)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def below(root: int) -> dict[int, bytes]:
-    """Live descendants of `root`, with their command lines."""
+    """Live descendants of `root`, with command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
             if state not in "ZX":
                 parents[int(entry.name)] = int(parent)
-    found: dict[int, bytes] = {}
+    commands: dict[int, bytes] = {}
     fresh = {root}
     while fresh := {pid for pid, parent in parents.items() if parent in fresh}:
         for pid in fresh:
             with contextlib.suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-    return found
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+    return commands
 
 
 def freeze(root: int) -> list[int]:
-    """Stop `root` and its descendants, so that none starts another; return their ids."""
+    """Stop `root` and descendants, so that none starts another; return ids."""
     stopped: list[int] = []
     while fresh := [pid for pid in (root, *below(root)) if pid not in stopped]:
         for pid in fresh:
@@ -42,7 +42,7 @@ def freeze(root: int) -> list[int]:
 
 
 def kill_all(root: int) -> None:
-    """Kill `root` and its descendants."""
+    """Kill `root` and descendants."""
     for pid in (root, *below(root)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

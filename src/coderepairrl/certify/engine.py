@@ -1,10 +1,9 @@
-"""The exam of engines: ``crrl check engine NAME``.
+"""Exam of engines: ``crrl check engine NAME``.
 
-Logprobs must be the learner's, outputs independent of neighbours, and acknowledged weights live, whole, and free of old
-ones.
+Logprobs must be the learner's, outputs independent of neighbours, and acknowledged weights live, whole, and unmixed.
 
-Relabelling gives new weights with known outputs: with embedding (and head) rows permuted by p, a model gives a sequence
-the logprobs that the original gives the sequence mapped through p.
+Relabelling gives new weights with known outputs: with embedding (and head) rows permuted by p, a sequence gets the
+logprobs that the original gives the sequence mapped through p.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Answer(NamedTuple):
 
 
 class Failed(Exception):
-    """The engine lacks the property; the message shows how."""
+    """Missing property; the message shows how."""
 
 
 async def examine(
@@ -66,8 +65,8 @@ async def examine(
     `reference` gives the learner's logprobs under the fp32 weights in `model`; `work` gets weights of about that size.
     With `publish` the learner's new weights are loaded, too; one that `sleeps` is put to sleep.
 
-    Leaves the model's own weights served, under a later version. Raises `ConfigError` for unreadable weights; failures
-    are `Finding` objects.
+    Leaves the model's weights served, under a later version. Raises `ConfigError` for unreadable weights; failures are
+    `Finding` objects.
     """
     candidate = _Candidate(engine, model, reference, work)
     questions = dict(QUESTIONS)
@@ -119,16 +118,13 @@ class _Candidate:
         save_file({name: np.ascontiguousarray(change(name, value)) for name, value in tensors.items()}, path)
 
     def prompt(self, size: int) -> list[int]:
-        """Random ids."""
         ids: list[int] = self.rng.integers(0, self.vocabulary, size).tolist()
         return ids
 
     def stream(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> AsyncGenerator[Chunk, None]:
-        """Stream a request."""
         return self.engine.generate(ids, sampling, seed)
 
     async def ask(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Answer:
-        """Request and its whole answer."""
         answer = Answer([], [], [])
         async for chunk in self.stream(ids, sampling, seed):
             answer.ids.extend(chunk.ids)
@@ -155,7 +151,6 @@ class _Candidate:
         )
 
     async def off_relabelled(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
-        """`off` under the relabelled weights."""
         mapped = [answer._replace(ids=[self._p[token] for token in answer.ids]) for answer in answers]
         return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
 
@@ -389,7 +384,7 @@ async def _abort(candidate: _Candidate) -> str:
 
 
 async def _closed_midway(candidate: _Candidate) -> float | None:
-    """Seconds from the last token read until idle; None if the requests had ended."""
+    """Seconds from the last token read until idle; None if requests had ended."""
     length = candidate.engine.context - 60
     streams = [candidate.stream(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
     for stream in streams:

@@ -23,7 +23,7 @@ Options = Mapping[str, Any]
 
 
 async def examine_sandboxes() -> AsyncIterator[Finding]:
-    """Exams of all sandboxes that work here; for others, what is missing (not `required`)."""
+    """Examine all sandboxes that work here; of others report what is missing (not `required`)."""
     for backend in sandbox.available():
         yield backend
         if backend.ok and backend.name != "unsafe-local":
@@ -32,10 +32,10 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
 
 
 def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
-    """Exam of implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
+    """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
 
-    Those of sandboxes come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an
-    unknown implementation or option.
+    Sandboxes' come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an unknown
+    implementation or option.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
@@ -47,8 +47,8 @@ def _plain(kind: str, options: Options) -> Options:
     # ``engine.options.slots=1``, as in a run's settings, means ``slots=1`` here.
     match options.get(kind):
         case {"options": Mapping() as own, **rest}:
-            others = {key: value for key, value in options.items() if key != kind}
-            return {**others, **own, **({kind: rest} if rest else {})}
+            further = {key: value for key, value in options.items() if key != kind}
+            return {**further, **own, **({kind: rest} if rest else {})}
     return options
 
 
@@ -97,14 +97,14 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
 
 def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
     """``engine.weights``, whether devices are shared by turns, other options. Raises `ConfigError`."""
-    own = {key: value for key, value in options.items() if key != "engine"}
+    plain_options = {key: value for key, value in options.items() if key != "engine"}
     match options.get("engine", {}):
         case {"weights": route, **others} if route in get_args(Route) and not others:
-            return route, False, own
+            return route, False, plain_options
         case {"share_devices": "turns", **others} if not others:
-            return None, True, own
+            return None, True, plain_options
         case {**others} if not others:
-            return None, False, own
+            return None, False, plain_options
     routes = ", ".join(get_args(Route))
     fix = f"engine.weights is one of {routes}, or engine.share_devices is turns"
     raise ConfigError(f"engine={options['engine']} is no option here", fix=fix)

@@ -1,4 +1,4 @@
-"""Machine: prerequisites with the commands that install them."""
+"""Prerequisites of the machine, with commands that install them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from coderepairrl.sandbox.interpreter import install_command
 
 
 def machine() -> list[Finding]:
-    """Findings about all that runs depend on."""
+    """Findings about everything runs depend on."""
     return [_python(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
 
 
 def line(finding: Finding) -> str:
-    """`finding` as text, with the fix of a failed one below."""
+    """Format `finding`, with the fix of a failed one below."""
     mark = "ok  " if finding.ok else "FAIL" if finding.required else "no  "
     fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
     name = finding.name if len(finding.name) <= 28 else f"{finding.name}:"
@@ -55,9 +55,9 @@ def _packages() -> list[Finding]:
 
 
 def _sandboxes() -> list[Finding]:
-    found = sandbox.available()
-    usable = [finding.name for finding in found if finding.ok]
-    return [_isolation(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in found)]
+    findings = sandbox.available()
+    usable = [finding.name for finding in findings if finding.ok]
+    return [_isolation(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in findings)]
 
 
 def _isolation(usable: Sequence[str]) -> Finding:

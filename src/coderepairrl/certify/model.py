@@ -1,4 +1,4 @@
-"""The exam of model folders: prompts, replies, engines (``crrl check model FOLDER``)."""
+"""Exam of model folders: prompts, replies, engines (``crrl check model FOLDER``)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ from coderepairrl.tokens.verify import verify
 
 
 async def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
-    """Examine the model in `folder`; `renderer` and `thinking` as in `tokens.load`.
-
-    Raises `ConfigError` for an unusable one.
-    """
+    """Examine a model; `renderer` and `thinking` as in `tokens.load`. Raises `ConfigError` for an unusable one."""
     codec = tokens.load(folder, renderer=renderer, thinking=thinking)
-    found = verify(codec)
+    verified = verify(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
     calls = f"format {codec.format.name}" if codec.has_tools else f"its template writes no tools: {NEEDS_NO_TOOLS}"
     ends = ", ".join(codec.decode([stop]) for stop in codec.stop_ids)
     return [
         Finding("prompts are written", True, f"by {writer}, reasoning {'on' if thinking else 'off'}"),
         Finding("tool calls are read", True, f"{calls}; replies end with {ends}"),
-        Finding("recorded ids are extended", True, _listed("but for rendering again: ", found.forks)),
-        Finding("conversations it knows", True, _listed("its template refuses ", found.refused)),
-        Finding("shapes that agents send", True, _listed("written in another shape: ", found.rewritten)),
+        Finding("recorded ids are extended", True, _listed("but for rendering again: ", verified.forks)),
+        Finding("conversations it knows", True, _listed("its template refuses ", verified.refused)),
+        Finding("shapes that agents send", True, _listed("written in another shape: ", verified.rewritten)),
         await _weights(folder, codec),
         Finding("engines", True, _engines(folder)),
     ]

@@ -1,6 +1,6 @@
-"""The exam of programs as agents, in a real sandbox, before the gateway.
+"""Exam of programs as agents, in a real sandbox, before the gateway.
 
-The model is a script behind a real HTTP server, in the program's dialect. Programs count neither calls nor tokens, so
+The model is a script behind an HTTP server, in the program's dialect. Programs count neither calls nor tokens, so
 limits are the gateway's.
 """
 
@@ -39,8 +39,8 @@ class _Trial:
         """Exit, or the failure with the last line of output."""
         if isinstance(self.made.outcome, AgentReport):
             return self.made.outcome.exit
-        what, _, rest = str(self.made.outcome or self.made.fault).partition(": ")
-        return f"{what}: {rest.strip().rpartition(chr(10))[2]}"
+        kind, _, rest = str(self.made.outcome or self.made.fault).partition(": ")
+        return f"{kind}: {rest.strip().rpartition(chr(10))[2]}"
 
     @property
     def limit(self) -> str:
@@ -49,7 +49,7 @@ class _Trial:
 
     @property
     def conversation(self) -> list[Request]:
-        """Requests of the longest conversation, preferably with tools; others are side calls."""
+        """Longest conversation, preferably with tools; others are side calls."""
         conversations: dict[_Opening, list[Request]] = defaultdict(list)
         for request in self.requests:
             conversations[_opening(request)].append(request)
@@ -79,10 +79,10 @@ async def examine(agent: Agent, backend: SandboxBackend) -> list[Finding]:
                     socket=folder / "gateway.sock"
                 ) as gateway,
             ):
-                made = await attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
-            if isinstance(made.fault, SandboxFault):
-                raise made.fault
-            return _Trial(made, model.requests)
+                result = await attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
+            if isinstance(result.fault, SandboxFault):
+                raise result.fault
+            return _Trial(result, model.requests)
 
         repaired = await run(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
         calls = await run(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
@@ -110,25 +110,25 @@ def _repaired(agent: Agent, trial: _Trial) -> list[Finding]:
     diff = trial.made.patch.decode(errors="replace")
     touched = re.findall(r"^diff --git a/(\S+)", diff, re.M)
     edited = "+    return a + b" in diff
-    shown = diff or f"no diff; printed: {trial.printed}"
+    evidence = diff or f"no diff; printed: {trial.printed}"
     recorded = bool(turns) and all(turn.masked == "relayed" for turn in turns)
     return [
         Finding("ends by itself", trial.ending == "submitted", trial.ending),
         Finding(f"speaks {agent.dialect}", dialects == [agent.dialect], ", ".join(dialects)),
         Finding("states the issue", mentioned(requests[:1], PROMPT)),
         Finding("shows what is in the repository", mentioned(requests[:2], "return a - b")),
-        Finding("edits arrive in the diff", edited, "" if edited else shown),
+        Finding("edits arrive in the diff", edited, "" if edited else evidence),
         Finding("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
         Finding("its calls are recorded", recorded, _kept(trial)),
     ]
 
 
 def _kept(trial: _Trial) -> str:
-    turns, beside = trial.made.turns, len(trial.requests) - len(trial.conversation)
+    turns, side_calls = trial.made.turns, len(trial.requests) - len(trial.conversation)
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "
-    if beside:
-        return f"{calls}{beside} of which beside the conversation"
+    if side_calls:
+        return f"{calls}{side_calls} of which beside the conversation"
     return calls + (f"{forks} of which fork" if forks else "one conversation")
 
 
@@ -139,20 +139,20 @@ def _opening(request: Request) -> _Opening:
     """Mark of a conversation: tools or none, system prompt, question."""
     texts = [(message["role"], str(message.get("content"))) for message in request["messages"]]
     system = next((text for role, text in texts if role in ("system", "developer")), "")
-    asked = next((text for role, text in texts if role == "user"), "")
-    return bool(request.get("tools")), system[:_SYSTEM_CHARS], asked
+    question = next((text for role, text in texts if role == "user"), "")
+    return bool(request.get("tools")), system[:_SYSTEM_CHARS], question
 
 
 def _repair() -> Behaviour:
     """Script that looks, edits and finishes."""
     # Counted by conversation: side calls, for a title, say, take no step of the repair.
     steps: list[Callable[[Request], Answer]] = [_again, _edit, _done]
-    asked: Counter[_Opening] = Counter()
+    counts: Counter[_Opening] = Counter()
 
     def script(request: Request) -> Answer:
         opening = _opening(request)
-        asked[opening] += 1
-        return steps[min(asked[opening], len(steps)) - 1](request)
+        counts[opening] += 1
+        return steps[min(counts[opening], len(steps)) - 1](request)
 
     return script
 

@@ -2,8 +2,8 @@
 
 ``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/measurements/redteam.md``.
 
-An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believed. Its positive control is a
-plain process of the same user in a plain clone: failing there, a probe proves nothing.
+An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believe. Its control is a plain
+process of the same user in a plain clone: a probe that fails there proves nothing.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ class AttackResult(NamedTuple):
 
 
 async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[AttackResult]:
-    """Run attacks of `families` (default: all) on `backend`, with `controls` or without.
+    """Run attacks of `families` (default: all) on `backend`.
 
-    Family ``limits`` strains this host, too: give `backend` small ones (`TIGHT`). Raises `ConfigError` for a backend
-    without isolation.
+    Family ``limits`` strains this host, too: use small ones (`TIGHT`). Raises `ConfigError` for a backend without
+    isolation.
     """
     info = backend.info()
     if not info.isolates:
         raise ConfigError(f"{backend.name} isolates nothing: every attack succeeds", fix="attack another sandbox")
-    wanted = [attack for attack in attacks() if not families or attack.family in families]
+    selected = [attack for attack in attacks() if not families or attack.family in families]
     outcomes = []
-    kept = tight(backend.name)
-    limits = {name: info.limits.get(name, value) if name in kept else value for name, value in TIGHT.items()}
+    limit_names = tight(backend.name)
+    limits = {name: info.limits.get(name, value) if name in limit_names else value for name, value in TIGHT.items()}
     with contextlib.ExitStack() as stack:
         target, repository = prepare(stack, limits, info.user)
         task = Task("attack/1", "", "python", f"dir:{repository}", b"")
         shared: Sandbox | None = None
         async with contextlib.AsyncExitStack() as opened:
-            for attack in wanted:
+            for attack in selected:
                 if attack.family in FRESH:
                     async with backend.open(task) as box:
                         succeeded = await attack.act(Inside(box, target), target)
@@ -114,7 +114,7 @@ _NOT_EVERYWHERE = frozenset((
 
 
 async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
-    """Yield one `Finding` per family except limits, which are part of the exam."""
+    """Yield one `Finding` per family except limits, which the exam covers."""
     for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
         title = f"No attack of the family {family!r} succeeds"
         try:
@@ -128,13 +128,15 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
             for outcome in outcomes
             if outcome.control is False
         ]
-        shown = sum(outcome.control is True for outcome in outcomes)
-        detail = ", ".join(bad) or f"{len(outcomes)}, of which {shown} were seen to succeed where nothing stops them"
+        confirmed = sum(outcome.control is True for outcome in outcomes)
+        detail = (
+            ", ".join(bad) or f"{len(outcomes)}, of which {confirmed} were seen to succeed where nothing stops them"
+        )
         yield Finding(title, not bad, detail)
 
 
 def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
-    """Markdown table: attacks by rows, backends by columns."""
+    """Markdown table: attacks by backends."""
     names = list(results)
     lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
     words = {True: "succeeds", False: "**fails: the probe is broken**", None: "not on this machine"}
@@ -142,9 +144,9 @@ def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
     for row in zip(*results.values(), strict=True):
         first = row[0]
         cells = ["**succeeds**" if outcome.succeeded else "fails" for outcome in row]
-        shown = first.family if first.family != family else ""
+        family_cell = first.family if first.family != family else ""
         family = first.family
-        lines.append(f"| {shown} | {first.name} | {words[first.control]} | {' | '.join(cells)} |")
+        lines.append(f"| {family_cell} | {first.name} | {words[first.control]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

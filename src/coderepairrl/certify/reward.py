@@ -1,4 +1,4 @@
-"""The exam of rewards (``crrl check reward NAME``)."""
+"""Exam of rewards (``crrl check reward NAME``)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _WRONG = {
 
 
 async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
-    """Ask `reward` the questions of every reward, on a small repository with one bug.
+    """Ask `reward` the questions of every reward, on a small repository with a bug.
 
     The oracle earns 1, an empty patch and meaningless edits 0, junk less than the oracle; values lie in [0, 1] and
     repeat. Rewards that run code need `sandbox`. Raises `RewardFault`.

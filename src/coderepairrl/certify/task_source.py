@@ -1,4 +1,4 @@
-"""The exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
+"""Exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def examine(
     findings, tasks = about_source(source, limit)
     for task in tasks:
         on_task(task)
-        found = await study(task, sandbox)
-        findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in found.findings]
+        studied = await study(task, sandbox)
+        findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in studied.findings]
     return findings
 
 
@@ -62,7 +62,7 @@ class Study(NamedTuple):
 async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     """Check that a task opens, its reference applies, and checks fail without it and pass with it.
 
-    The checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
+    Checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
     """
     judged = bool(task.reference or task.answer)
     findings = [Finding("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
@@ -72,8 +72,8 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
         async with backend.open(task) as fresh:
             refused = await grading.apply(fresh, task.reference)
     except TaskError as error:  # its commit or environment is not there: the others may be sound
-        why = f"{error}: {error.fix}" if error.fix else str(error)
-        return Study([*findings, Finding("can be opened", False, why)], None)
+        detail = f"{error}: {error.fix}" if error.fix else str(error)
+        return Study([*findings, Finding("can be opened", False, detail)], None)
     findings.append(Finding("the reference applies", not refused, refused))
     settled: Task | None = task
     lacks = ""
@@ -95,7 +95,7 @@ async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
 
 
 async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
-    """`study` for a task whose repair is a program, the first command of the checks `solution`."""
+    """`study` a task whose repair is a program, the first command of `solution`."""
     bug = [await graded(task, backend, b"") for _ in range(repeat)]
     repaired = [await graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
@@ -104,31 +104,31 @@ async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: 
 
 
 def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
-    """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one of each."""
+    """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
-    found = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
+    findings = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_passed(verdict, name) for verdict in bug)]
-        found.append(Finding("tests of fail_to_pass fail on the bug", not passing, _some(passing)))
-        found.append(Finding("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
-    found.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
+        findings.append(Finding("tests of fail_to_pass fail on the bug", not passing, _some(passing)))
+        findings.append(Finding("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
+    findings.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
         unsure = flaky(task, bug, repaired)
-        found.append(Finding(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
-    return found
+        findings.append(Finding(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
+    return findings
 
 
 def flaky(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
-    """Names of flaky tests that count; ``the checks`` if single tests are unknown."""
+    """Flaky tests that count; ``the checks`` if single tests are unknown."""
     return sorted(_flaky(task, bug) | _flaky(task, repaired))
 
 
 def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
     names = task.checks.named or {name for verdict in runs for name in verdict.outcomes}
-    found = {name for name in names if len({_passed(verdict, name) for verdict in runs}) > 1}
-    return found or ({"the checks"} if len({bool(verdict.problem) for verdict in runs}) > 1 else set())
+    unsteady = {name for name in names if len({_passed(verdict, name) for verdict in runs}) > 1}
+    return unsteady or ({"the checks"} if len({bool(verdict.problem) for verdict in runs}) > 1 else set())
 
 
 def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
@@ -137,8 +137,8 @@ def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> T
     if not any(command.results for command in checks.commands):
         sound = all(verdict.problem for verdict in bug) and not any(verdict.problem for verdict in repaired)
         return task if sound else None
-    known = checks.named or sorted({name for verdict in repaired for name in verdict.outcomes})
-    steady = [name for name in known if all(_passed(verdict, name) for verdict in repaired)]
+    names = checks.named or sorted({name for verdict in repaired for name in verdict.outcomes})
+    steady = [name for name in names if all(_passed(verdict, name) for verdict in repaired)]
     fail_to_pass = tuple(name for name in steady if not any(_passed(verdict, name) for verdict in bug))
     pass_to_pass = tuple(name for name in steady if all(_passed(verdict, name) for verdict in bug))
     if not fail_to_pass:

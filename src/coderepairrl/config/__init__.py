@@ -1,4 +1,4 @@
-"""Configuration: one typed TOML file, checked at the door."""
+"""Configuration: one typed TOML file, validated when loaded."""
 
 from coderepairrl.config.loading import (
     inline,

@@ -1,4 +1,4 @@
-"""Loading of a TOML file with ``a.b=c`` overrides and one level of ``extends``."""
+"""Loading of TOML files with ``a.b=c`` overrides and one level of ``extends``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shipped() -> dict[str, Path]:
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the config file (or shipped config) `source` with ``a.b=c`` overrides.
 
-    Raises `ConfigError` with the file, the key and the nearest known one; `Several` for several mistakes.
+    Raises `ConfigError` with file, key and nearest known key; `Several` for several mistakes.
     """
     path, data = _find(source), _merged(source)
     if run_of(source) is not None and (unknown := [".".join(key) for key, _ in _unknown(data, Config)]):
@@ -48,10 +48,7 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Config of the run folder `source` with `overrides`, without settings of other versions.
-
-    For reading, not for continuing the run. Raises `ConfigError` for invalid values.
-    """
+    """Load the config of a run folder for reading, without settings of other versions. Raises `ConfigError`."""
     data = _merged(source)
     for (*sections, last), _ in list(_unknown(data, Config)):
         del reduce(getitem, sections, data)[last]
@@ -90,9 +87,9 @@ def _layer_name(path: Path) -> str:
 
 
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
-    """`data` as a `Config`; `where` and `overrides` name its origin.
+    """Validate `data`; `where` and `overrides` name its origin.
 
-    Raises `ConfigError`, or `Several`: one per unknown key, one per secret in clear, and one for all invalid values.
+    Raises `ConfigError`, or `Several`: per unknown key, per secret in clear, and one for all invalid values.
     """
     unknown = {".".join(key): nearest for key, nearest in _unknown(data, Config)}
     wrong = [
@@ -109,19 +106,19 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
     try:
         config = Config.model_validate(data)  # no section takes a key that it does not know
     except ValidationError as error:
-        found: dict[str, list[str]] = {}
+        mistakes: dict[str, list[str]] = {}
         examples: list[str] = []
         for each in error.errors():
-            key, what = ".".join(map(str, each["loc"])), _what(each["type"], each["msg"], each["input"])
+            key, problem = ".".join(map(str, each["loc"])), _what(each["type"], each["msg"], each["input"])
             if unknown and each["type"] == "extra_forbidden":
                 continue  # reported above
             if key in unknown.values() and each["type"] == "missing":
                 continue  # misspelt, not missing
             if kind := _KINDS.get(each["type"]):
                 examples.append(f"{key}={_example(each['loc'], kind[1])}")
-            origin = _origin(key or what, where, overrides)
-            found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
-        if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in found.items()]:
+            origin = _origin(key or problem, where, overrides)
+            mistakes.setdefault(origin, []).append(f"{key}: {problem}" if key else problem)
+        if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in mistakes.items()]:
             missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
             unnamed = missing & {("run",), ("run", "name")}
             fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
@@ -155,7 +152,7 @@ def _example(place: tuple[int | str, ...], otherwise: str) -> str:
 
 
 def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
-    """Last override that set `key`, or a key in a message, else `where`."""
+    """Last override that set `key`, else `where`."""
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
@@ -169,19 +166,19 @@ def _without_secret(text: str) -> str:
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """Apply ``a.b=c`` overrides to `config`. Raises `ConfigError`."""
+    """Apply ``a.b=c`` overrides. Raises `ConfigError`."""
     data = config.model_dump(exclude_none=True)
     _override(data, overrides)
     return validate(data, "config", overrides)
 
 
 def to_toml(config: Config) -> str:
-    """The resolved configuration as TOML, with all defaults."""
+    """Resolved configuration as TOML, defaults included."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def inline(value: Any) -> str:
-    """`value` as written after the ``=`` of an override.
+    """Format `value` as after the ``=`` of an override.
 
     >>> inline({"name": "nano", "options": {"tools": ["a", "b"]}})
     '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
@@ -192,7 +189,7 @@ def inline(value: Any) -> str:
 
 
 def run_of(source: str | Path) -> Path | None:
-    """Run folder that `source` or its config.toml names, else None."""
+    """Run folder named by `source` or its config.toml, else None."""
     folder = Path(source)
     if folder.name == "config.toml" and (folder.parent / "run.json").is_file():
         folder = folder.parent
@@ -207,15 +204,15 @@ def _find(source: str | Path) -> Path:
         return path / "config.toml"
     if path.is_file():
         return path
-    known = shipped()
-    if str(source) in known:
-        return known[str(source)]
-    near = difflib.get_close_matches(str(source).replace("_", "-"), known, 2, 0.5)
+    configs = shipped()
+    if str(source) in configs:
+        return configs[str(source)]
+    near = difflib.get_close_matches(str(source).replace("_", "-"), configs, 2, 0.5)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if not near and len(path.parts) > 1 and not path.suffix and (run := nearest_run(path)):
         guess = f"of the runs there, {run} Or "
     raise ConfigError(
-        f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
+        f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(configs) or 'none'}"
     )
 
 
@@ -223,20 +220,20 @@ def _base(path: Path, name: Any) -> list[Layer]:
     """Layers that the file at `path` extends: one, or two if shipped."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
-    found = _find(path.parent / name if (path.parent / name).exists() else name)
-    if run_of(found) is not None:
+    file = _find(path.parent / name if (path.parent / name).exists() else name)
+    if run_of(file) is not None:
         raise ConfigError(
             f"{path} extends {name}, the settings of a run, which may run programs",
             fix="extend a file of yours, or a shipped config",
         )
-    data = _read(found)
+    data = _read(file)
     above = data.pop("extends", None)
-    if above is not None and found not in shipped().values():
+    if above is not None and file not in shipped().values():
         raise ConfigError(
             f"{path}: extends {name}, which itself extends another",
             fix="one level is allowed: extend a file that extends none, or a shipped config",
         )
-    return [*([] if above is None else _base(found, above)), Layer(_layer_name(found), data)]
+    return [*([] if above is None else _base(file, above)), Layer(_layer_name(file), data)]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -247,9 +244,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> tuple[str, Any]:
-    """``KEY=VALUE`` as key and typed value: TOML if possible, else text.
-
-    Raises `ConfigError` with `fix` for other text.
+    """Parse ``KEY=VALUE``: TOML if possible, else text. Raises `ConfigError` with `fix`.
 
     >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
     (('train.lr', 3e-06), ('engine', 'vllm'))
@@ -264,9 +259,7 @@ def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> t
 
 
 def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
-    """Options from a command line, by name.
-
-    Raises `ConfigError`; for a value without key, its fix proposes `key`.
+    """Parse options of a command line. Raises `ConfigError`, proposing `key` for a value without one.
 
     >>> parse_options(["path=tasks.jsonl", "n=8"])
     {'path': 'tasks.jsonl', 'n': 8}
@@ -278,7 +271,7 @@ def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `overrides` in order; task sources that they name lose earlier options."""
+    """Apply overrides; task sources that they name lose earlier options."""
     parsed = [parse_override(text) for text in overrides]
     _forget_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
     for key, value in parsed:
@@ -306,7 +299,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """Drop from `base` the options of task sources that `over` replaces."""
     now = {section: _source(base, section) for section in ("tasks", "eval")}
     new = {section: _source(over, section) or now[section] for section in now}
     if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # in place of the one
@@ -321,8 +313,8 @@ def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
 
 
 def _source(data: dict[str, Any], section: str) -> str:
-    there = data.get(section)
-    return str(there.get("source", "")) if isinstance(there, dict) else ""
+    value = data.get(section)
+    return str(value.get("source", "")) if isinstance(value, dict) else ""
 
 
 def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -334,7 +326,7 @@ def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
 
 
 def _unknown(data: dict[str, Any], model: type[BaseModel], *sections: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Keys that `model` lacks, with their sections, and the nearest known name."""
+    """Unknown keys with their sections, and the nearest known name."""
     for key, value in data.items():
         if key not in model.model_fields:
             near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _elsewhere(key)
@@ -360,7 +352,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _elsewhere(key: str) -> list[str]:
-    """The key in another section: top-level ``lr`` means ``train.lr``."""
+    """Same key in other sections: top-level ``lr`` means ``train.lr``."""
     names = {
         field: f"{section}.{field}"
         for section in Config.model_fields

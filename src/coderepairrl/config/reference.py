@@ -1,4 +1,4 @@
-"""Writes docs/reference/config.md: ``python -m coderepairrl.config.reference > docs/reference/config.md``."""
+"""Write docs/reference/config.md: ``python -m coderepairrl.config.reference > docs/reference/config.md``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sandbox are given `"{api_key}"`, the key of their episode.
 
 
 def reference() -> str:
-    """Every section, key, type, default and meaning, as Markdown."""
+    """All settings as Markdown."""
     parts = [_HEAD, f"Shipped configurations, usable by name: {', '.join(f'`{name}`' for name in shipped())}.\n"]
     for name, field in Config.model_fields.items():
         model = field.annotation
@@ -47,10 +47,10 @@ def reference() -> str:
         else:
             default = field.get_default()
             if isinstance(default, dict):
-                shown, heading = f"`{default}`" if default else "empty", f"[{name}]"
+                default_text, heading = f"`{default}`" if default else "empty", f"[{name}]"
             else:
-                shown, heading = f"`{_toml(default)}`", name
-            parts.append(f"## {heading}\n\n{field.description}\nDefault: {shown}.\n")
+                default_text, heading = f"`{_toml(default)}`", name
+            parts.append(f"## {heading}\n\n{field.description}\nDefault: {default_text}.\n")
     return "\n".join(parts)
 
 
@@ -72,9 +72,9 @@ def _table(model: type[BaseModel]) -> str:
             "required" if field.default is PydanticUndefined else "unset" if field.default is None else field.default
         )
         default = "below" if isinstance(default, BaseModel) else default
-        shown = default if default in ("required", "unset", "below") else f"`{_toml(default)}`"
+        default_text = default if default in ("required", "unset", "below") else f"`{_toml(default)}`"
         meaning = " ".join((field.description or "").split())
-        rows.append(f"| `{name}` | {_type(field.annotation)} | {shown} | {meaning} |")
+        rows.append(f"| `{name}` | {_type(field.annotation)} | {default_text} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""All settings of a run, typed. Each field works or is refused; implementations are names.
+"""Settings of a run, typed; implementations are names.
 
 A section written as a string is its `name`: `engine=tiny` is `engine.name=tiny`.
 """

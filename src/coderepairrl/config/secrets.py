@@ -1,4 +1,4 @@
-"""Refuses secrets in a configuration, which is printed, kept in the run folder, and passed on with it."""
+"""Refuse secrets in configurations, which are printed, stored and shared."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def secrets(value: Any, key: str = "") -> Iterator[str]:
 
 
 def without_secrets(text: str) -> str:
-    """`text` without logins in URLs and keys of well-known services.
+    """Remove logins in URLs and keys of well-known services.
 
     >>> without_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
     "curl -H 'Authorization: ***' https://***@host/***&x=1"
@@ -67,7 +67,7 @@ def without_secrets(text: str) -> str:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the scalar `value` is a secret under `key`.
+    """Whether `value` is a secret under `key`.
 
     >>> is_secret("agent.options.env.MY_TOKEN", "abc"), is_secret("max_tokens", 512), is_secret("key", "{api_key}")
     (True, False, False)

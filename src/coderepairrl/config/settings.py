@@ -1,4 +1,4 @@
-"""Settings of a run with value, default, and origin (``crrl config``)."""
+"""Settings of a run with value, default and origin (``crrl config``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUIRED = "required"
 
 
 class Setting(NamedTuple):
-    """A setting by dotted key; a `default` of None is unset.
+    """Setting by dotted key; a `default` of None is unset.
 
     `source` is ``default``, ``preset NAME``, ``file PATH`` or ``override KEY=VALUE``.
     """
@@ -31,18 +31,15 @@ class Setting(NamedTuple):
 
 
 def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[Setting]:
-    """Settings of the config `source` with `overrides`, in the reference's order; the defaults without `source`.
-
-    Raises `ConfigError` as `load` does.
-    """
+    """List settings of `source` with `overrides`, or the defaults, in reference order. Raises `ConfigError`."""
     defaults = _leaves(_defaults(Config))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
-    given = [(layer.name, layer.data) for layer in layers(source)]
-    given += [(f"override {text}", parse_options([text])) for text in overrides]
+    named_layers = [(layer.name, layer.data) for layer in layers(source)]
+    named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
     values = _leaves(load(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}
-    for name, data in given:
+    for name, data in named_layers:
         for key in _leaves(data):  # which replaces what was in it: ``engine = "tiny"``
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = name
@@ -50,7 +47,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def as_text(settings: Sequence[Setting]) -> str:
-    """Table in four columns."""
+    """Format as a table."""
     rows = [("setting", "value", "default", "set by")]
     rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]
     wide = [min(44, max(len(row[column]) for row in rows)) for column in range(3)]
@@ -76,20 +73,20 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
         if value is PydanticUndefined:
             value = _defaults(Run) if field.annotation is Run else REQUIRED
-        found[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    return found
+        values[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return values
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
-            found |= _leaves(value, f"{prefix}{key}.")
+            leaves |= _leaves(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = list(value) if isinstance(value, tuple) else value
-    return found
+            leaves[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return leaves

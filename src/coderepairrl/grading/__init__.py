@@ -1,8 +1,7 @@
 """Judging a patch by the task's checks in a fresh sandbox.
 
-`checks` applies, restores and runs; `reports` reads what test runners say of single tests; `witness` sees to it that a
-run in Python cannot end early and be taken for one that passed; `harness` judges by a
-benchmark's own rules instead.
+`checks` applies, restores and runs; `reports` parses test runners' output; `witness` guards runs in Python against
+early exits; `harness` judges by a benchmark's rules.
 """
 
 from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, tried

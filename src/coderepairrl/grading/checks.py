@@ -1,6 +1,6 @@
-"""A patch and the task's checks in a fresh sandbox: apply, restore, run. The exam of tasks and the rewards share it.
+"""Apply a patch in a fresh sandbox, restore the checks' files, and run the checks.
 
-Faults of the sandbox are raised as `SandboxFault`; everything else is a verdict on the patch.
+Sandbox failures raise `SandboxFault`; everything else is a verdict on the patch.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ _APPLY = (
     "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
     "apply", "--whitespace=nowarn",
 )  # fmt: skip
-"""Names that Windows refuses are names here: a diff of any workspace applies to a fresh one."""
+"""Allows names that Windows refuses: a diff of any workspace applies to a fresh one."""
 _LIST = (*_APPLY, "--numstat", "-z")
 _LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
-"""What `_LIST` prints of one file, perhaps after a warning."""
+"""Output of `_LIST` for one file, perhaps after a warning."""
 _MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
 _APPLY_SECONDS = 60.0
 _REFUSED = (1, 128)
-"""Exit codes of a git that read the patch and does not take it."""
+"""Exit codes of a git that read the patch and rejects it."""
 _SHOWN = 200
 _LOG_BYTES = 16 << 20
-"""Of a command whose output is parsed for outcomes. Tests reported beyond count as missing, and fail."""
+"""Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
 _NAMED = 3
 
 CANNOT = (126, 127)
-"""Exit codes, a shell's and the guest's, of a program that is not there or is no program."""
+"""Exit codes, a shell's and the guest's, for a missing or unusable program."""
 _LACKING = re.compile(
     r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
     r"Permission denied|error while loading shared libraries",
     re.IGNORECASE,
 )
-"""In the last words of a check that may never have begun. A hint only: the control decides (`rewards.tests`)."""
+"""Hint in the last words of a check that it may never have begun; the control decides (`rewards.tests`)."""
 _LAST = 2_000
 
 
 class Verdict(NamedTuple):
-    """What is wrong with a patch, or nothing; and the outcome of each test that reported one."""
+    """Problem of a patch (empty if none), and the outcome of each reported test."""
 
     problem: str
     outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, never changed in place
     doubtful: bool = False
-    """Nothing shows that the failed check ever began, so that the cause may be the sandbox and not the patch."""
+    """The failed check may never have begun: the cause may be the sandbox instead of the patch."""
     stopped: bool = False
-    """A command failed that must pass as a whole: `outcomes` are of the commands before it."""
+    """A command that must pass as a whole failed: `outcomes` are of the commands before it."""
 
 
 def judged_in(task: Task) -> Task:
-    """`task` in the workspace that its checks run in: what to open a sandbox of for `grade` and `judge`."""
+    """`task` in the workspace of its checks, for the sandbox of `grade` and `judge`."""
     return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
 
 
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
-    """Apply `patch` in a fresh sandbox of `task`, restore the checks' files, run the checks. Raises `SandboxFault`.
+    """Apply `patch` in a fresh sandbox, restore the checks' files, run the checks. Raises `SandboxFault`.
 
-    All commands run in this one sandbox, where one can prepare the next: `grade_apart` rules that out.
+    All commands share the sandbox, so one can prepare the next; `grade_apart` prevents that.
     """
     refused = await apply_graded(sandbox, task, patch)
     return Verdict(refused) if refused else await judge(sandbox, task.checks)
 
 
 async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verdict:
-    """Grade `patch` with a fresh sandbox of `task` for each command of the checks. Raises `SandboxFault`."""
+    """Grade `patch` with a fresh sandbox for each command. Raises `SandboxFault`."""
 
     async def prepare(sandbox: Sandbox) -> str:
         return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
@@ -89,7 +89,7 @@ async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verd
 
 
 async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
-    """Apply the graded part of `patch` by the task's rules; returns why it does not apply, or nothing."""
+    """Apply the graded part of `patch`; return why it does not apply, or ""."""
     rules = harness.judged_by(task.checks)
     if rules is not None and rules.apply:
         return await harness.apply(sandbox, patch, rules)
@@ -100,10 +100,10 @@ async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
 
 
 async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    """Patterns, as for `apply`, of new files of `patch` that Python could import in place of its own or a runner's.
+    """Patterns of new files that Python could import in place of its modules or a runner's.
 
-    Allowed are modules of a package that exists without the patch, modules of a package that the patch makes in a new
-    folder which the checks do not mention, and names that the reference touches.
+    Allows modules of existing packages, of packages in new folders that the checks do not mention, and names that the
+    reference touches.
     """
     if not may_shadow(patch):
         return ()
@@ -111,28 +111,29 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
     entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
     paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
-    own = {shadowed(path) for path in touched(task.reference)}
-    made, links = packages(paths), b"120000" in patch
-    places = {path: stands_for(path, made, links=links) for path in paths if shadowed(path) not in own}
+    repaired_names = {shadowed(path) for path in touched(task.reference)}
+    new_packages, links = packages(paths), b"120000" in patch
+    places = {
+        path: stands_for(path, new_packages, links=links) for path in paths if shadowed(path) not in repaired_names
+    }
     suspects = [path for path, place in places.items() if place]
     if not suspects:
         return ()
     mentioned = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
-    hidden = await _missing(sandbox, [each for each in made if each.rpartition("/")[2] not in mentioned])
+    hidden = await _missing(sandbox, [each for each in new_packages if each.rpartition("/")[2] not in mentioned])
     suspects = [path for path in suspects if not any(places[path].startswith(f"{each}/") for each in hidden)]
-    asked = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
-    new = asked.output.decode("utf-8", "surrogateescape").split("\0") if asked.ok else suspects
+    listing = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
+    new = listing.output.decode("utf-8", "surrogateescape").split("\0") if listing.ok else suspects
     return tuple(literally(path) for path in new if path)
 
 
 async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
-    """Those that are not there."""
-    asked = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
-    return asked.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if asked and asked.ok else []
+    listing = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
+    return listing.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if listing and listing.ok else []
 
 
 async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
-    """Apply `patch`, but for the files that match `without`; why it does not apply, or nothing. An empty one applies.
+    """Apply `patch` without files that match `without`; return why it does not apply, or "".
 
     Raises `SandboxFault` for a sandbox without a working git.
     """
@@ -150,12 +151,12 @@ async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -
 
 
 async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
-    """Run the checks in `sandbox` as it is; their own files are restored before each command."""
+    """Run the checks in `sandbox` as it is, restoring their files before each command."""
     return await run(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:
-    """Restore the checks' own files, through no link that a patch made; why that is impossible, or nothing."""
+    """Restore the checks' files, through no link made by a patch; return why that is impossible, or ""."""
     for path, content in checks.restore.items():
         try:
             await sandbox.write(path, content.encode("utf-8", "surrogateescape"), follow=False)
@@ -169,10 +170,10 @@ async def run(
     opened: Callable[[], AbstractAsyncContextManager[Sandbox]],
     prepare: Callable[[Sandbox], Awaitable[str]],
 ) -> Verdict:
-    """Run the checks in order, each in a sandbox opened for it, until one fails that must pass as a whole.
+    """Run checks in order, each in its sandbox, until one fails that must pass as a whole.
 
-    `prepare` returns why a sandbox cannot be prepared, or nothing. The problem names the check, how it failed, and what
-    it printed last; or the tests that should have passed.
+    `prepare` returns why a sandbox cannot be prepared, or "". The problem names the check, its failure and last output,
+    or the tests that should have passed.
     """
     outcomes: Outcomes = {}
     silent = ""
@@ -196,23 +197,21 @@ async def run(
 
 
 async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
-    """The verdict of the benchmark's own rules on a command."""
     report, late = await harness.run(sandbox, command, checks)
     if report.resolved:
         return Verdict("", report.outcomes)
     if late:
         return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
     names = "; ".join(report.failed[:_NAMED])
-    whole = len(checks.named) or len(report.outcomes)
-    problem = f"{len(report.failed)} of {whole} tests did not end as they should: {names}"
+    total = len(checks.named) or len(report.outcomes)
+    problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
     silent = "" if report.found else "no test reported a result; "
     silent += f"the harness broke ({report.broken}); " if report.broken else ""
     return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
 
 
 class Ran(NamedTuple):
-    """A command of the checks that was run: how it failed as a whole, or nothing; the outcomes of its tests; how it
-    ended and what it printed; `Verdict.doubtful`."""
+    """Finished command of the checks: failure (or ""), outcomes, result, output, `Verdict.doubtful`."""
 
     problem: str
     outcomes: Outcomes
@@ -221,12 +220,12 @@ class Ran(NamedTuple):
 
     @property
     def last(self) -> str:
-        """The last line of what it printed."""
+        """Last line of output."""
         return _text(self.result).rpartition("\n")[2]
 
 
 async def tried(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
-    """Run one command of `checks` that its runner's reports or its exit code judge. Raises `SandboxFault`."""
+    """Run a command judged by its runner's reports or exit code. Raises `SandboxFault`."""
     results = command.results or witness.results_of(command.argv)
     if not results:
         return await _run_plain(sandbox, command, checks)
@@ -246,7 +245,7 @@ async def tried(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
 
 
 async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
-    """A command that is judged by its exit code and, if it is a Python script, by reaching its last line."""
+    """Run a command judged by exit code and, for a Python script, by reaching its last line."""
     word, argv = witness.new_word(), witness.script(command.argv)
     stdin = witness.facts(sandbox, checks, word) if argv else b""
     result = await sandbox.exec(argv or command.argv, stdin=stdin, timeout=command.timeout)
@@ -262,7 +261,7 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
 
 
 async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
-    """Run a command of `checks` whose tests report (`Command.results`). Raises `SandboxFault`."""
+    """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
         plugin = await witness.Plugin.prepare(sandbox, command, checks)
         result = await _exec(sandbox, command, plugin.command(command.argv, sandbox.workdir))

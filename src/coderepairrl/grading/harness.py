@@ -1,7 +1,7 @@
-"""Judging as a benchmark itself does: a patch applied in its way, its tests run by its script, its rules on the log.
+"""Judging by a benchmark's procedure: its way of applying patches, its script, its rules on the log.
 
-A `Command` whose `results` is ``NAME:ARGUMENT``, NAME being one of `RULES`, is judged so. The rules are `rules` of ours
-that read what a benchmark's tests leave, or `packages` of theirs.
+Applies to a `Command` whose `results` is ``NAME:ARGUMENT`` with a NAME in `RULES`: `rules` of ours that read what tests
+leave, or the benchmark's `packages`.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ _SWEBENCH = (
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
-"""SWE-bench's attempts at a patch, in its order; after each that fails the tree is put back."""
+"""SWE-bench's attempts at applying a patch, in its order, the tree restored after each failure."""
 _SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
 _TRYING = "git patch mktemp"
 _RESET = "git checkout -- . ; git clean -fd"
 _PRESENT = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
-"""What judging needs is looked for before a patch can take it away: its lack is no verdict."""
+"""Checks for needed programs before a patch can remove them: missing ones are no verdict."""
 FIX_PATCH = "/home/fix.patch"
-"""Where Multi-SWE-bench's scripts find the patch, which they apply together with that of the tests."""
+"""Path of the patch in Multi-SWE-bench's scripts, which apply it with that of the tests."""
 _APPLY_SECONDS = 120.0
 _LOG_BYTES = 64 << 20
 _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
-"""In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
+"""Placeholder in a command for the random path, outside the workspace, of the runner's result files."""
 READ = r"""
 each='for file; do cat "$file"; printf "\0"; done'
 if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
 rm -rf "$0"
 """
-"""Prints the result files at a path, those of a folder each with a NUL at its end."""
+"""Prints the result files at a path; those of a folder each end with NUL."""
 
 
 class Rules(NamedTuple):
-    """How a benchmark judges: what decides, and how patches are applied."""
+    """Rules of a benchmark: what decides, and how patches are applied."""
 
     judge: Callable[[str, str, Checks], Report]
     apply: str = ""
-    """A script that applies the patch in its standard input, when it has found what is `needed`: exit code 1 where it
-    does not apply. Without one, patches are applied as for other checks, but for files that match `left_out`."""
+    """Script that applies the patch on standard input, once it has found what is `needed`; exit code 1: does not apply.
+    Without one, patches are applied as for other checks, but for files that match `left_out`.
+    """
     needed: str = "git"
-    """Programs of the image, beside bash, with spaces between them, that this script and those of the checks run."""
+    """Programs of the image besides bash, space-separated, that this script and those of the checks run."""
     left_out: tuple[str, ...] = ()
     binary: bool = True
-    """Whether changes of binary files are applied, too."""
+    """Whether changes of binary files are applied."""
     lists: bool = False
-    """Whether only the tests that `Checks` names decide: without `fail_to_pass` every patch would be right."""
+    """Whether only tests named in `Checks` decide: without `fail_to_pass` every patch would be right."""
 
 
 def _attempts(commands: Iterable[str], last: str) -> str:
@@ -86,29 +87,29 @@ RULES = {
     ),
     "gitbug_java": Rules(rules.gitbug_java, left_out=_TEST_FOLDERS),
 }
-"""By name."""
+"""Rules by name."""
 
 
 def rules_of(results: str) -> Rules | None:
-    """The rules that `Command.results` names, if it names any."""
+    """Rules that `Command.results` names, or None."""
     name, colon, _ = results.partition(":")
     return RULES.get(name) if colon else None
 
 
 def judged_by(checks: Checks) -> Rules | None:
-    """The rules that judge these checks, if a benchmark does."""
+    """Rules of the benchmark that judges these checks, or None."""
     return next(filter(None, (rules_of(command.results) for command in checks.commands)), None)
 
 
 def install(some: Iterable[Checks]) -> None:
     """Install the packages that judge these checks. Raises `PrerequisiteError`."""
-    judges = {found.judge for found in map(judged_by, some) if found is not None}
+    judges = {chosen.judge for chosen in map(judged_by, some) if chosen is not None}
     for package in (judge for judge in judges if isinstance(judge, Package)):
         package.install()
 
 
 async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
-    """Apply `patch` as the benchmark does; why that is impossible, or nothing. Raises `SandboxFault`."""
+    """Apply `patch` as the benchmark does; return why that fails, or "". Raises `SandboxFault`."""
     if not patch.strip():
         return ""
     if not chosen.binary:
@@ -119,16 +120,16 @@ async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
     if done.timed_out:  # a patch can be made to take long
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
-        why = done.output[-200:].decode("utf-8", "replace").strip()
+        reason = done.output[-200:].decode("utf-8", "replace").strip()
         needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(chosen.needed.split())}"
-        raise SandboxFault(f"the patch could not be tried in the sandbox: {why}", fix=needed)
+        raise SandboxFault(f"the patch could not be tried in the sandbox: {reason}", fix=needed)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
 
 async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
-    """Run `command` and let the benchmark judge its log; and whether it ran out of time.
+    """Run `command` and let the benchmark judge its log; also return whether it timed out.
 
-    Raises `SandboxFault`, and `GraderFault` where what judges is not installed and cannot be.
+    Raises `SandboxFault`, and `GraderFault` if the judge cannot be installed.
     """
     path = drawn_path()
     argv = [word.replace(RESULT_FILES, path) for word in command.argv]
@@ -142,11 +143,11 @@ async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Repor
 
 
 def drawn_path() -> str:
-    """For `RESULT_FILES`."""
+    """Random path for `RESULT_FILES`."""
     return f"/tmp/crrl-{secrets.token_hex(16)}"
 
 
 def report(log: str, results: str, checks: Checks) -> Report:
-    """The benchmark's verdict on `log`. Raises `GraderFault` where what judges is not installed and cannot be."""
+    """Benchmark's verdict on `log`. Raises `GraderFault` if the judge cannot be installed."""
     name, _, argument = results.partition(":")
     return RULES[name].judge(log, argument, checks)

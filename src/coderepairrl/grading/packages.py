@@ -1,7 +1,7 @@
-"""Rules by which benchmarks judge that are in packages of theirs, each in an environment of its own.
+"""Rules in the benchmarks' packages, each in a separate environment.
 
-The packages' parsers read the log and their functions decide (`programs`), so that verdicts equal published ones.
-Versions are pinned; dependencies that judging does not use are left out.
+Their parsers read the log and their functions decide (`programs`), so that verdicts equal published ones. Versions are
+pinned; dependencies unused in judging are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Package:
-    """A benchmark's own package: the environment, the program that asks it, and what the program is asked."""
+    """Package of a benchmark: environment, program, and how to ask it."""
 
     name: str
     requirements: tuple[str, ...]
@@ -34,20 +34,20 @@ class Package:
     asked: Callable[[str, Checks], dict[str, Any]]
 
     def install(self) -> Path:
-        """The environment, from the cache or made now. Raises `PrerequisiteError`."""
+        """Environment, cached or made now. Raises `PrerequisiteError`."""
         return tool(self.name, self.requirements)
 
     def ask(self, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The program's answers, in order. Raises CalledProcessError, TimeoutExpired and `PrerequisiteError`."""
+        """Ask the program; answers in order. Raises CalledProcessError, TimeoutExpired, `PrerequisiteError`."""
         lines = "".join(f"{json.dumps(each)}\n" for each in questions)
         command = [str(self.install() / "bin/python"), "-I", "-c", self.program]
         done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_SECONDS, check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def __call__(self, log: str, argument: str, checks: Checks) -> Report:
-        """The verdict on `log`. Raises `GraderFault` where the package is not installed and cannot be."""
+        """Verdict on `log`. Raises `GraderFault` if the package cannot be installed."""
         try:
-            [found] = self.ask([{"log": log, **self.asked(argument, checks)}])
+            [answer] = self.ask([{"log": log, **self.asked(argument, checks)}])
         except PrerequisiteError as error:
             raise GraderFault(
                 f"the package that judges for {self.name} is not there: {error}",
@@ -58,8 +58,8 @@ class Package:
         except subprocess.CalledProcessError as error:
             last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
-        outcomes = {name: outcome(status) for name, status in found["statuses"].items()}
-        return Report(found["found"], found["resolved"], found["failed"], outcomes)
+        outcomes = {name: outcome(status) for name, status in answer["statuses"].items()}
+        return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
 
 
 def _named(checks: Checks) -> dict[str, Any]:
@@ -67,16 +67,18 @@ def _named(checks: Checks) -> dict[str, Any]:
 
 
 def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
-    """A parser's name, and what else some parsers ask for, like a query (``parse_log_jest?eval_type=fail_only``)."""
+    """Parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
     parser, _, more = argument.partition("?")
     defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
     return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_named(checks)}
 
 
 def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
-    """An object: ``org``, ``repo``, ``tag``, ``number_interval``; and names of tests by how they ended when the data
-    were made: with the patch of the tests alone (``fail``, ``skip``, and ``pass`` of those that are not in the checks),
-    and without any patch (``ran``: those that passed, but did neither pass nor fail with it)."""
+    """Object with ``org``, ``repo``, ``tag``, ``number_interval`` and recorded test names.
+
+    ``fail``, ``skip``, and ``pass`` (if not in the checks) are with the tests' patch alone; ``ran`` passed without any
+    patch, but neither passed nor failed with it.
+    """
     about = json.loads(argument)
     recorded = {
         "PASS": [*checks.pass_to_pass, *about.pop("pass")],
@@ -92,9 +94,10 @@ def _swe_smith(argument: str, checks: Checks) -> dict[str, Any]:
 
 
 SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
-"""As published verdicts, and no stricter than they are: tests whose names were cut in the published lists pass by
-prefix, a skipped test of PASS_TO_PASS is no regression, and a log that prints ``PASSED`` lines is believed. Rewards
-that are trained on should ask pytest itself (``results = "pytest"``). MIT licence."""
+"""Verdicts as published, and no stricter: tests whose names were cut in the published lists pass by prefix, a skipped
+PASS_TO_PASS test is no regression, and a log with ``PASSED`` lines is believed. Rewards that are trained on should ask
+pytest (``results = "pytest"``). MIT licence.
+"""
 MULTI_SWE_BENCH = Package(
     "multi-swe-bench",
     (
@@ -104,9 +107,8 @@ MULTI_SWE_BENCH = Package(
     programs.MULTI_SWE_BENCH_REPORT,
     _multi_swe_bench,
 )  # fmt: skip
-"""A log parser for each repository, and rules of its own: nothing fails that passed, and all passes that should.
-Apache-2.0."""
+"""A log parser per repository, and its rules: nothing fails that passed, and all passes that should. Apache-2.0."""
 SWE_SMITH = Package(
     "swe-smith", ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"), programs.SWE_SMITH_REPORT, _swe_smith
 )
-"""A command, a log parser and files of tests for each repository. MIT licence."""
+"""A command, a log parser and test files per repository. MIT licence."""

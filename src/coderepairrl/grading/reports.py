@@ -1,9 +1,8 @@
-"""Outcomes of single tests, read from the output or the files of test runners.
+"""Outcomes of single tests, parsed from output or files of test runners.
 
-Every parser takes text, hostile as it may be, and gives the outcome of each test by its name. Where a name occurs more
-than once the worst outcome counts, so that a line which claims success does not outweigh one that reports failure.
-Formats: JUnit XML (as Surefire writes it), `cargo test`, `go test` plain and ``-json`` (test2json), TAP 13 and
-``spec`` of Node's runner, unittest's verbose text, and Harbor's reward file.
+Parsers take hostile text and return outcomes by test name. Of repeated names the worst outcome counts, so that a forged
+success cannot outweigh a failure. Formats: JUnit XML (Surefire), `cargo test`, `go test` plain and ``-json``
+(test2json), TAP 13 and ``spec`` of Node's runner, verbose unittest, Harbor's reward file.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from enum import IntEnum
 from xml.parsers import expat
 
 JOIN = " > "
-"""Between a suite and its test, where a runner nests them."""
+"""Separator between a suite and its test, where a runner nests them."""
 _LINE = 2_000
-"""Longer lines are no runner's."""
+"""Longest line of a runner."""
 _GROUP = re.compile(r"(?<=[\w\]])@[^\[\]:/]+$")
-"""What pytest-xdist adds to names with ``--dist=loadgroup``."""
+"""Suffix that pytest-xdist adds to names with ``--dist=loadgroup``."""
 _COLOUR = re.compile(r"\x1b(\[[\d;]*[mK]|\(B)")
 
 
 class Outcome(IntEnum):
-    """Of a test, the worst last."""
+    """Outcome of a test, worst last."""
 
     PASSED = 0
     SKIPPED = 1
@@ -37,24 +36,23 @@ _Found = Iterator[tuple[str, Outcome]]
 
 
 def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
-    """All of `parts` together.
+    """Merge `parts`, keeping each test's worst outcome.
 
     >>> worst([("a", Outcome.FAILED)], [("a", Outcome.PASSED)])
     {'a': <Outcome.FAILED: 2>}
     """
-    found: Outcomes = {}
+    outcomes: Outcomes = {}
     for part in parts:
         for name, outcome in part:
-            found[name] = max(outcome, found.get(name, outcome))
-    return found
+            outcomes[name] = max(outcome, outcomes.get(name, outcome))
+    return outcomes
 
 
 def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
-    """Those of `names` that did not pass, missing and skipped ones included.
+    """Tests of `names` that did not pass, missing and skipped ones included.
 
-    A name is as the runner prints it. Published lists cut pytest's at the first space and write unittest's as
-    ``test (module.Class)``; these stand for all tests that they may mean. Either side may lack ``@group``, which
-    pytest-xdist adds.
+    Published lists cut pytest's names at the first space and write unittest's as ``test (module.Class)``: these stand
+    for all tests they may mean. Either side may lack pytest-xdist's ``@group``.
 
     >>> lacking({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']
@@ -70,7 +68,7 @@ def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
 
 
 def unittest_id(printed: str) -> str:
-    """The id of a test as unittest prints it, before and since Python 3.11; another text as it is.
+    """Test id from unittest's output, before and since Python 3.11; other text unchanged.
 
     >>> unittest_id("test_add (maths.Test)"), unittest_id("test_add (maths.Test.test_add)")
     ('maths.Test.test_add', 'maths.Test.test_add')
@@ -91,23 +89,23 @@ def _lines(text: str) -> Iterator[str]:
 _NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML may not contain, but that tests print."""
 _ANOTHER = 17
-"""Error of expat where a further document begins within one that was cut off."""
+"""Expat's error where a further document begins within a cut one."""
 _FAILED = {"failure", "error"}
 _NOT_RUN = {"skipped", "disabled", "ignored", "pending", "notrun"}
 _STATED = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
-"""Values of the attributes of a test that has passed: ``status``, ``result`` and ``executed``."""
+"""Attributes of a passed test: ``status``, ``result`` and ``executed``."""
 _UNSUCCESSFUL = {"failed", "fail", "failure", "error"}
 
 
 def junit(text: str) -> Outcomes:
-    """JUnit XML, several documents one after another included. A test is ``classname.name``, or its name alone."""
+    """Parse JUnit XML, concatenated documents included. A test is ``classname.name``, or its name alone."""
     return worst((f"{within}.{name}" if within else name, outcome) for within, name, outcome in junit_cases(text))
 
 
 def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
-    """Class, name and outcome of every test case, those that occur more than once included.
+    """Class, name and outcome of all test cases, repetitions included.
 
-    `text` has files that end with NUL, or one; each has one document or more.
+    `text` holds NUL-terminated files, or one; each has one document or more.
     """
     for file in text.split("\0"):
         left = _NO_XML.sub("", file).encode()
@@ -118,7 +116,7 @@ def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
 
 
 def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
-    """The test cases of the first document in `data`, and its size; no cases of one that is cut off or hostile."""
+    """Test cases of the first document, and its size; none if cut off or hostile."""
     cases: list[tuple[str, str, Outcome]] = []
     open_: list[str] = []
 
@@ -158,7 +156,7 @@ _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) i
 
 
 def cargo(text: str) -> Outcomes:
-    """Text of `cargo test` (libtest). Of a test binary whose closing line does not agree, nothing counts."""
+    """Parse `cargo test` (libtest); ignores test binaries whose closing line disagrees."""
     return worst(*_cargo(text))
 
 
@@ -187,7 +185,7 @@ _GO_TEST = re.compile(r" *--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)")
 
 
 def go(text: str) -> Outcomes:
-    """`go test -json`, a test being ``package.Test/sub``; or `go test -v`, a test being ``Test/sub``."""
+    """Parse `go test -json` (tests are ``package.Test/sub``) or `go test -v` (``Test/sub``)."""
     return worst(_go(text))
 
 
@@ -217,15 +215,15 @@ _SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.S
 
 
 def node(text: str) -> Outcomes:
-    """Node's test runner, reporter `tap` or `spec`, and other TAP. A nested test is ``suite > test``.
+    """Parse Node's reporters `tap` and `spec`, and other TAP. A nested test is ``suite > test``.
 
-    Code under test can print what looks like TAP beside `spec`, so what that reports counts, too.
+    Code under test can print TAP among `spec` output, so both count.
     """
     return worst(_spec(text), _tap(text) if _TAP_BEGINS.search(_COLOUR.sub("", text)) else ())
 
 
 def _tap(text: str) -> _Found:
-    """A test stands after those inside it, four spaces to their left."""
+    """Parse TAP: a test follows its subtests, which are indented by four more spaces."""
     inner: dict[int, list[tuple[list[str], Outcome]]] = {}
     block = ""
     for line in _lines(text):
@@ -245,13 +243,13 @@ def _tap(text: str) -> _Found:
         name = re.sub(r"\\(.)", r"\1", _TAP_TIME.sub("", name)).strip()
         nested = [([name, *path], each) for path, each in inner.pop(depth + 1, [])]
         inner.setdefault(depth, []).extend([*nested, ([name], outcome)])
-    found = [(JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths]
-    timed = all(_BATS_TIME.search(name) for name, _ in found)  # else it may be of a name
-    return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in found)
+    tests = [(JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths]
+    timed = all(_BATS_TIME.search(name) for name, _ in tests)  # else it may be of a name
+    return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in tests)
 
 
 def _spec(text: str) -> _Found:
-    """A suite is opened by a line of its own, with its tests two spaces to the right."""
+    """Parse `spec`: a suite opens on a separate line, its tests indented by two more spaces."""
     suites: list[str] = []
     for line in _lines(text):
         test = _SPEC.fullmatch(line)
@@ -272,12 +270,12 @@ def _spec(text: str) -> _Found:
 
 _PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
 _SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
-"""Printed of subtests that failed or were skipped; their test has that outcome, too."""
+"""Printed for failed or skipped subtests, which decide their test's outcome."""
 _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
 def unittest(text: str) -> Outcomes:
-    """Verbose text of unittest (``-v``, Django's too): ``module.Class.test``, and a test's docstring if it is shown."""
+    """Parse verbose unittest (``-v``, Django's too): ``module.Class.test``, with a docstring if shown."""
     return worst(_unittest(text))
 
 
@@ -314,19 +312,19 @@ def _unittest_outcome(text: str) -> Outcome | None:
 
 
 def harbor(text: str) -> Outcomes:
-    """The reward file of a Harbor task: a number, or an object of numbers, of which ``reward`` decides if it is there.
+    """Parse Harbor's reward file: a number, or an object of numbers with optional ``reward``.
 
-    1 and more has passed, less has failed; what Harbor itself would not read counts as no result.
+    At least 1 passes, less fails; unreadable for Harbor is no result.
 
     >>> harbor("1.0\\n"), harbor('{"reward": 0.5, "style": 1}')
     ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})
     """
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        found = text
+        content = text
     try:
-        rewards = found if isinstance(found, dict) else {"reward": float(found)}
+        rewards = content if isinstance(content, dict) else {"reward": float(content)}
         if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in rewards.values()):
             return {}
     except (TypeError, ValueError, OverflowError):
@@ -343,6 +341,6 @@ PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
     "node": node,
     "harbor": harbor,
 }
-"""By name. `pytest` is not among them: a plugin reports its outcomes (`witness`)."""
+"""Parsers by name. `pytest` is missing: a plugin reports its outcomes (`witness`)."""
 RESULTS = ("pytest", *PARSERS)
-"""What `Command.results` may name."""
+"""Values of `Command.results`."""

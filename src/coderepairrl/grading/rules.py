@@ -1,8 +1,7 @@
-"""Rules by which benchmarks judge that need no package of theirs: what their tests left behind, read as they read it.
+"""Benchmark rules that need no package: read what tests left, as the benchmark does.
 
-A rule is given the output of a command (or the files that it wrote, `harness.RESULT_FILES`), what the task's source
-wrote behind the rule's name in `Command.results`, and the task's checks. None is stricter or more lenient than the
-benchmark, since its numbers are to be compared with published ones; sources are named at each.
+A rule gets a command's output (or files, `harness.RESULT_FILES`), the argument in `Command.results`, and the checks.
+Each is exactly as strict as its benchmark, for numbers comparable with published ones.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from coderepairrl.types import Checks
 
 
 class Report(NamedTuple):
-    """What a benchmark makes of a log: whether it has results, whether the task is resolved, which tests failed."""
+    """Verdict on a log: whether it has results, whether the task is resolved, failed tests."""
 
     found: bool
     resolved: bool
     failed: list[str]
     outcomes: Outcomes
     broken: str = ""
-    """How the benchmark's own program ended without a verdict. A log can bring that about, and so can a wrong name of a
-    parser: as with a log without results, the control decides whose doing it is."""
+    """How the benchmark's program ended without a verdict. A log can cause that, and so can a wrong parser name: as
+    with a log without results, the control decides which.
+    """
 
 
 _OUTCOMES = {
@@ -35,49 +35,51 @@ _OUTCOMES = {
 
 
 def outcome(status: str) -> Outcome:
-    """The outcome that a status stands for; what is none of those that passed or were skipped has failed."""
+    """Convert a status; unless passed or skipped it is a failure."""
     return _OUTCOMES.get(status, Outcome.FAILED)
 
 
 def r2e_gym(log: str, argument: str, checks: Checks) -> Report:
-    """R2E-Gym: every test of the summary of pytest ends as it did on the repaired commit, and there are no others.
+    """R2E-Gym: exactly the tests of the repaired commit in pytest's summary, with their recorded outcomes.
 
     `argument` is the row's ``expected_output_json``. Source: ``r2egym/agenthub/runtime/docker.py``
-    (``_calculate_reward_r2e``) and ``r2egym/repo_analysis/execution_log_parser.py``.
+    (``_calculate_reward_r2e``), ``r2egym/repo_analysis/execution_log_parser.py``.
     """
     expected = _bare(json.loads(argument))
-    found = _bare(_summary(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
-    differ = [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
-    return Report(bool(found), not differ, sorted(differ), {name: outcome(status) for name, status in found.items()})
+    statuses = _bare(_summary(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
+    differ = [name for name in expected.keys() | statuses.keys() if expected.get(name) != statuses.get(name)]
+    return Report(
+        bool(statuses), not differ, sorted(differ), {name: outcome(status) for name, status in statuses.items()}
+    )
 
 
 def _bare(statuses: Mapping[str, str]) -> dict[str, str]:
-    """Without colours and messages in the names; of those that are then the same, the last one by the whole name."""
+    """Strip colours and messages from names; of equal ones the last by full name counts."""
     plain = {re.sub(r"\x1b\[\d+m", "", name): statuses[name] for name in statuses}
     return {name.split(" - ")[0]: plain[name] for name in sorted(plain)}
 
 
 def _summary(log: str) -> dict[str, str]:
     parts = log.split("short test summary info")
-    found = {}
+    statuses = {}
     for line in parts[1].strip().split("\n") if len(parts) > 1 else ():
         status = next((status for status in ("PASSED", "FAILED", "ERROR") if status in line), "")
         name = ".".join(line.split("::")[1:])
         if status:
-            found[name if status == "PASSED" else name.split(" - ")[0]] = status
-    return found
+            statuses[name if status == "PASSED" else name.split(" - ")[0]] = status
+    return statuses
 
 
 RAN = "the tests have run; failing_tests:"
-"""Before the file, in the output of a command for `defects4j`."""
+"""Line before the file, in the output of a command for `defects4j`."""
 
 
 def defects4j(log: str, argument: str, checks: Checks) -> Report:
-    """Defects4J: the project compiles, its tests run, and none of them fails.
+    """Defects4J: the project compiles, its tests run, and none fails.
 
-    The log ends with a line `RAN` and the file ``failing_tests``, in which ``--- CLASS::METHOD``, or ``--- CLASS``,
-    names a test, or tests, that failed. A fixed version has none: those that fail there are taken out of a checkout.
-    Source: ``framework/bin/d4j/d4j-test`` and ``framework/core/Utils.pm`` (``get_failing_tests``).
+    The log ends with `RAN` and ``failing_tests``, where ``--- CLASS::METHOD`` or ``--- CLASS`` is a failure. Tests that
+    fail on a fixed version are removed at checkout. Source: ``framework/bin/d4j/d4j-test``, ``framework/core/Utils.pm``
+    (``get_failing_tests``).
     """
     _, ran, text = log.rpartition(f"{RAN}\n")
     failed = ["::".join(filter(None, names)) for names in re.findall(r"--- ([^:\n]+)(?:::([^:\n]+))?", text)]
@@ -89,9 +91,9 @@ def defects4j(log: str, argument: str, checks: Checks) -> Report:
 
 
 def gitbug_java(log: str, argument: str, checks: Checks) -> Report:
-    """GitBug-Java: as many tests were executed as on the repaired commit (`argument`), and none of them failed.
+    """GitBug-Java: as many tests ran as on the repaired commit (`argument`), and none failed.
 
-    `log` are the files of JUnit's reports. Names are ``CLASS::NAME``. Source: ``gitbug/bug.py`` (``run``).
+    `log` are JUnit's reports. Names are ``CLASS::NAME``. Source: ``gitbug/bug.py`` (``run``).
     """
     cases = [("::".join(filter(None, (within, name))), outcome) for within, name, outcome in junit_cases(log)]
     failed = [name for name, outcome in cases if outcome is Outcome.FAILED]
@@ -104,16 +106,16 @@ def gitbug_java(log: str, argument: str, checks: Checks) -> Report:
 
 
 def swe_bench_pro(log: str, argument: str, checks: Checks) -> Report:
-    """SWE-bench Pro: every named test is among those that its parser reports as passed.
+    """SWE-bench Pro: its parser reports every named test as passed.
 
-    `log` is the object that ``parser.py`` of the instance writes. Source: ``swe_bench_pro_eval.py``.
+    `log` is the output of the instance's ``parser.py``. Source: ``swe_bench_pro_eval.py``.
     """
     try:
         tests: list[dict[str, Any]] = json.loads(log)["tests"]
-        found = [(str(test["name"]), str(test["status"])) for test in tests]
+        statuses = [(str(test["name"]), str(test["status"])) for test in tests]
     except (ValueError, LookupError, TypeError, RecursionError):
         return Report(False, False, list(checks.named), {})
-    passed = {name for name, status in found if status == "PASSED"}
+    passed = {name for name, status in statuses if status == "PASSED"}
     failed = [name for name in checks.named if name not in passed]
-    outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in found}
-    return Report(bool(found), not failed, failed, outcomes)
+    outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in statuses}
+    return Report(bool(statuses), not failed, failed, outcomes)

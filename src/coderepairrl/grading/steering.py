@@ -1,4 +1,4 @@
-"""Files that decide how checks run rather than what they find: what a patch does to them is not graded."""
+"""Files that decide how checks run: a patch's changes to them are not graded."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ STEERING = (
     *("*.dist-info/*", "*.egg-info/*", "site-packages/*", "dist-packages/*", "*.pyc", ".coveragerc", "tox.toml"),
     *("node_modules/*", ".babelrc*", "babel.config.*", ".nycrc*", "ava.config.*", "karma.conf.*", "vendor/modules.txt"),
 )
-"""Files that steer a test runner or an interpreter, or count as tests by their name: what a patch does to them is left
-out before it is judged, unless the task's reference changes a file of that kind too. So are the files that a command
-names (`named`), and new files that Python could import in the place of its own or of a runner's (`stands_for`)."""
+"""Files that steer a test runner or an interpreter, or count as tests by name. A patch's changes to them are left out
+before judging, unless the task's reference changes such a file too. So are files named by a command (`named`), and new
+files that Python could import in place of its modules or a runner's (`stands_for`).
+"""
 
 SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
-"""Files that steer, too, where a command starts `make` or a shell: they may be one hop from it."""
+"""Further steering files where a command starts `make` or a shell: they may be one hop from it."""
 _STARTS = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
 _HEADERS = re.compile(
     rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
 )
-"""Lines of a diff that name files; for binary content the first kind alone does."""
+"""Diff lines that name files; for binary content only the first kind does."""
 
 _RUNNERS = (
     *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments", "colorama"),
@@ -43,25 +44,25 @@ _RUNNERS = (
     *("setuptools", "pkg_resources", "pip", "_distutils_hack", "sitecustomize", "usercustomize"),
 )
 _FORMER = ("distutils", "imp", "tomllib")
-"""Modules that runners import where their Python has them."""
+"""Modules that runners import if their Python has them."""
 MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
-"""What Python and its test runners import before any code of a workspace, and so must not find there."""
+"""Modules that Python and its test runners import before code of a workspace, and must not find there."""
 _EVERYWHERE = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
-"""What every Python has: it is not looked for in folders that are no packages."""
+"""Modules of every Python, not looked for in folders that are no packages."""
 _IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
 _NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _WORDS = re.compile(rb"[/\s\"]+")
 
 
 def touched(patch: bytes) -> set[str]:
-    """The files that a patch of our own names."""
+    """Files named in a patch of our format."""
     return {_plain_path(path) for line in _HEADERS.findall(patch) for path in line if path}
 
 
 def may_shadow(patch: bytes) -> bool:
-    """Whether a new file of `patch` may be one that `stands_for` another. A quick look: yes too often, never no.
+    """Whether a new file of `patch` may shadow a module (`stands_for`). Quick: may err towards yes, never no.
 
     >>> may_shadow(b"+++ b/src/json.py"), may_shadow(b'+++ "b/\\152son.py"'), may_shadow(b"+++ b/maths.py")
     (True, True, False)
@@ -73,7 +74,7 @@ def may_shadow(patch: bytes) -> bool:
 
 
 def shadowed(path: str) -> str:
-    """The first name in `path` that is one of `MODULES`, if the file may be imported at all; or nothing.
+    """First name in `path` that is in `MODULES`, if the file is importable; else "".
 
     >>> shadowed("src/json/decoder.py"), shadowed("unittest"), shadowed("json/a.txt"), shadowed("_ssl.abi3.so")
     ('json', 'unittest', '', '_ssl')
@@ -85,7 +86,7 @@ def shadowed(path: str) -> str:
 
 
 def packages(paths: Iterable[str]) -> set[str]:
-    """The folders that `paths` make packages of.
+    """Folders that `paths` make packages.
 
     >>> sorted(packages(["a/__init__.py", "a/b/__init__.abi3.so", "a/c/d.py"]))
     ['a', 'a/b']
@@ -95,10 +96,10 @@ def packages(paths: Iterable[str]) -> set[str]:
 
 
 def stands_for(path: str, made: Collection[str], *, links: bool = True) -> str:
-    """The file or folder that one of `MODULES` could be imported from once `path` is there; or nothing.
+    """File or folder that `path` would make importable as one of `MODULES`, or "".
 
-    `made` are the `packages` of the patch: Python takes a folder that is none only for a name that it has not itself.
-    `links` is whether what has no ending may be a link.
+    `made` are the `packages` of the patch: Python takes a plain folder only for a name it lacks. `links`: names without
+    an extension may be links.
 
     >>> stands_for("a/json/b.py", ["a/json"]), stands_for("a/json/b.py", []), stands_for("a/cmd.py", [])
     ('a/json', '', 'a/cmd.py')
@@ -115,7 +116,7 @@ def stands_for(path: str, made: Collection[str], *, links: bool = True) -> str:
 
 
 def literally(path: str) -> str:
-    r"""`path` as a pattern of git's.
+    r"""`path` as a literal git pattern.
 
     >>> print(literally("a[1]*"))
     a\[1]\*
@@ -124,21 +125,23 @@ def literally(path: str) -> str:
 
 
 def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
-    """Patterns, as `git apply --exclude` reads them, of the files that a patch may not change.
+    """Patterns (`git apply --exclude`) of files that a patch may not change.
 
-    They are those of `STEERING`, those of `SCRIPTS` where a command starts scripts, and the files that a command names,
-    each unless a file of the task's reference is one of them: what the repair itself changes is the patch's to change.
+    Covers `STEERING`, `SCRIPTS` where a command starts scripts, and files that a command names; except patterns that
+    match the reference, whose changes are legitimate.
     """
-    own = touched(reference)
+    reference_files = touched(reference)
     words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
     steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
-    kinds = [pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in own)]
-    files = [literally(path) for path in named(checks, workdir) if path not in own]
+    kinds = [
+        pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in reference_files)
+    ]
+    files = [literally(path) for path in named(checks, workdir) if path not in reference_files]
     return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
 
 
 def _plain_path(written: bytes) -> str:
-    r"""A path as a diff writes it, without its side and without git's quotes.
+    r"""Path in a diff, without side and git's quotes.
 
     >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
     ('ä.sh', 'run.sh')
@@ -148,7 +151,7 @@ def _plain_path(written: bytes) -> str:
 
 
 def unquoted(name: bytes) -> bytes:
-    """What git wrote of a file's name between quotes, without its escapes, which are those of C."""
+    """Decode git's quoted file name (C escapes)."""
 
     def character(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -158,13 +161,13 @@ def unquoted(name: bytes) -> bytes:
 
 
 def named(checks: Checks, workdir: str = "") -> list[str]:
-    """What may be files of the workspace among the words of the commands, shell lines taken apart; in order.
+    """Possible workspace files among the commands' words, shell lines split; in order.
 
     >>> from coderepairrl.types import Command
     >>> named(Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),)), "/w")[-3:]
     ['run.sh', 'a/test_b.py', 'e']
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for command in checks.commands:
         for word in command.argv:
             for part in (word, *_PARTS.split(word)):
@@ -172,5 +175,5 @@ def named(checks: Checks, workdir: str = "") -> list[str]:
                 if workdir and path.startswith(f"{workdir}/"):
                     path = path[len(workdir) + 1 :]
                 if path != "." and "\0" not in path and not path.startswith(("/", "../", "-")):
-                    found[path] = None
-    return list(found)
+                    paths[path] = None
+    return list(paths)

@@ -1,20 +1,18 @@
-"""Witnesses: a test run in Python, Node or Java reports its own results, beside a random word that was drawn for it.
+"""Witnesses: tests in Python, Node or Java report results marked with a random word.
 
-A check that ends early is not one that passes: repaired code that calls ``sys.exit(0)`` or ``os._exit(0)``, or has the
-exit code changed at exit, would make any script end well, and printed lines would make any log. So
+An exit code proves nothing: repaired code may call ``sys.exit(0)`` or ``os._exit(0)``, or change the code at exit.
+Printed lines can be forged. So
 
-- a script (``python3 [flags] check.py``) runs under one that prints the word after its last line, and only then;
-- ``python3 [flags] -m unittest ...`` under one that prints the outcome of each test beside the word;
+- scripts (``python3 [flags] check.py``) run under one that prints the word only after the last line;
+- ``python3 [flags] -m unittest ...`` under one that prints each test's outcome with the word;
 - JUnit 4 without a build tool (`tasks.junit`) under a program that does the same;
-- pytest, however it is started, with a plugin that writes the outcomes and the word to a file outside of the workspace.
+- pytest, however started, with a plugin that writes outcomes and word to a file outside the workspace.
 
-Those of unittest and pytest also end a test that takes longer than it may (`Clock`): it has failed, and the others
-still run.
+Unittest and pytest also end slow tests (`Clock`), which fail while the others still run.
 
-What they need of Python and its runners is imported before any folder of the workspace is on the path, and the word is
-gone from input and disk before any code under test is loaded (`programs`). They notice where that code changes the
-runner, skips a test, or expects it to fail. It shares the process, so this stops cheap tricks and not a determined one
-(objects equal to everything, memory that is read).
+Python's and the runners' needs are imported before workspace folders are on the path, and the word leaves input and
+disk before code under test loads (`programs`). Changes to the runner, skips and expected failures are noticed. The
+process is shared: this stops cheap tricks, no determined attack (objects equal to everything, reading memory).
 """
 
 from __future__ import annotations
@@ -33,43 +31,43 @@ from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command
 
 JUNIT_FILE = "CrrlWitness.java"
-"""The program for JUnit 4, among the files of checks (`programs.JUNIT`) that a command compiles."""
+"""Our JUnit 4 program (`programs.JUNIT`), among the files of checks that a command compiles."""
 ENDED_EARLY = 86
-"""Exit code of a guarded command of Node of which a process did not end well: then no outcome of it counts."""
+"""Exit code of a guarded Node command with an abnormal process: none of its outcomes count."""
 
 
 def limits(command: Command) -> str:
-    """How long each test may take (0: half of what is left), and all of them together, in seconds."""
+    """Seconds for each test (0: half of the rest), and for all."""
     return f"{command.test_timeout:.6f} {command.timeout:.6f}"
 
 
 class Report(NamedTuple):
-    """What a witness reports: whether the runner itself counts the run as passed, and the outcome of each test."""
+    """Whether the runner counts the run as passed, and outcomes by test."""
 
     ok: bool
     outcomes: Outcomes
 
 
 def new_word() -> str:
-    """A word that cannot be guessed: 128 random bits."""
+    """Unguessable word: 128 random bits."""
     return secrets.token_hex(16)
 
 
 def facts(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
-    """The input of a witness, a line each: `word`, the workspace, and the files in it that belong to the checks."""
+    """Input of a witness by line: `word`, workspace, and the checks' files in it."""
     return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
 
 
 def node(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
-    """The command and its input with which Node's test runner runs, its tests' processes guarded against early ends."""
-    own = [*checks.restore]
-    guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": own, "guess": not own}))
+    """Command and input for Node's test runner, guarded against early exits."""
+    check_files = [*checks.restore]
+    guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": check_files, "guess": not check_files}))
     at = _program_at(argv)
     return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()
 
 
 def script(argv: Sequence[str]) -> list[str]:
-    """The command that runs a Python script under the witness; nothing for another command."""
+    """Command for a Python script under the witness; empty for other commands."""
     begin = _program_at(argv)
     at = _first_word(argv[begin:])
     if not at or not argv[begin + at].endswith(".py"):
@@ -78,21 +76,20 @@ def script(argv: Sequence[str]) -> list[str]:
 
 
 def unittest(argv: Sequence[str]) -> list[str]:
-    """The command that runs ``python -m unittest`` under the witness; nothing for another command."""
+    """Command for ``python -m unittest`` under the witness; empty for other commands."""
     at = _module(argv, "unittest")
     return [*argv[:at], "-c", programs.UNITTEST, *argv[at + 2 :]] if at else []
 
 
 def junit(argv: Sequence[str]) -> list[str]:
-    """The command that runs our own program for JUnit 4, as it is; nothing for another command."""
+    """Command for our JUnit 4 program, unchanged; empty for other commands."""
     return [*argv] if JUNIT_FILE in argv else []
 
 
 def results_of(argv: Sequence[str]) -> str:
-    """Which runner with a witness the command starts by itself: ``pytest``, ``unittest``, or nothing.
+    """Runner with a witness that the command starts: ``pytest``, ``unittest``, or "".
 
-    Nothing, too, for a pytest that runs no test, and for one whose Python is started by something else and ignores the
-    environment that brings the plugin.
+    Also "" for a pytest that runs no test, or whose Python ignores the environment that brings the plugin.
 
     >>> [results_of(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']
@@ -119,7 +116,7 @@ def results_of(argv: Sequence[str]) -> str:
 
 
 def _module(argv: Sequence[str], name: str) -> int:
-    """Where ``-m name`` stands in a call of Python; 0 for other commands."""
+    """Index of ``-m name`` in a call of Python; 0 for other commands."""
     begin = _program_at(argv)
     call = argv[begin:]
     if not _is_python(call) or "-m" not in call:
@@ -132,13 +129,13 @@ def _module(argv: Sequence[str], name: str) -> int:
 
 _PYTESTS = ("pytest", "py.test")
 _STARTERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "coverage", "run", "nice", "xvfb-run")
-"""Words that may stand before a pytest that they start."""
+"""Words that may start a pytest after them."""
 _NO_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fixtures", "--markers"}
 _ISOLATED = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
 
 
 def _program_at(argv: Sequence[str]) -> int:
-    """Count the words before the program: ``env`` and what it sets, or a shell's line that prepares it.
+    """Count the words before the program: ``env`` and its settings, or a preparing shell line.
 
     >>> _program_at(["env", "A=1", "pytest"])
     2
@@ -165,7 +162,7 @@ def _takes_value(argv: Sequence[str]) -> bool:
 
 
 def _first_word(argv: Sequence[str]) -> int:
-    """Where the script's name stands in a call of Python; 0 where there is none, or where options take values."""
+    """Index of the script in a call of Python; 0 for none, or if options take values."""
     if not _is_python(argv):
         return 0
     at = next((at for at, word in enumerate(argv) if at and not word.startswith("-")), 0)
@@ -173,7 +170,7 @@ def _first_word(argv: Sequence[str]) -> int:
 
 
 class Plugin(NamedTuple):
-    """The plugin for pytest, ready in a folder of the sandbox."""
+    """Pytest plugin in a folder of the sandbox."""
 
     folder: str
     name: str
@@ -181,20 +178,20 @@ class Plugin(NamedTuple):
 
     @classmethod
     async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> Plugin:
-        """Put it there, with the time limits of `command`. Raises `SandboxFault`."""
+        """Write it, with the time limits of `command`. Raises `SandboxFault`."""
         name, word = f"crrl_{secrets.token_hex(4)}", new_word()
         first = facts(sandbox, checks, f"{word} {limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()
         sizes = (str(len(first)), str(len(start)))
         stdin = first + start + programs.PYTEST.encode()
-        made = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
-        folder = made.output.decode("utf-8", "surrogateescape").strip()
-        if not made.ok or not folder.startswith("/"):
+        prepared = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
+        folder = prepared.output.decode("utf-8", "surrogateescape").strip()
+        if not prepared.ok or not folder.startswith("/"):
             raise SandboxFault(f"no temporary folder in the sandbox: {folder[:200]}", fix="it needs sh and mktemp")
         return cls(folder, name, word)
 
     def command(self, argv: Sequence[str], workdir: str) -> list[str]:
-        """`argv` with the plugin in the first pytest that it starts; ``env`` goes before, or it might unset ours."""
+        """`argv` with the plugin in its first pytest; ``env`` goes first, or it might unset ours."""
         at, alone = _program_at(argv), _module(argv, "pytest")
         if alone and any(_ISOLATED.fullmatch(word) for word in argv[at:alone]):
             argv = [
@@ -207,19 +204,19 @@ class Plugin(NamedTuple):
         return [*argv[:at], "sh", "-c", programs.WITH_PLUGIN, self.folder, self.name, workdir, *argv[at:]]
 
     async def report(self, sandbox: Sandbox, max_bytes: int) -> Report:
-        """What it wrote; a failed run without outcomes where pytest did not end by itself. The folder is removed."""
+        """Its report; a failed run without outcomes unless pytest ended regularly. Removes the folder."""
         read = await sandbox.exec(["cat", f"{self.folder}/outcomes"], max_bytes=max_bytes)
         await sandbox.exec(["rm", "-rf", self.folder])
         return parse(read.output, self.word) if read.ok else Report(False, {})
 
 
 def before(output: bytes, word: str) -> bytes:
-    """`output` up to the report beside `word`."""
+    """Output before the report marked with `word`."""
     return output.partition(b'\n{"word": ' + json.dumps(word).encode())[0]
 
 
 def parse(output: bytes, word: str) -> Report:
-    """The report that stands in `output` beside `word`; a failed run without outcomes where there is none.
+    """Report marked with `word` in `output`; a failed run without outcomes if missing.
 
     >>> parse(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
     Report(ok=True, outcomes={'t': <Outcome.PASSED: 0>})
@@ -229,7 +226,7 @@ def parse(output: bytes, word: str) -> Report:
     text = output.decode("utf-8", "replace")
     at = text.rfind('{"word": ' + json.dumps(word))
     try:
-        found: Any = json.JSONDecoder().raw_decode(text, at)[0] if at >= 0 else {}
-        return Report(found["ok"] is True, {str(name): Outcome(value) for name, value in found["outcomes"].items()})
+        report: Any = json.JSONDecoder().raw_decode(text, at)[0] if at >= 0 else {}
+        return Report(report["ok"] is True, {str(name): Outcome(value) for name, value in report["outcomes"].items()})
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError):
         return Report(False, {})

@@ -1,4 +1,4 @@
-"""Reports of runs: one HTML page, the same numbers as JSON, a figure."""
+"""Reports of runs: HTML, JSON and figures."""
 
 from coderepairrl.report.command import load, numbers, write_figure, write_page
 from coderepairrl.report.page import render

@@ -1,4 +1,4 @@
-"""Analysis of a run's contents into the numbers of its report. Knows no HTML."""
+"""Analysis of a run into the numbers of its report, without HTML."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two evaluations, task by task; `slice` names the kind of tasks, if not all."""
+    """Two evaluations, task by task; `slice` names a kind of tasks."""
 
     before: str
     after: str
@@ -81,7 +81,7 @@ class Report:
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[Comparison]
     repeated: Sequence[Comparison]
-    """First and last group of repeated training tasks: all, then slices. Rewards alone."""
+    """First against last group of tasks trained repeatedly: all, then slices. Rewards only."""
     account: Mapping[str, Any]
     kinds: Mapping[str, Mapping[str, Any]]
     ledger: Mapping[str, float]
@@ -102,7 +102,7 @@ class Report:
 
 
 def analyse(data: RunData) -> Report:
-    """Make the report of a run."""
+    """Make a run's report."""
     consumed_by = {name: record["step"] for record in data.steps for name in record.get("episodes", ())}
     by_step: dict[int, list[Row]] = defaultdict(list)
     for name, row in data.rows.items():
@@ -129,7 +129,7 @@ def analyse(data: RunData) -> Report:
         comparisons=comparisons,
         repeated=_repeated(data),
         account=_account(sum(data.kinds.values(), Account())),
-        kinds={kind or PLAIN: _account(own) for kind, own in data.kinds.items()} if len(data.kinds) > 1 else {},
+        kinds={kind or PLAIN: _account(balance) for kind, balance in data.kinds.items()} if len(data.kinds) > 1 else {},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
         used=used._asdict() if (used := total(data.used)) else None,
         wall_seconds=sum(end - start for start, end in data.sessions),
@@ -148,7 +148,7 @@ def analyse(data: RunData) -> Report:
 
 
 def compare_runs(first: Report, other: Report) -> list[Comparison]:
-    """Compare `other` with `first` on the tasks of both last evaluations, by evaluation."""
+    """Compare both last evaluations, by evaluation name, on common tasks."""
     return [
         _comparison(first.last[name], other.last[name], first.name, other.name)
         for name in first.last
@@ -157,7 +157,7 @@ def compare_runs(first: Report, other: Report) -> list[Comparison]:
 
 
 def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
-    """Settings, versions and machines that differ: one value per run, None where unset."""
+    """Settings, versions and machines that differ: a value per run, None where unset."""
     views = [
         {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}
         | {key: report.about.get(key) for key in ("commit", "coderepairrl", "python", "platform", "cpus")}
@@ -170,7 +170,7 @@ def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """Reports as plain data; non-finite numbers become null."""
+    """Convert to plain data; non-finite numbers become null."""
     if isinstance(value, Interval):
         return as_json(value._asdict())
     if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind | Printed):
@@ -249,26 +249,27 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
 
 
 def _repeated(data: RunData) -> list[Comparison]:
-    """First and last group of each repeatedly trained task, which leaves out that steps have different tasks."""
+    """Compare first and last groups on the same tasks, since steps differ in theirs."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.steps for name in step.get("episodes", ())):
         if (episode := data.trained.get(name)) is not None:
             groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
-    again = [list(own.values()) for own in groups.values() if len(own) > 1]
+    again = [list(attempts_by_step.values()) for attempts_by_step in groups.values() if len(attempts_by_step) > 1]
     if not again:
         return []
-    early, late = ([episode for own in again for episode in own[at]] for at in (0, -1))
+    early, late = ([episode for attempts_by_step in again for episode in attempts_by_step[at]] for at in (0, -1))
     titles = ("first time", "last time")
-    found = [_comparison(early, late, *titles)]
+    comparisons = [_comparison(early, late, *titles)]
     for kind, tasks in slices(early).items():
         sides = [[e for e in side if e.task_id in tasks] for side in (early, late)]
-        found.append(_comparison(sides[0], sides[1], *titles, kind))
+        comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
 
     def earned(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name not in _EFFORT}
 
     return [
-        replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes)) for each in found
+        replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes))
+        for each in comparisons
     ]
 
 
@@ -365,8 +366,8 @@ def _alarms(data: RunData) -> list[str]:
 
 
 def _changes(data: RunData) -> list[str]:
-    shown = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
-    return [f"Resumed with other settings: {'; '.join(shown)}."] if shown else []
+    changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
+    return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 
 
 def _missing(

@@ -1,4 +1,4 @@
-"""Results of labelled tasks: accuracy, F1 by class, confusion, calibration, by kind."""
+"""Results of labelled tasks by kind: accuracy, F1, confusion, calibration."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ PLAIN = "plain"
 
 
 def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[Answer]]:
-    """Answers to labelled tasks, by kind, without void episodes; other labels are written by `plain_label`."""
-    asked = [each for each in episodes if (task := tasks.get(each.task_id)) is not None and task.answer]
-    clusters = clusters_of(asked)
-    classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in asked}
-    found: dict[str, list[Answer]] = {}
-    for each in sorted(asked, key=lambda each: (each.task_id, each.attempt)):
+    """Answers to labelled tasks by kind, without void episodes."""
+    labelled = [each for each in episodes if (task := tasks.get(each.task_id)) is not None and task.answer]
+    clusters = clusters_of(labelled)
+    classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in labelled}
+    answers_by_kind: dict[str, list[Answer]] = {}
+    for each in sorted(labelled, key=lambda each: (each.task_id, each.attempt)):
         if each.ending is Ending.VOID:
             continue
         reply = last_reply(each)
-        given = read_label(reply)
+        label = read_label(reply)
         answer = Answer(
             each.task_id,
             classes[plain_label(tasks[each.task_id].answer)],
-            classes.get(given, given) or None,
+            classes.get(label, label) or None,
             clusters[each.task_id],
             read_confidence(reply),
         )
-        found.setdefault(each.kind or PLAIN, []).append(answer)
-    return found
+        answers_by_kind.setdefault(each.kind or PLAIN, []).append(answer)
+    return answers_by_kind
 
 
 def summary(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
-    """Results of `classify` by kind, and of `calibrate` by share of agreeing attempts (``agreement``) or reply
+    """Results of `classify` by kind, with `calibrate` by share of agreeing attempts (``agreement``) or by reply
     (``stated``).
     """
-    found = {}
+    results = {}
     for kind, answers in answers_of(episodes, {task.id: task for task in tasks}).items():
         calibrations = {"agreement": calibrate(agreement(answers)), "stated": calibrate(answers)}
-        found[kind] = _plain(asdict(classify(answers))) | {
+        results[kind] = _plain(asdict(classify(answers))) | {
             name: _plain(asdict(each)) for name, each in calibrations.items() if isinstance(each, Calibration)
         }
-    return found
+    return results
 
 
 def _plain(value: Any) -> Any:
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Lines of a `summary`: figures, rows by class, reliability."""
+    """Format a `summary` as lines: figures, rows by class, reliability."""
     text: list[str] = []
     for kind, each in found.items():
         text += [
@@ -70,17 +70,17 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             f"  {'macro-F1':<28} {Interval(**each['macro_f1'])}",
         ]
         rows = [("class", "answers", "precision", "recall", "F1", "given instead")]
-        rows += [(name, f"{own['support']:,}", *(level(own[part]) for part in ("precision", "recall", "f1")),
+        rows += [(name, f"{row['support']:,}", *(level(row[part]) for part in ("precision", "recall", "f1")),
                   ", ".join(f"{other} {count:,}" for other, count in mistakes(each["confusion"], name)))
-                 for name, own in each["classes"].items()]  # fmt: skip
+                 for name, row in each["classes"].items()]  # fmt: skip
         text += _columns(rows)
         for name in ("agreement", "stated"):
             if name in each:
                 text.append(f"  {_CALLED[name] + ', expected error':<28} {Interval(**each[name]['error'])}")
                 heads = [("confidence", "answers", "mean", "right")]
                 text += _columns(heads + [
-                    (f"{own['low']:.1f} to {own['high']:.1f}", f"{own['count']:,}", f"{own['confidence']:.3f}",
-                     level(own["accuracy"])) for own in each[name]["bins"]])  # fmt: skip
+                    (f"{row['low']:.1f} to {row['high']:.1f}", f"{row['count']:,}", f"{row['confidence']:.3f}",
+                     level(row["accuracy"])) for row in each[name]["bins"]])  # fmt: skip
     return text
 
 
@@ -88,7 +88,7 @@ _CALLED = {"agreement": "agreement", "stated": "stated confidence"}
 
 
 def level(value: Mapping[str, Any] | None) -> str:
-    """Interval as text, from plain data.
+    """Format an interval from plain data.
 
     >>> level({"value": 0.5, "low": 0.25, "high": 0.75}), level(None)
     ('0.500 [0.250, 0.750]', 'undefined')
@@ -97,15 +97,15 @@ def level(value: Mapping[str, Any] | None) -> str:
 
 
 def mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
-    """Other labels given for the class `name`, most frequent first."""
+    """Wrong labels for class `name`, most frequent first."""
     wrong = [(other, count) for other, count in confusion[name].items() if other != name]
     return sorted(wrong, key=lambda each: -each[1])
 
 
 def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Columns of a confusion matrix: classes, then given labels outside them."""
-    others = [name for name in (OTHER, NONE) if any(name in row for row in confusion.values())]
-    return [*confusion, *others]
+    """Columns of a confusion matrix: classes, then labels outside them."""
+    unlisted = [name for name in (OTHER, NONE) if any(name in row for row in confusion.values())]
+    return [*confusion, *unlisted]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

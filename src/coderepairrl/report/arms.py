@@ -1,6 +1,6 @@
-"""Answers to questions about arms: each arm's mean over seeds and tasks, and its difference from the baseline.
+"""Compare arms with a baseline, over seeds and tasks.
 
-An arm is a way to train or to measure, a seed one run of it. Reads finished evaluations; starts no run.
+An arm is a way to train or measure; each seed is one run of it. Reads finished evaluations only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Runs = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question about arms, the first of which is the baseline."""
+    """Question about arms, baseline first."""
 
     name: str
     asks: str
@@ -41,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Arm against the baseline, on common seeds and tasks."""
+    """Difference of an arm from the baseline, on common seeds and tasks."""
 
     arm: str
     change: Replicated
@@ -56,7 +56,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of the runs to a question."""
+    """Answer to a question."""
 
     question: Question
     share: bool
@@ -93,13 +93,13 @@ def answer(question: Question, runs: Runs) -> Answer:
             before, after = ([values[side, seed] for seed in both] for side in (arms[0], arm))
             change = replicated_difference(before, after, clusters, share=share)
             contrasts.append(Contrast(arm, change, change.p))
-    asked = [each.adjusted for each in contrasts if each.adjusted is not None]
+    p_values = [each.adjusted for each in contrasts if each.adjusted is not None]
     # an arm that has failed was asked about, too: that it did makes no difference of another one more certain
-    adjusted = iter(holm([*asked, *[1.0] * (len(question.arms) - 1 - len(asked))]))
+    adjusted = iter(holm([*p_values, *[1.0] * (len(question.arms) - 1 - len(p_values))]))
     return Answer(
         question,
         share,
-        "tasks" if all(task == own for task, own in clusters_of.items()) else "clusters",
+        "tasks" if all(task == cluster for task, cluster in clusters_of.items()) else "clusters",
         {arm: replicated([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
         {arm: {seed: replicated([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
@@ -109,11 +109,11 @@ def answer(question: Question, runs: Runs) -> Answer:
 
 
 def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
-    found = read_outcomes(f"{path}@{question.evaluation}", question.metric)
-    assert not isinstance(found, Counts)  # which a path is not
+    outcomes = read_outcomes(f"{path}@{question.evaluation}", question.metric)
+    assert not isinstance(outcomes, Counts)  # which a path is not
     # the policy is another one for each seed, and so is a run's name: neither is how it was measured
-    settings = {key: value for key, value in found.settings.items() if key not in ("policy", "model.path")}
-    return replace(found, name=f"{arm}, seed {seed}", settings=settings)
+    settings = {key: value for key, value in outcomes.settings.items() if key not in ("policy", "model.path")}
+    return replace(outcomes, name=f"{arm}, seed {seed}", settings=settings)
 
 
 def _notes(question: Question, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
@@ -135,22 +135,22 @@ def result(
     arms: Table,
     notes: Sequence[str] = (),
 ) -> Result:
-    """Answer `questions` for `verdict.render`: sentences, then tables.
+    """Answer `questions` for `verdict.render`.
 
-    `seeds` are those planned for each arm, `arms` describes the arms, `notes` are added.
+    `seeds` are those planned for each arm.
     """
     verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
     for question in questions:
         try:
-            found = answer(question, runs)
+            reply = answer(question, runs)
         except UsageError as error:
             verdicts.append(f"{_asked(question)} cannot be answered: {error}")
             numbers.append({"question": question.name, "error": str(error)})
             continue
-        verdicts.append(_sentences(found, len(seeds)))
-        tables += _tables(found, seeds)
-        remarks += found.notes
-        numbers.append(_numbers(found))
+        verdicts.append(_sentences(reply, len(seeds)))
+        tables += _tables(reply, seeds)
+        remarks += reply.notes
+        numbers.append(_numbers(reply))
     tables += [arms] if arms.rows else []
     remarks += _methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
@@ -166,34 +166,36 @@ def _asked(question: Question) -> str:
 
 def _sentences(found: Answer, planned: int) -> str:
     question = found.question
-    said = [_sentence(found, each, planned) for each in found.contrasts]
-    there = {each.arm for each in found.contrasts}
-    if missing := [arm for arm in question.arms[1:] if arm not in there]:
-        both = f"{question.arms[0]} and {' or '.join(missing) if said else 'another arm'}"
-        said.append(f"Not known yet: no seed of {both} is finished.")
-    return " ".join([_asked(question), *said])
+    sentences = [_sentence(found, each, planned) for each in found.contrasts]
+    measured_arms = {each.arm for each in found.contrasts}
+    if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
+        both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
+        sentences.append(f"Not known yet: no seed of {both} is finished.")
+    return " ".join([_asked(question), *sentences])
 
 
 def _sentence(found: Answer, each: Contrast, planned: int) -> str:
     question, change = found.question, each.change
-    what = f"{each.arm} - {question.arms[0]} = {signed(change.interval, found.share)} on {question.metric}"
+    difference = f"{each.arm} - {question.arms[0]} = {signed(change.interval, found.share)} on {question.metric}"
     of = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
     of += f" (of {planned} seeds)" if change.seeds < planned else ""
     if each.adjusted is None:
-        return f"Nothing can be claimed: {what}; {of} are too few for an interval."
+        return f"Nothing can be claimed: {difference}; {of} are too few for an interval."
     if each.claimed:
         side = "above" if change.interval.value > 0 else "below"
         arms = len(question.arms) - 1
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
-        claim = f"{each.arm} is {side} {question.arms[0]}: {what}{better}, p {_p(each.adjusted)}{corrected}, {of}."
+        claim = (
+            f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, p {_p(each.adjusted)}{corrected}, {of}."
+        )
     else:
         seen = (
             f"no difference, however large, could have been claimed of {of}"
             if change.seen is None
             else f"the smallest difference that {of} could have shown is {least(change.seen, found.share)}"
         )
-        claim = f"Too small to tell: {what}, p {_p(each.adjusted)}; {seen}."
+        claim = f"Too small to tell: {difference}, p {_p(each.adjusted)}; {seen}."
     return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
 
 
@@ -229,8 +231,8 @@ def _tables(found: Answer, seeds: Sequence[int]) -> list[Table]:
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
     if len(seeds) > 1 and found.by_seed:
         each = [
-            (arm, *(rate(own[seed].interval, found.share) if seed in own else "-" for seed in seeds))
-            for arm, own in found.by_seed.items()
+            (arm, *(rate(means[seed].interval, found.share) if seed in means else "-" for seed in seeds))
+            for arm, means in found.by_seed.items()
         ]
         tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
     if found.settings:
@@ -272,7 +274,8 @@ def _numbers(found: Answer) -> dict[str, Any]:
         "share": found.share,
         "arms": {arm: as_json(mean._asdict()) for arm, mean in found.means.items()},
         "by_seed": {
-            arm: {str(seed): as_json(mean.interval) for seed, mean in own.items()} for arm, own in found.by_seed.items()
+            arm: {str(seed): as_json(mean.interval) for seed, mean in means.items()}
+            for arm, means in found.by_seed.items()
         },
         "contrasts": [
             {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **as_json(each.change._asdict())}

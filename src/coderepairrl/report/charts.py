@@ -1,4 +1,4 @@
-"""Panels from reports: the curves, and their grouping."""
+"""Panels of a report's curves."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ Section = tuple[str, list[Panel]]
 
 
 def sections(reports: Sequence[Report]) -> list[Section]:
-    """Panels of a page by heading; several runs have a colour, or a panel, each."""
-    found = [
+    """Panels by heading; each run has a colour or a panel."""
+    titled_panels = [
         ("What is learned", outcomes(reports)),
         ("Kinds of tasks", _kinds(reports)),
         ("What the agent does", _behaviour(reports)),
         ("Speed and time", _speed(reports)),
         ("The learner's health", _learner(reports)),
     ]
-    return [(title, panels) for title, panels in found if any(series.points for p in panels for series in p.series)]
+    return [
+        (title, panels) for title, panels in titled_panels if any(series.points for p in panels for series in p.series)
+    ]
 
 
 def outcomes(reports: Sequence[Report]) -> list[Panel]:
-    """Reward with its spread, each score over all episodes and per non-empty patch, empty patches."""
+    """Reward with its spread, scores over all episodes and per non-empty patch, empty patches."""
     names = ["reward", "reward_std"]
     for score in dict.fromkeys(score for report in reports for score in report.scores):
         if not all(is_reward(report, score) for report in reports):
@@ -42,7 +44,7 @@ def outcomes(reports: Sequence[Report]) -> list[Panel]:
 
 
 def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = ()) -> Panel:
-    """Curve of a measure over training steps, evaluations as points with intervals."""
+    """Curve of a measure over steps; evaluations as points with intervals."""
     several = len(reports) > 1
     alpha = _alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
@@ -114,7 +116,7 @@ def _speed(reports: Sequence[Report]) -> list[Panel]:
 
 
 def _learner(reports: Sequence[Report]) -> list[Panel]:
-    shown = [
+    charts = [
         (("entropy",), "entropy, estimated from the sampled tokens"),
         (("grad_norm",), "gradient norm before clipping"),
         (("loss",), "loss"),
@@ -127,7 +129,7 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("staleness_max",), "versions behind, oldest token"),
         (("lr",), "learning rate"),
     ]
-    panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in shown]
+    panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in charts]
     held_out = [
         ("loss", "loss of held-out examples"),
         ("accuracy", "tokens of held-out examples that are the likeliest"),
@@ -183,7 +185,7 @@ def _family(report: Report, title: str, names: Sequence[str], field: str) -> Pan
 
 
 def is_reward(report: Report, score: str) -> bool:
-    """Whether the reward is `score` alone, to show it once."""
+    """Whether `score` alone is the reward, which is then drawn once."""
     weights = [value for key, value in report.config.items() if key.startswith("reward.") and value]
     return weights == [1.0] and list(report.scores[:1]) == [score]
 

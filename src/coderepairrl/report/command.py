@@ -17,13 +17,13 @@ from coderepairrl.runs.storage import replace_file
 
 
 def load(runs: Sequence[Path]) -> list[Report]:
-    """Load the reports of `runs`. Raises `UsageError` for a folder that is no run."""
+    """Load the reports of `runs`. Raises `UsageError`."""
     reports = _told_apart([analyse(read(run)) for run in runs])
     return [replace(each, notices=[*each.notices, *_other_versions(each, reports[0])]) for each in reports]
 
 
 def write_page(reports: Sequence[Report], output: Path | None) -> Path:
-    """Write the page to `output`, or ``report/index.html`` of the first run. Raises `UsageError`."""
+    """Write the page to `output` (default: ``report/index.html`` of the first run)."""
     if output is None:
         name = "index" if len(reports) == 1 else "compare"
         output = Path(reports[0].path) / "report" / f"{name}.html"
@@ -31,10 +31,9 @@ def write_page(reports: Sequence[Report], output: Path | None) -> Path:
 
 
 def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Path) -> Path:
-    """Write reward and passing tests over steps as an SVG. Raises `UsageError` for a bad baseline, or when writing
-    fails.
+    """Write reward and passing tests over steps as SVG.
 
-    `baselines` are ``NAME=VALUE`` in the reward's panel; one per run takes its run's colour.
+    `baselines` are ``NAME=VALUE``; one per run takes that run's colour.
     """
     lines = [_baseline(text) for text in baselines]
     if len(lines) == len(reports) > 1:
@@ -44,7 +43,7 @@ def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Pa
 
 
 def numbers(reports: Sequence[Report]) -> dict[str, Any]:
-    """Numbers of the page as plain data, for ``--json``."""
+    """Numbers of the page, for ``--json``."""
     return {
         "runs": as_json(reports),
         "between_runs": [as_json(compare_runs(reports[0], other)) for other in reports[1:]],
@@ -62,12 +61,12 @@ def _told_apart(reports: Sequence[Report]) -> list[Report]:
 
 def _other_versions(report: Report, first: Report) -> list[str]:
     # runs without versions are at 1
-    own, others = (each.about.get("rewards", {}) for each in (report, first))
+    versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
     return [
-        f"{name} is version {own.get(name, 1)} here and version {others.get(name, 1)} in {first.name}: "
+        f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
         "their values do not compare."
         for name in report.scores
-        if name in first.scores and own.get(name, 1) != others.get(name, 1)
+        if name in first.scores and versions.get(name, 1) != first_versions.get(name, 1)
     ]
 
 
@@ -80,7 +79,7 @@ def _baseline(text: str) -> Baseline:
 
 
 def write(path: Path, text: str) -> Path:
-    """Write text to `path` and return it. Raises `UsageError`."""
+    """Write text and return `path`. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as temporary:  # a page that is there stays whole when the disk is full

@@ -27,7 +27,7 @@ from coderepairrl.stats.power import ALPHA, POWER
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of the command; margins and effects of shares in hundredths."""
+    """Command-line arguments; margins and effects of shares in hundredths."""
 
     policies: Sequence[str]
     metric: str = RESOLVED
@@ -45,13 +45,15 @@ class Arguments:
 
 
 def answer(given: Arguments) -> Result:
-    """Answer the command. Raises `UsageError` for impossible or inadmissible comparisons."""
+    """Run the command. Raises `UsageError` for inadmissible comparisons."""
     if not given.published:
         return _answer(given)
     listed, lines = _published(), list(published.table().values())
-    there = _answer(given) if given.policies or given.plan is not None else Result([], [], [], {})
-    numbers = {**there.numbers, "published": [as_json(asdict(each)) for each in lines]}
-    return Result(there.verdicts, [*there.tables, listed], [*dict.fromkeys([*there.notes, _OF_OTHERS])], numbers)
+    measured = _answer(given) if given.policies or given.plan is not None else Result([], [], [], {})
+    numbers = {**measured.numbers, "published": [as_json(asdict(each)) for each in lines]}
+    return Result(
+        measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
+    )
 
 
 _OF_OTHERS = (
@@ -90,7 +92,7 @@ def _answer(given: Arguments) -> Result:
         raise UsageError(
             f"--tasks says which tasks are unresolved, and nothing of {given.metric!r}", fix="leave out --tasks"
         )
-    found: list[Comparison | Unpaired] = []
+    comparisons: list[Comparison | Unpaired] = []
     settings, remarks = {}, list[str]()
     if len(given.policies) == 1 or (not given.policies and (given.plan is None or given.discordance is None)):
         raise UsageError(
@@ -102,19 +104,19 @@ def _answer(given: Arguments) -> Result:
         outcomes = [each for each in read if isinstance(each, Outcomes)]
         if len(outcomes) == len(read):
             compared = compare(outcomes, _question(given, outcomes))
-            found += compared
+            comparisons += compared
             settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
         else:
-            found += _counts(given, read)
+            comparisons += _counts(given, read)
             remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in given.policies) else []
     planned = None
     if given.plan is not None:
-        first = found[0] if found else None
+        first = comparisons[0] if comparisons else None
         if given.discordance is None and not isinstance(first, Comparison):
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
         by = first if isinstance(first, Comparison) and given.discordance is None else float(given.discordance or 0)
         planned = plan(given.plan / 100, by, given.power)
-    return result(found, planned, settings, remarks)
+    return result(comparisons, planned, settings, remarks)
 
 
 def _question(given: Arguments, outcomes: Sequence[Outcomes]) -> Question:
@@ -122,7 +124,9 @@ def _question(given: Arguments, outcomes: Sequence[Outcomes]) -> Question:
     if margin is not None:
         if margin <= 0:
             raise UsageError(f"a margin of {margin:g} is none", fix="two policies within 3 points: --margin 3")
-        margin /= 100 if all(0 <= v <= 1 for each in outcomes for own in each.values.values() for v in own) else 1
+        margin /= (
+            100 if all(0 <= v <= 1 for each in outcomes for attempts in each.values.values() for v in attempts) else 1
+        )
     try:
         ks = [int(k) for k in given.pass_at.split(",") if k.strip()]
     except ValueError:
@@ -136,5 +140,5 @@ def _counts(given: Arguments, read: Sequence[Outcomes | Counts]) -> list[Unpaire
             "a count says how many tasks are resolved, and nothing else",
             fix="leave out --metric, --margin, --pass-at and --all-pairs, or name what says which tasks are",
         )
-    first, *others = (each if isinstance(each, Counts) else counted_only(each) for each in read)
-    return [compare_counts(first, other, given.power) for other in others]
+    first, *further = (each if isinstance(each, Counts) else counted_only(each) for each in read)
+    return [compare_counts(first, other, given.power) for other in further]

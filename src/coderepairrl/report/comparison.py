@@ -1,4 +1,4 @@
-"""Comparisons of policies on the same tasks: their admissibility, and every number."""
+"""Comparisons of policies on the same tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Question:
 
 
 class Part(NamedTuple):
-    """Comparison on a part of the tasks."""
+    """Comparison on part of the tasks."""
 
     name: str
     tasks: int
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Labels given to tasks of one kind."""
+    """Labels given to one kind of tasks."""
 
     kind: str
     tasks: int
@@ -112,18 +112,18 @@ class Comparison:
 
     @property
     def claimed(self) -> bool:
-        """Whether both interval and test show a difference."""
+        """Whether interval and test both show a difference."""
         return self.excludes_none and self.adjusted <= ALPHA
 
     @property
     def excludes_none(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.change.above(0) or self.change.below(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Unpaired:
-    """Two published counts of the same tasks, over all overlaps of solved tasks."""
+    """Two published counts on the same tasks, over all possible overlaps."""
 
     before: Counts
     after: Counts
@@ -139,19 +139,19 @@ class Unpaired:
 
     @property
     def claimed(self) -> bool:
-        """Whether a difference may be claimed for every overlap."""
+        """Whether the difference holds for every overlap."""
         return self.p[1] <= ALPHA and (self.change.above(0) or self.change.below(0))
 
 
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
-    """Compare each further policy with the first, or all pairs. Raises `UsageError` for incomparable ones."""
+    """Compare all policies with the first, or all pairs. Raises `UsageError`."""
     policies = alike(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
-    found = [_compare(*pair, question) for pair in pairs]
-    adjusted, of_tasks = holm([each.p for each in found]), holm([each.p_tasks for each in found])
+    comparisons = [_compare(*pair, question) for pair in pairs]
+    adjusted, of_tasks = holm([each.p for each in comparisons]), holm([each.p_tasks for each in comparisons])
     return [
-        replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(found))
-        for each, p, p_tasks in zip(found, adjusted, of_tasks, strict=True)
+        replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
+        for each, p, p_tasks in zip(comparisons, adjusted, of_tasks, strict=True)
     ]
 
 
@@ -160,8 +160,8 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
-    own = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
-    clusters = [own[task] for task in tasks]
+    cluster_of = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
+    clusters = [cluster_of[task] for task in tasks]
     share = shares(first.metric, [*before, *after], COUNTS)
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
@@ -180,7 +180,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         after=other.name,
         tasks=len(tasks),
         clusters=number,
-        unit="tasks" if all(task == own[task] for task in tasks) else "repositories",
+        unit="tasks" if all(task == cluster_of[task] for task in tasks) else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
         early=level(first.metric, before, clusters, share=share, counts=COUNTS),
         late=level(first.metric, after, clusters, share=share, counts=COUNTS),
@@ -199,14 +199,14 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         equivalence=None
         if question.margin is None
         else equivalence(before, after, clusters, question.margin, share=share),
-        curve=_curve(first, other, own, question.pass_at, binary),
+        curve=_curve(first, other, cluster_of, question.pass_at, binary),
         parts=_parts(first, other, repositories, question, share),
         labels=_labels(first, other, question),
     )
 
 
 def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels]:
-    found = []
+    labels = []
     for kind in first.answers:
         sides = [[each for each in side.answers.get(kind, ()) if each.task in first.values] for side in (first, other)]
         tasks = set.intersection(*({each.task for each in side} for side in sides))
@@ -218,29 +218,29 @@ def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels
         )
         change = classification.difference(before, after)
         early, late = (classification.classify(side).macro_f1 for side in (before, after))
-        found.append(Labels(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
-    return found
+        labels.append(Labels(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
+    return labels
 
 
 def _parts(
     first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: Question, share: bool
 ) -> list[Part]:
-    found = []
+    parts = []
     for name, ids in {**other.parts, **first.parts}.items():
         tasks = sorted(ids & first.values.keys())
         if not 0 < len(tasks) < len(first.values):
             continue
-        own = (
+        cluster_of = (
             dict(zip(tasks, tasks, strict=True))
             if question.by_task
             else clusters_by({t: repositories[t] for t in tasks})
         )
-        clusters = [own[task] for task in tasks]
+        clusters = [cluster_of[task] for task in tasks]
         before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
         early, late = (level(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
         change = paired_difference(before, after, clusters, share=share)
-        found.append(Part(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
-    return [part._replace(p=p) for part, p in zip(found, holm([part.p for part in found]), strict=True)]
+        parts.append(Part(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
+    return [part._replace(p=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
 
 
 def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
@@ -281,7 +281,7 @@ def _curve(
 
 
 def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str]:
-    """Notes on how `policies` were measured, and on the limits of the tests in `found`."""
+    """Notes on measurement, and on the limits of the tests used."""
     remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
         remarks.append(
@@ -313,18 +313,18 @@ def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
 
 
 def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
-    """Restrict `policies` to the compared tasks. Raises `UsageError` that shows how they differ."""
+    """Restrict `policies` to the compared tasks. Raises `UsageError` that lists differences."""
     first = policies[0]
     for other in policies[1:]:
         both = first.environments.keys() & other.environments.keys()
-        own, others = ({key: each.environments[key] for key in both} for each in (first, other))
-        for what, differ in (
+        first_digests, other_digests = ({key: each.environments[key] for key in both} for each in (first, other))
+        for conditions, differ in (
             ("limits", _other_values(first.limits, other.limits)),
-            ("environments", _other_values(own, others)),
+            ("environments", _other_values(first_digests, other_digests)),
         ):
             if differ and not question.other_conditions:
                 raise UsageError(
-                    f"{first.name} and {other.name} had other {what}: {_listed(differ)}",
+                    f"{first.name} and {other.name} had other {conditions}: {_listed(differ)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
         if versions := _other_values(first.versions, other.versions):
@@ -340,10 +340,10 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
         lines = [f"{len(changed)} tasks are not the same in all: {_listed(changed)}"] if changed else []
         for each in policies:
             if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
-                why = each.missing.get(lacking[0], "")
+                reason = each.missing.get(lacking[0], "")
                 lines.append(
                     f"{each.name} lacks {counted(len(lacking), 'task')}: {_listed(lacking)}"
-                    + (f" ({why})" if why else "")
+                    + (f" ({reason})" if reason else "")
                 )
         if lines:
             raise UsageError(
@@ -360,7 +360,7 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
 
 
 def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
-    """Differences where both are known, as ``KEY OURS against THEIRS``."""
+    """Differing known values, as ``KEY OURS against THEIRS``."""
     if first is None or other is None:
         return []
     keys = sorted({*first, *other})
@@ -368,12 +368,12 @@ def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object
 
 
 def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
-    """Settings that differ between policies that record any: a value for each of `policies`."""
-    known = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
-    recorded = [each for each in known if each]
+    """Settings that differ: one value per policy."""
+    settings = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
+    recorded = [each for each in settings if each]
     keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _OF_ATTEMPTS or " " in k})
     return {
-        key: [each.get(key) for each in known]
+        key: [each.get(key) for each in settings]
         for key in keys
         if any(each.get(key) != recorded[0].get(key) for each in recorded)
     }
@@ -388,7 +388,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpaired:
-    """Compare two counts over all possible overlaps. Raises `UsageError` for different numbers of tasks."""
+    """Compare two counts over all overlaps. Raises `UsageError` for different numbers of tasks."""
     if first.tasks != other.tasks:
         raise UsageError(
             f"{first.name} and {other.name} are not of the same tasks", fix="compare counts of one benchmark"
@@ -396,7 +396,7 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
     tasks = first.tasks
     lost = range(max(0, first.solved - other.solved), min(first.solved, tasks - other.solved) + 1)
     overlaps = [(only, only + other.solved - first.solved) for only in lost]
-    found = [tango(only, gained, tasks) for only, gained in overlaps]
+    changes = [tango(only, gained, tasks) for only, gained in overlaps]
     p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
     seen = [detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
     return Unpaired(
@@ -405,9 +405,9 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
         early=wilson(first.solved, tasks),
         late=wilson(other.solved, tasks),
         change=Interval(
-            found[0].value,
-            min(each.low for each in found if each.low is not None),
-            max(each.high for each in found if each.high is not None),
+            changes[0].value,
+            min(each.low for each in changes if each.low is not None),
+            max(each.high for each in changes if each.high is not None),
         ),
         p=(min(p), max(p)),
         seen=None if seen[0] is None or seen[1] is None else (seen[0], seen[1]),
@@ -416,8 +416,8 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
 
 
 def counted_only(outcomes: Outcomes) -> Counts:
-    """`outcomes` as a count. Raises `UsageError` for several attempts."""
-    values = [value for own in outcomes.values.values() for value in own]
+    """Convert `outcomes` to a count. Raises `UsageError` for several attempts."""
+    values = [value for attempts in outcomes.values.values() for value in attempts]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
         raise UsageError(
             f"{outcomes.name} is more than a count of solved tasks",
@@ -431,7 +431,7 @@ def counted_only(outcomes: Outcomes) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Tasks needed to show an effect, by attempts per task."""
+    """Tasks needed, by attempts per task."""
 
     attempts: int
     value: int | None
@@ -455,7 +455,7 @@ class PlanTable:
 def plan(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
     """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
-    Raises `UsageError` for a metric that is no share, an effect or discordance out of bounds, and too little data.
+    Raises `UsageError` for a metric that is no share, values out of bounds, and too little data.
     """
     if isinstance(found, float):
         if not 0 < found <= 1:
@@ -480,9 +480,11 @@ def plan(effect: float, found: Comparison | float, power: float = POWER) -> Plan
             raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
         if square.low is None or square.high is None:
             raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
-        known = measured.within is not None or attempts == 1
+        is_exact = measured.within is not None or attempts == 1
         rows.append(
-            _planned(effect, attempts, square.value if known else None, square.low, square.high, measured.design, power)
+            _planned(
+                effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power
+            )
         )
     return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
 

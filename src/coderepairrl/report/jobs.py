@@ -1,4 +1,4 @@
-"""Costs and results of the jobs of a file, and answers about its arms, read from their folders."""
+"""Costs, results and answers of a jobs file, read from its folders."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Job:
 
 
 def is_jobs(folder: Path) -> bool:
-    """Whether `folder` is that of a jobs file."""
+    """Whether `folder` belongs to a jobs file."""
     return (folder / NAME).is_file()
 
 
 def record_of(job: Path) -> Path:
-    """File next to the folder `job` with its origin and end."""
+    """Record next to the folder `job`."""
     return job.with_name(f"{job.name}.job.json")
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Job]]:
-    """Record and jobs of `folder`. Raises `UsageError` if it is none of a jobs file."""
+    """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file."""
     try:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_job(folder, row) for row in data["jobs"]]
@@ -63,13 +63,13 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Job]]:
 def _job(home: Path, row: Mapping[str, str]) -> Job:
     folder = RunFolder(home / row["name"])
     record = record_of(folder.path)
-    known = json.loads(record.read_text("utf-8")) if record.is_file() else {}
-    there = (folder.path / "run.json").is_file() and folder.log.is_file()
-    records = list(folder.records()) if there else []
+    state = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    has_run = (folder.path / "run.json").is_file() and folder.log.is_file()
+    records = list(folder.records()) if has_run else []
     missing = row["stale"] and f"is not what the file asks for now: {row['stale']}"
-    if not known.get("ended"):
-        reason = f": {known['failed']}" if known.get("failed") else ""
-        missing = f"{'is not finished' if known else 'has not begun'}{reason}"
+    if not state.get("ended"):
+        reason = f": {state['failed']}" if state.get("failed") else ""
+        missing = f"{'is not finished' if state else 'has not begun'}{reason}"
     return Job(
         name=row["name"],
         kind=row["kind"],
@@ -77,8 +77,8 @@ def _job(home: Path, row: Mapping[str, str]) -> Job:
         missing=missing,
         used=total(records),
         cost=spent(logged_episodes(records)),
-        brought=_BROUGHT[row["kind"]](folder) if there else "",
-        commit=folder.about().get("commit", "") if there else "",
+        brought=_BROUGHT[row["kind"]](folder) if has_run else "",
+        commit=folder.about().get("commit", "") if has_run else "",
     )
 
 
@@ -86,8 +86,8 @@ def _collected(folder: RunFolder) -> str:
     path = folder.path / "examples.json"
     if not path.is_file():
         return ""
-    found = json.loads(path.read_text("utf-8"))
-    return f"{found['kept']:,} of {found['attempts']:,} attempts kept"
+    account = json.loads(path.read_text("utf-8"))
+    return f"{account['kept']:,} of {account['attempts']:,} attempts kept"
 
 
 def _trained(folder: RunFolder) -> str:
@@ -100,8 +100,10 @@ def _trained(folder: RunFolder) -> str:
 def _evaluated(folder: RunFolder) -> str:
     for record in folder.records():
         if record["type"] == "eval" and record["name"] == "eval":
-            found = record["summary"]["outcomes"] | record["summary"]["values"]
-            return ", ".join(f"{name} {Interval(**found[name])}" for name in ("reward", "resolved") if name in found)
+            intervals = record["summary"]["outcomes"] | record["summary"]["values"]
+            return ", ".join(
+                f"{name} {Interval(**intervals[name])}" for name in ("reward", "resolved") if name in intervals
+            )
     return ""
 
 
@@ -115,7 +117,7 @@ _BROUGHT: dict[str, Callable[[RunFolder], str]] = {
 
 
 def result(folder: Path) -> Result:
-    """Answers and tables of the jobs in `folder`. Raises `UsageError` if it is none of a jobs file."""
+    """Answers and tables of the jobs in `folder`. Raises `UsageError`."""
     data, jobs = read(folder)
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]
@@ -123,20 +125,20 @@ def result(folder: Path) -> Result:
         notes.append(f"{len(missing)} of {len(jobs)} jobs are missing: this is a table of the others.")
     commits = {each.commit: each.name for each in jobs if each.commit}
     if len(commits) > 1:
-        made = ", ".join(f"{name} {commit[:12]}" for commit, name in commits.items())
-        notes.append(f"Jobs were made by different commits: {made}.")
+        versions = ", ".join(f"{name} {commit[:12]}" for commit, name in commits.items())
+        notes.append(f"Jobs were made by different commits: {versions}.")
     done = {each.name for each in jobs if not each.missing}
     runs = {
-        arm: {int(seed): folder / name for seed, name in own["jobs"].items() if name in done}
-        for arm, own in data["arms"].items()
+        arm: {int(seed): folder / name for seed, name in arm_data["jobs"].items() if name in done}
+        for arm, arm_data in data["arms"].items()
     }
     questions = [arms.Question(**each) for each in data["questions"]]
-    about = [(arm, own["about"]) for arm, own in data["arms"].items() if own["about"]]
-    shown = Table("arms", ("arm", "what it is"), about)
-    found = arms.result(questions, runs, data["seeds"], shown, notes) if questions else Result([], [], notes, {})
-    numbers = {"name": data["name"], **found.numbers, "jobs": [_numbers(each) for each in jobs]}
-    numbers["notes"] = [*found.notes]
-    return Result(found.verdicts, [*found.tables, _costs(data["name"], jobs)], found.notes, numbers)
+    notes_by_arm = [(arm, arm_data["about"]) for arm, arm_data in data["arms"].items() if arm_data["about"]]
+    arms_table = Table("arms", ("arm", "what it is"), notes_by_arm)
+    answers = arms.result(questions, runs, data["seeds"], arms_table, notes) if questions else Result([], [], notes, {})
+    numbers = {"name": data["name"], **answers.numbers, "jobs": [_numbers(each) for each in jobs]}
+    numbers["notes"] = [*answers.notes]
+    return Result(answers.verdicts, [*answers.tables, _costs(data["name"], jobs)], answers.notes, numbers)
 
 
 def _costs(name: str, jobs: Sequence[Job]) -> Table:
@@ -145,8 +147,8 @@ def _costs(name: str, jobs: Sequence[Job]) -> Table:
     for each in jobs:
         cost = cost.plus(each.cost)
     used = [each.used for each in jobs if each.used]
-    whole = Used(sum(each.seconds for each in used), sum(each.cpu_seconds for each in used))
-    rows.append(("all", "", *_spent(whole, cost), ""))
+    total = Used(sum(each.seconds for each in used), sum(each.cpu_seconds for each in used))
+    rows.append(("all", "", *_spent(total, cost), ""))
     heads = ("job", "kind", "seconds", "CPU seconds", "prompt tokens", "sampled tokens", "result")
     return Table(f"{name}: jobs", heads, rows)
 
@@ -169,8 +171,8 @@ def _numbers(job: Job) -> dict[str, Any]:
 
 
 def write_page(folder: Path, output: Path | None) -> Path:
-    """Write the result as a page to `output`, or ``report/index.html`` in `folder`. Raises `UsageError`."""
-    found = result(folder)
+    """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
+    shown_result = result(folder)
     template = templates("coderepairrl.report", visible=lambda value: visible(str(value)))
-    page = template.get_template("jobs.html.j2").render(name=folder.name, found=found, style=Markup(plots.STYLE))
+    page = template.get_template("jobs.html.j2").render(name=folder.name, found=shown_result, style=Markup(plots.STYLE))
     return write(output or folder / "report" / "index.html", page)

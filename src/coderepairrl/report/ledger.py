@@ -1,4 +1,4 @@
-"""Wall seconds by activity, per step and for the whole run."""
+"""Wall seconds by activity, per step and run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _OF_EPISODE = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sa
 
 
 def step_ledger(metrics: Mapping[str, float], rows: Sequence[Row]) -> dict[str, float]:
-    """Wall seconds of one step by activity.
+    """Wall seconds of a step by activity.
 
-    Episodes overlap: the rollout's wall time is divided in proportion to their seconds in each activity; ``waiting`` is
-    the rest (the agent, HTTP, queues).
+    Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
     """
     rollout = metrics.get("rollout_seconds") or 0.0
     spent = {name: sum(row.timings.get(key, 0.0) for row in rows for key in keys) for name, keys in _OF_EPISODE.items()}
@@ -28,7 +27,7 @@ def step_ledger(metrics: Mapping[str, float], rows: Sequence[Row]) -> dict[str, 
 def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Wall seconds of the run by activity.
 
-    ``other``: starting and stopping, checkpoints, exports, interrupted steps and evaluations.
+    ``other`` includes starting, stopping, checkpoints, exports and interrupted work.
     """
     ledger = dict.fromkeys(ACTIVITIES, 0.0)
     for step in steps:
@@ -41,7 +40,7 @@ def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str,
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in at least one of `spans`.
+    """Seconds covered by at least one span.
 
     >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0

@@ -1,9 +1,9 @@
-"""Localisation: places that a patch changes, against its reference's: files, functions, lines, all of the old side.
+"""Places that a patch changes, compared with its reference: files, functions and lines of the old side.
 
 Recall is the share of the reference's places that the patch changes, precision the reverse (Agentless, Xia et al. 2024,
-arXiv 2407.01489, requires a recall of 1). A line is a removed one, or the one above a pure addition (0 at the top). A
-function is the innermost one or class around a line, by `ast`, in Python alone; a file's other code is one place. Tests
-are left out, unless the reference changes nothing else; other new files count.
+arXiv 2407.01489, requires recall 1). A line is a removed one, or the one above a pure addition (0 at the top).
+Functions are innermost functions or classes by `ast`, Python only; a file's other code is one place. Tests are left
+out, unless the reference changes nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KNOWN = 8
 
 
 def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
-    """Lines that `patch` changes, by file, without those of tests unless `tests`; a malformed patch has none.
+    """Lines that `patch` changes, by file; a malformed patch has none.
 
     >>> sorted(lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
     [('x.py', 4)]
@@ -37,7 +37,7 @@ def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
 
 @lru_cache(maxsize=_KNOWN)
 def parsed(patch: bytes) -> tuple[FilePatch, ...]:
-    """Files of `patch`; none for a malformed one, or beyond `LARGEST`."""
+    """Files of `patch`; none if malformed or beyond `LARGEST`."""
     try:
         return parse(patch) if len(patch) <= LARGEST else ()
     except MalformedPatch:
@@ -45,10 +45,10 @@ def parsed(patch: bytes) -> tuple[FilePatch, ...]:
 
 
 def _lines(file: FilePatch) -> set[Line]:
-    found = set()
+    changed = set()
     for block in file.blocks:
-        found |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
-    return found or {(file.path, 0)}  # a mode, a name, or binary content
+        changed |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
+    return changed or {(file.path, 0)}  # a mode, a name, or binary content
 
 
 def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
@@ -57,25 +57,27 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
     >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
     """
-    wanted = lines(reference)
-    return (lines(patch), wanted) if wanted else (lines(patch, tests=True), lines(reference, tests=True))
+    reference_lines = lines(reference)
+    return (
+        (lines(patch), reference_lines) if reference_lines else (lines(patch, tests=True), lines(reference, tests=True))
+    )
 
 
 def files_of(changed: Set[Line]) -> frozenset[str]:
-    """Files of the lines `changed`."""
+    """Files of `changed`."""
     return frozenset(path for path, _ in changed)
 
 
 def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
-    """Functions around the lines `changed` of Python files, as (file, qualified name).
+    """Python functions around `changed`, as (file, qualified name).
 
-    `sources` are the files before any patch, None for a new one. Returns None if one is missing or does not parse.
+    `sources` are files before any patch, None for new ones. Returns None if one is missing or does not parse.
 
     >>> code = b"class A:\\n    def f(self):\\n        return 1\\n"
     >>> functions_of({("x.py", 3)}, {"x.py": code}), functions_of({("x.py", 3)}, {})
     (frozenset({('x.py', 'A.f')}), None)
     """
-    found = set()
+    functions = set()
     for path, line in changed:
         if not path.endswith(_PYTHON):
             continue
@@ -85,12 +87,12 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
         tree = None if source is None else _tree(source)
         if source is not None and tree is None:
             return None
-        found.add((path, enclosing(tree, line) if tree is not None else ""))
-    return frozenset(found)
+        functions.add((path, enclosing(tree, line) if tree is not None else ""))
+    return frozenset(functions)
 
 
 def python_files(*patches: bytes) -> set[str]:
-    """Python files that `patches` change, for `functions_of`."""
+    """Python files that `patches` change."""
     return {path for patch in patches for path in files_of(lines(patch, tests=True)) if path.endswith(_PYTHON)}
 
 
@@ -116,7 +118,7 @@ def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
 
 
 def precision(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |given|; None without given or wanted places.
+    """|given & wanted| / |given|; None if either is empty.
 
     >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
     (0.5, None, None)

@@ -1,7 +1,7 @@
-"""Metrics of an evaluation's attempt: one small function each, and a table of them (`METRICS`).
+"""Metrics of an attempt: one function each, listed in `METRICS`.
 
-A function returns a number, or None if undefined or unknown. Metrics of the patch also exist for non-empty patches
-alone (``NAME_per_patch``): a mean over all rises with fewer empty patches. docs/reference/metrics.md lists them all.
+A function returns None if undefined or unknown. Patch metrics also exist for non-empty patches alone
+(``NAME_per_patch``): a mean over all rises with fewer empty patches. docs/reference/metrics.md lists all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Episode, its task if kept, and files before any patch: missing ones are unknown, None did not exist."""
+    """Episode, its task if kept, and files before any patch (None: did not exist; missing: unknown)."""
 
     episode: Episode
     task: Task | None = None
@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def filled(self) -> bool:
-        """Whether the patch is not empty."""
+        """Whether the patch is non-empty."""
         return bool(self.episode.patch.strip())
 
 
@@ -84,15 +84,15 @@ def completed(attempt: Attempt) -> float:
 
 
 def solved(attempt: Attempt) -> float | None:
-    """1 for a patch that passed the task's checks (`stats.resolved`)."""
+    """1 if the patch passed the task's checks (`stats.resolved`)."""
     verdict = resolved(attempt.episode)
     return None if verdict is None else float(verdict)
 
 
 def exact(attempt: Attempt) -> float | None:
-    """1 for the same files as with the reference, white space at the ends of lines aside."""
-    wanted = _makes(attempt.reference)
-    return None if wanted is None else float(_makes(attempt.episode.patch) == wanted)
+    """1 for the reference's files, trailing white space aside."""
+    repaired = _makes(attempt.reference)
+    return None if repaired is None else float(_makes(attempt.episode.patch) == repaired)
 
 
 @lru_cache(maxsize=_KNOWN)
@@ -106,12 +106,12 @@ def _makes(patch: bytes) -> object:
 
 def partial(attempt: Attempt) -> float | None:
     """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
-    same, alike = exact(attempt), similarity("patch_edits")(attempt)
-    return None if same is None or alike is None else float(not same and alike > _ALIKE)
+    same, likeness = exact(attempt), similarity("patch_edits")(attempt)
+    return None if same is None or likeness is None else float(not same and likeness > _ALIKE)
 
 
 def similarity(name: str) -> Value:
-    """Reward `name` of patch and reference: as scored, else compared. 0 for an empty, malformed or too long patch."""
+    """Reward `name` of patch against reference, as scored or computed; 0 for unusable patches."""
 
     def value(attempt: Attempt) -> float | None:
         if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
@@ -134,14 +134,14 @@ def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float
 
 
 def changed_files(attempt: Attempt) -> float | None:
-    """Files in the patch; None if it is too long to read."""
+    """Files in the patch; None if too long."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
     return float(len({file.path for file in localisation.parsed(attempt.episode.patch)}))
 
 
 def changed_lines(attempt: Attempt) -> float | None:
-    """Lines that the patch removes and adds; None if it is too long to read."""
+    """Removed and added lines; None if too long."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
     files = localisation.parsed(attempt.episode.patch)
@@ -158,8 +158,8 @@ def of_files(share: Share) -> Value:
     """`share` (`localisation.recall` or ``precision``) of files."""
 
     def value(attempt: Attempt) -> float | None:
-        given, wanted = localisation.both(attempt.episode.patch, attempt.reference)
-        return share(localisation.files_of(given), localisation.files_of(wanted))
+        patch_lines, reference_lines = localisation.both(attempt.episode.patch, attempt.reference)
+        return share(localisation.files_of(patch_lines), localisation.files_of(reference_lines))
 
     return value
 
@@ -173,11 +173,15 @@ def of_functions(share: Share) -> Value:
     """`share` of Python functions; None without the files."""
 
     def value(attempt: Attempt) -> float | None:
-        given, wanted = (
+        patch_functions, reference_functions = (
             localisation.functions_of(side, attempt.sources or {})
             for side in localisation.both(attempt.episode.patch, attempt.reference)
         )
-        return None if given is None or wanted is None else share(given, wanted)
+        return (
+            None
+            if patch_functions is None or reference_functions is None
+            else share(patch_functions, reference_functions)
+        )
 
     return value
 
@@ -186,7 +190,7 @@ def of_functions(share: Share) -> Value:
 
 
 def actions(attempt: Attempt) -> float | None:
-    """Tool calls: counted by the agent, else in the main conversation's replies if its requests offered tools."""
+    """Tool calls counted by the agent, else found in the main conversation."""
     episode = attempt.episode
     if episode.tool_calls:
         return float(len(episode.tool_calls))
@@ -197,18 +201,18 @@ def actions(attempt: Attempt) -> float | None:
 
 
 def edit_applied(attempt: Attempt) -> float | None:
-    """Share of editing tools' calls that succeeded; edits by shell commands are unknown."""
+    """Share of editing calls that succeeded; shell edits are unknown."""
     edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
     return sum(edits) / len(edits) if edits else None
 
 
 def resolved_if_applied(attempt: Attempt) -> float | None:
-    """`solved` of the attempts whose edits were all made, and of no others: repair without the form of replies."""
+    """`solved` if every edit was applied: repair, apart from the format of replies."""
     return solved(attempt) if edit_applied(attempt) == 1 else None
 
 
 def repeated_failures(attempt: Attempt) -> float | None:
-    """Failed calls of a tool with the arguments of an earlier failed one."""
+    """Calls that repeat an earlier failed one."""
     seen: set[tuple[str, str]] = set()
     repeated = 0
     for call in attempt.episode.tool_calls:
@@ -226,9 +230,9 @@ def commands(attempt: Attempt) -> float | None:
 
 
 def files_viewed(attempt: Attempt) -> float | None:
-    """Different files in successful commands that print files (cat, sed, grep, head, ...).
+    """Distinct files printed by successful commands (cat, sed, grep, head, ...).
 
-    Words with an ending, such as ``src/a.py``, not patterns (``*.py``) or folders.
+    Counts words with an extension (``src/a.py``), no patterns or folders.
     """
     if not attempt.episode.calls_known:
         return None
@@ -248,20 +252,20 @@ def _viewed(call: ToolCall) -> Iterator[str]:
 
 
 def per_tool(attempt: Attempt) -> dict[str, float]:
-    """Success rate of each called tool, as ``tool_success/NAME``; invented tools as ``tool_success/not_offered``."""
+    """Success rates as ``tool_success/NAME``; unknown tools as ``tool_success/not_offered``."""
     offered = {tool for turn in attempt.episode.turns for tool in turn.tools}
     outcomes: dict[str, list[bool]] = {}
     for call in attempt.episode.tool_calls:
         name = call.name if call.name in offered or not offered else "not_offered"
         outcomes.setdefault(name, []).append(call.ok)
-    return {f"{PER_TOOL}{name}": sum(own) / len(own) for name, own in sorted(outcomes.items())}
+    return {f"{PER_TOOL}{name}": sum(successes) / len(successes) for name, successes in sorted(outcomes.items())}
 
 
 # -- what it took
 
 
 def prompt_tokens(attempt: Attempt) -> float | None:
-    """Tokens of all prompts, cached or not; None if a server does not report them."""
+    """Prompt tokens, cached or not; None if unreported."""
     cost = spent([attempt.episode])
     return None if cost.unreported else float(cost.prompt_tokens)
 
@@ -272,7 +276,7 @@ def seconds(attempt: Attempt) -> float | None:
 
 
 def if_resolved(value: Value) -> Value:
-    """`value` of resolved attempts alone."""
+    """`value` of resolved attempts."""
     return lambda attempt: value(attempt) if resolved(attempt.episode) else None
 
 
@@ -313,7 +317,7 @@ HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits"
 
 
 def names(scores: Iterable[str]) -> set[str]:
-    """Every metric possible with these `scores`, except single tools' (`PER_TOOL`)."""
+    """All metrics possible with `scores`, except `PER_TOOL`."""
     per_patch = {*scores, *(metric.name for metric in METRICS if metric.per_patch)}
     return {*MEASURED_NAMES, *(metric.name for metric in METRICS), *scores, *(name + PER_PATCH for name in per_patch)}
 
@@ -336,14 +340,14 @@ def rows(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
 
 
 def summary(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
-    """Means (and `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
-    own = clusters_of(episodes)
+    """Means (or `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
+    cluster_of = clusters_of(episodes)
     columns: dict[str, tuple[list[float], list[str]]] = {}
     for episode in episodes:
         for name, value in known.get(episode.id, {}).items():
             values, clusters = columns.setdefault(name, ([], []))
             values.append(value)
-            clusters.append(own[episode.task_id])
+            clusters.append(cluster_of[episode.task_id])
     return {
         name: median_interval(*columns[name]) if name in MEDIANS else level(name, *columns[name], counts=COUNTS)
         for name in sorted(columns, key=_place)
@@ -360,15 +364,15 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def kind_of_edit(reference: bytes) -> str:
-    """Size of a reference, tests aside: ``one line``, ``one hunk``, ``one file``, ``several files``, or "".
+    """Size of a reference without tests; empty if unknown.
 
     >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
     """
-    wanted = localisation.files_of(localisation.both(b"", reference)[1])
-    blocks = [block for file in localisation.parsed(reference) if file.path in wanted for block in file.blocks]
-    if len(wanted) != 1:
-        return "several files" if wanted else ""
+    paths = localisation.files_of(localisation.both(b"", reference)[1])
+    blocks = [block for file in localisation.parsed(reference) if file.path in paths for block in file.blocks]
+    if len(paths) != 1:
+        return "several files" if paths else ""
     if len(blocks) != 1:
         return "one file"
     return "one line" if max(len(blocks[0].removed), len(blocks[0].added)) <= 1 else "one hunk"
@@ -377,9 +381,7 @@ def kind_of_edit(reference: bytes) -> str:
 def parts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """Task ids by slice: `stats.clusters.slices`, year of the issue, kind of edit, and agent (`agents` by kind of
-    task).
-    """
+    """Task ids by slice: `stats.clusters.slices`, year, kind of edit, agent."""
 
     def year(episode: Episode) -> str:
         task = tasks.get(episode.task_id)
@@ -396,7 +398,7 @@ def parts(
 
 
 def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
-    """Agents by kind of task in an evaluation, ``""`` for other kinds, from a configuration as plain data.
+    """Agents by kind of task (``""``: other kinds), from a configuration as plain data.
 
     >>> found = {"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}},
     ...          "eval": {"also": {"other": {"agent": "pi"}}}}
@@ -407,7 +409,7 @@ def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, 
     further = (when.get("also") or {}).get(evaluation) or {}
     name = _called(further.get("agent") or when.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: _called(own.get("agent")) or name for kind, own in kinds.items()}}
+    return {"": name, **{kind: _called(settings.get("agent")) or name for kind, settings in kinds.items()}}
 
 
 def _called(agent: Any) -> str:

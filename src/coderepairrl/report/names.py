@@ -1,4 +1,4 @@
-"""Names of measures and metrics for people, and which way is better."""
+"""Readable names of measures, and which direction is better."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDARY = COUNTS | {"tool_success", "limit", "crash"}
 
 
 def spoken(measure: str) -> str:
-    """Name for people.
+    """Readable name.
 
     >>> spoken("tests_per_patch"), spoken("patch_lines")
     ('tests passing, per non-empty patch', 'patch_lines')

@@ -1,4 +1,4 @@
-"""Outcomes of a policy by task, from a run folder, an outcome file, or a harness's reports."""
+"""Outcomes by task, from run folders, outcome files and harness reports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Published number of solved tasks, without their names."""
+    """Published number of solved tasks, without ids."""
 
     name: str
     solved: int
@@ -69,11 +69,11 @@ class Counts:
 
 
 def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None) -> Outcomes | Counts:
-    """Read the outcomes that `source` names.
+    """Read the outcomes named by `source`.
 
-    ``SOLVED/TASKS``; ``published:NAME``; or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation of a
-    run folder (default: the last), or a policy of an outcome file. Commas join attempts of one policy. Ids in the file
-    `asked` without an outcome are unresolved. Raises `UsageError` for other or damaged sources, and a missing metric.
+    ``SOLVED/TASKS``, ``published:NAME``, or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation in a
+    run folder (default: last) or a policy in a file. Commas join attempts. Ids in `asked` without an outcome are
+    unresolved. Raises `UsageError`.
     """
     if counts := _COUNTS.fullmatch(source):
         solved, tasks = map(int, counts.groups())
@@ -81,17 +81,17 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
             raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
         return Counts(source, solved, tasks)
     if source.startswith(published.PREFIX):
-        found = published.find(source.removeprefix(published.PREFIX))
-        return Counts(f"{found.name} on {found.benchmark} ({published.MARK})", found.solved or 0, found.tasks)
+        number = published.find(source.removeprefix(published.PREFIX))
+        return Counts(f"{number.name} on {number.benchmark} ({published.MARK})", number.solved or 0, number.tasks)
     if not all(part.strip() for part in source.split(",")):
         raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
-    wanted = _asked(asked) if asked else None
+    task_ids = _asked(asked) if asked else None
     parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
-    return _together([_read(part.strip(), metric, wanted) for part in parts])
+    return _together([_read(part.strip(), metric, task_ids) for part in parts])
 
 
 def episodes_of(source: str) -> list[Episode]:
-    """Attempts of the run folder's evaluation in `source`. Raises `UsageError`."""
+    """Attempts of the evaluation in `source`. Raises `UsageError`."""
     path, which = _named(source)
     folder = open_run(path)
     return list(_episodes(folder, _choose(folder, which)))
@@ -135,72 +135,72 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 
 def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
-    episodes, kept = list(_episodes(folder, name)), folder.tasks()
-    rows = _measured(folder, name, episodes, kept)
+    episodes, tasks = list(_episodes(folder, name)), folder.tasks()
+    rows = _measured(folder, name, episodes, tasks)
     values: dict[str, list[float]] = {}
     repositories: dict[str, str] = {}
-    known: dict[str, None] = {}
+    measured: dict[str, None] = {}
     judges = {"tests"}
     void = 0
     for episode in episodes:
         repositories[episode.task_id] = episode.repository
-        own = values.setdefault(episode.task_id, [])
+        task_values = values.setdefault(episode.task_id, [])
         if episode.ending is Ending.VOID:
             void += 1
             continue
-        found = rows[episode.id]
+        row = rows[episode.id]
         judges |= {score.name for score in episode.scores if score.passed is not None}
-        known |= dict.fromkeys(found)
-        if metric in found:
-            own.append(found[metric])
-    if metric not in known:
-        why = ": no checks were run" if metric == RESOLVED else ""
+        measured |= dict.fromkeys(row)
+        if metric in row:
+            task_values.append(row[metric])
+    if metric not in measured:
+        reason = ": no checks were run" if metric == RESOLVED else ""
         raise UsageError(
-            f"{folder.path} does not measure {metric!r} in {name}{why}", fix=f"--metric: {nearest(metric, known)}"
+            f"{folder.path} does not measure {metric!r} in {name}{reason}", fix=f"--metric: {nearest(metric, measured)}"
         )
     config = _config(folder)
     settings = {key: value for key, value in config.items() if not key.startswith("run.")}
-    others = f"eval.also.{name.rpartition('-')[0]}."  # an evaluation by another agent
-    if agent := {k.removeprefix(others): value for k, value in settings.items() if k.startswith(f"{others}agent")}:
+    prefix = f"eval.also.{name.rpartition('-')[0]}."  # an evaluation by another agent
+    if agent := {k.removeprefix(prefix): value for k, value in settings.items() if k.startswith(f"{prefix}agent")}:
         settings = {key: value for key, value in settings.items() if not key.startswith("agent.")}
         settings |= {"agent.name" if key == "agent" else key: value for key, value in agent.items()}
     limits = {key: settings.pop(key) for key in list(settings) if _is_limit(key)}
     limits |= _limits_before(folder, int(name.rpartition("-")[2]))
-    about = folder.about()
-    conditions = (about.get("conditions") or {}).get(name.rpartition("-")[0]) or {}
+    record = folder.about()
+    conditions = (record.get("conditions") or {}).get(name.rpartition("-")[0]) or {}
     for box in conditions.get("sandboxes", ()):
         limits |= {f"sandbox {key}": value for key, value in box.items() if key != "name"}
-    run = str(about.get("name") or folder.path.name)
+    run = str(record.get("name") or folder.path.name)
     return Outcomes(
         name=f"{run}@{which}" if which else run,
         metric=metric,
-        values={task: tuple(own) for task, own in values.items() if own},
+        values={task: tuple(task_values) for task, task_values in values.items() if task_values},
         repositories=repositories,
-        missing={task: f"no attempt has {metric}" for task, own in values.items() if not own},
+        missing={task: f"no attempt has {metric}" for task, task_values in values.items() if not task_values},
         void=void,
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
-        tasks={task.id: digest_of(task) for task in kept.values() if task.id in values} or None,
-        versions=_versions(about.get("rewards") or {}, metric, judges),
-        settings=settings | ({"policy": about["policy"]} if about.get("policy") else {}),
-        answers=answers_of(episodes, kept),
-        parts=metrics.parts(episodes, kept, metrics.agents_of(about.get("config") or {}, name.rpartition("-")[0])),
+        tasks={task.id: digest_of(task) for task in tasks.values() if task.id in values} or None,
+        versions=_versions(record.get("rewards") or {}, metric, judges),
+        settings=settings | ({"policy": record["policy"]} if record.get("policy") else {}),
+        answers=answers_of(episodes, tasks),
+        parts=metrics.parts(episodes, tasks, metrics.agents_of(record.get("config") or {}, name.rpartition("-")[0])),
     )
 
 
 def _measured(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
 ) -> dict[str, metrics.Row]:
-    """Metrics of valid `episodes` by id, from the evaluation, else computed (older versions)."""
+    """Metrics by episode id: stored, or computed for older runs."""
     try:
-        known = folder.attempts(name)
+        rows = folder.attempts(name)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{folder.path}/eval/{name}/metrics.jsonl is damaged: {error}",
             fix="delete it: what the episodes say is computed again",
         ) from error
-    missing = [metrics.Attempt(each, tasks.get(each.task_id)) for each in episodes if each.id not in known]
-    return {**metrics.rows(missing), **known}
+    missing = [metrics.Attempt(each, tasks.get(each.task_id)) for each in episodes if each.id not in rows]
+    return {**metrics.rows(missing), **rows}
 
 
 def _choose(folder: RunFolder, which: str) -> str:
@@ -215,12 +215,12 @@ def _choose(folder: RunFolder, which: str) -> str:
     exact = [name for name in names if name == which]
     named = [name for name in names if name.rpartition("-")[0] == which]
     stepped = [name for name in names if which.isdigit() and int(name.rpartition("-")[2]) == int(which)]
-    found = exact or named[-1:] or [name for name in stepped if name.startswith("eval-")] or stepped
-    if len(found) != 1:
+    matches = exact or named[-1:] or [name for name in stepped if name.startswith("eval-")] or stepped
+    if len(matches) != 1:
         raise UsageError(
             f"{folder.path} has no one evaluation {which!r}", fix=f"{folder.path}@NAME: {nearest(which, names)}"
         )
-    return found[0]
+    return matches[0]
 
 
 def _episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
@@ -248,7 +248,7 @@ def _is_limit(key: str) -> bool:
 
 
 def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Limits at `step` that changed on a later resume."""
+    """Limits at `step`, before changes on resume."""
     if not folder.log.is_file():
         return {}
     changes = [change for change, _ in Tail(folder.log).records("change")]
@@ -263,7 +263,7 @@ def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
-    """Versions of the rewards that `metric` comes from; `judges` decide what is resolved."""
+    """Reward versions behind `metric`; `judges` decide what is resolved."""
     if metric == "reward":
         return dict(versions)
     names = judges if metric == RESOLVED else {metric.removesuffix(metrics.PER_PATCH)}
@@ -271,11 +271,11 @@ def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dic
 
 
 def digest_of(task: Task) -> str:
-    """Digest of everything that an attempt depends on, except local folders."""
+    """Digest of everything an attempt depends on, except local folders."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
-    for key, own in (("workspace", "dir:"), ("environment", "venv:")):
-        if data[key].startswith(own):
-            data[key] = own
+    for key, local_prefix in (("workspace", "dir:"), ("environment", "venv:")):
+        if data[key].startswith(local_prefix):
+            data[key] = local_prefix
     text = json.dumps({key: codec.dump(value) for key, value in data.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -286,10 +286,10 @@ def digest_of(task: Task) -> str:
 def _file(path: Path, which: str, metric: str) -> Outcomes:
     text = _text(path)
     try:
-        whole = foreign.value(text)
+        document = foreign.value(text)
     except ValueError:  # more than one line, or none that is JSON, of which `_rows` says where
-        whole = None
-    if isinstance(whole, dict) and (_resolved(whole) is not None or any(True for _ in _judged(whole))):
+        document = None
+    if isinstance(document, dict) and (_resolved(document) is not None or any(True for _ in _judged(document))):
         return _harness(path, [path], metric)
     rows = list(_rows(path, text))
     policies = list(dict.fromkeys(_policy(row) for _, row in rows))
@@ -306,19 +306,19 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
     languages: dict[str, str] = {}
     for number, row in rows:
         task, attempt = _id(path, number, row), row.get("attempt")
-        own = values.setdefault(task, {})
-        if attempt in own:
+        attempts = values.setdefault(task, {})
+        if attempt in attempts:
             raise UsageError(
                 f"{path}:{number} has {task} again" + ("" if attempt is None else f", attempt {attempt}"),
                 fix="remove one of both, or give each attempt a number of its own in a field `attempt`",
             )
-        own[attempt] = _value(path, number, row, metric)
+        attempts[attempt] = _value(path, number, row, metric)
         repositories[task] = str(row.get("repository") or row.get("repo") or _repository(task))
         languages[task] = str(row.get("language") or "")
     return Outcomes(
         name=policies[0] or foreign.stem(path),
         metric=metric,
-        values={task: tuple(own.values()) for task, own in values.items()},
+        values={task: tuple(attempts.values()) for task, attempts in values.items()},
         repositories=repositories,
         parts=_parts("language", languages) | _parts("repository", repositories),
     )
@@ -338,10 +338,10 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _id(path: Path, number: int, row: Mapping[str, Any]) -> str:
-    found = next((row[key] for key in _TASK if row.get(key)), None)
-    if not isinstance(found, str):
+    name = next((row[key] for key in _TASK if row.get(key)), None)
+    if not isinstance(name, str):
         raise UsageError(f"{path}:{number} names no task", fix=f"give it one of the fields {', '.join(_TASK)}")
-    return found
+    return name
 
 
 def _policy(row: Mapping[str, Any]) -> str:
@@ -355,22 +355,22 @@ def _value(path: Path, number: int, row: Mapping[str, Any], metric: str) -> floa
         or not math.isfinite(value)
         or (metric == RESOLVED and value not in (0, 1))
     ):
-        what = "true or false" if metric == RESOLVED else "a number"
+        expected = "true or false" if metric == RESOLVED else "a number"
         raise UsageError(
-            f"{path}:{number} has no {metric!r} that is {what}: it is {json.dumps(value)[:80]}",
+            f"{path}:{number} has no {metric!r} that is {expected}: it is {json.dumps(value)[:80]}",
             fix="grade every prediction first, or name another --metric",
         )
     return float(value)
 
 
 def _repository(task: str) -> str:
-    """Repository in an id of SWE-bench's form.
+    """Repository in a SWE-bench id.
 
     >>> _repository("django__django-11001"), _repository("quixbugs/gcd")
     ('django/django', '')
     """
-    found = _INSTANCE.fullmatch(task)
-    return f"{found['owner']}/{found['name']}" if found else ""
+    match = _INSTANCE.fullmatch(task)
+    return f"{match['owner']}/{match['name']}" if match else ""
 
 
 def _parts(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -381,14 +381,14 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     if metric != RESOLVED:
         raise UsageError(f"{path} says which tasks are resolved, and nothing of {metric!r}", fix="leave out --metric")
     values: dict[str, float] = {}
-    whole = True
+    lists_all = True
     for file in files:
         try:
             data = foreign.value(_text(file))
             judged = list(_judged(data))
         except ValueError as error:
             raise UsageError(f"{file} is no report: {error}", fix="name the reports of an evaluation") from None
-        whole = whole and not (_resolved(data) and not any(data.get(key) for key in _OF_HARNESS))
+        lists_all = lists_all and not (_resolved(data) and not any(data.get(key) for key in _OF_HARNESS))
         for task, value in judged:
             if values.setdefault(task, value) != value:
                 raise UsageError(
@@ -404,30 +404,30 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
         values={task: (value,) for task, value in values.items()},
         repositories=(repositories := {task: _repository(task) for task in values}),
         parts=_parts("repository", repositories),
-        whole=whole,
+        whole=lists_all,
     )
 
 
 def _resolved(data: Any) -> list[Any] | None:
     # None for a report on single instances
-    found = data.get("resolved_ids", data.get("resolved")) if isinstance(data, dict) else None
-    return found if isinstance(found, list) else None
+    ids = data.get("resolved_ids", data.get("resolved")) if isinstance(data, dict) else None
+    return ids if isinstance(ids, list) else None
 
 
 def _judged(data: Any) -> Iterator[tuple[str, float]]:
-    """Outcomes in a report. Raises `ValueError` for malformed or contradictory lists."""
+    """Outcomes in a report. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
     listed = _resolved(data)
     if listed is not None:
-        others = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
-        for key, ids in {"resolved": listed, **others}.items():
+        lists = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
+        for key, ids in {"resolved": listed, **lists}.items():
             if not isinstance(ids, list) or not all(isinstance(task, str) for task in ids):
                 raise ValueError(f"{key} is no list of ids")
         solved = dict.fromkeys(listed)
-        if both := sorted(solved.keys() & set(others["unresolved_ids"])):
+        if both := sorted(solved.keys() & set(lists["unresolved_ids"])):
             raise ValueError(f"{both[0]} is among those resolved and those unresolved")
-        tasks = solved | dict.fromkeys(task for ids in others.values() for task in ids)
+        tasks = solved | dict.fromkeys(task for ids in lists.values() for task in ids)
         yield from ((task, float(task in solved)) for task in tasks)
         return
     for task, report in data.items():
@@ -443,7 +443,7 @@ def _asked(path: Path) -> list[str]:
 
 
 def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
-    """Add tasks without a verdict as unresolved, as the harness counts."""
+    """Add tasks without a verdict as unresolved, as the harness does."""
     if asked is None:
         if not outcomes.whole:
             raise UsageError(
@@ -461,6 +461,6 @@ def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
     return replace(
         outcomes,
         values={**outcomes.values, **nothing},
-        repositories=(known := {**outcomes.repositories, **{task: _repository(task) for task in nothing}}),
-        parts=_parts("repository", known),
+        repositories=(repositories := {**outcomes.repositories, **{task: _repository(task) for task in nothing}}),
+        parts=_parts("repository", repositories),
     )

@@ -1,4 +1,4 @@
-"""Reports as one HTML page: self-contained, no script, no network (content security policy)."""
+"""Self-contained HTML page of reports: no script, no network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 
 class _Links:
-    """Links from the report to the pages of `crrl view`; empty for missing ones."""
+    """Links to pages of `crrl view`; empty if missing."""
 
     def __init__(self, run: Path, at: Path | None) -> None:
         pages = sorted((run / "report" / "view").glob("*/index.html"))
@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Comparisons by column: a row per measure."""
+    """Comparisons by column, one row per measure."""
 
     title: str
     heads: list[Comparison]
@@ -67,7 +67,7 @@ class Table(NamedTuple):
 
 
 def render(reports: Sequence[Report], at: Path | None = None) -> str:
-    """Render the page of runs. With its folder `at`, it links to `crrl view` pages in the run folders."""
+    """Render the page of runs, linked to `crrl view` pages if its folder `at` is given."""
     return (
         _environment()
         .get_template("report.html.j2")
@@ -96,7 +96,7 @@ Evaluated = tuple[str, Evaluation, str]
 def _evaluations(
     reports: Sequence[Report],
 ) -> list[tuple[list[Evaluated], list[tuple[str, str, list[Interval | None]]]]]:
-    """Last evaluations by column, if no comparison of two steps has them: several names, or a single step."""
+    """Last evaluations by column, where no comparison of steps shows them."""
     heads = []
     for report in reports:
         last = {each.name: each for each in report.evaluations}
@@ -114,7 +114,7 @@ def _source(report: Report, evaluation: str) -> str:
 
 
 class Labelled(NamedTuple):
-    """Labels given in an evaluation, by kind of tasks (`report.answers.summary`)."""
+    """Labels in an evaluation, by kind (`report.answers.summary`)."""
 
     run: str
     evaluation: Evaluation
@@ -149,12 +149,12 @@ def _tables(reports: Sequence[Report]) -> list[Table]:
 
 def _slices(reports: Sequence[Report]) -> list[Table]:
     tables = []
-    for title, found in (
+    for title, columns in (
         ("Before and after", [(r.name, c) for r in reports for c in r.comparisons]),
         (_AGAIN, [(r.name, c) for r in reports for c in r.repeated]),
     ):
-        for kind in dict.fromkeys(c.slice for _, c in found if c.slice):
-            named = [(name, c) for name, c in found if c.slice == kind]
+        for kind in dict.fromkeys(c.slice for _, c in columns if c.slice):
+            named = [(name, c) for name, c in columns if c.slice == kind]
             table = _table(f"{title}, {kind} only", named, reports)
             tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables

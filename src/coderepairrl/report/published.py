@@ -1,4 +1,4 @@
-"""Numbers that others published, with sources, not run here, on unknown tasks."""
+"""Published numbers of others with sources; not measured here, tasks unknown."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class Published:
 
     @property
     def solved(self) -> int | None:
-        """Solved tasks by the percentage, rounded."""
+        """Solved tasks, rounded from the percentage."""
         return None if self.percent is None else round(self.percent * self.tasks / 100)
 
     @property
     def interval(self) -> Interval | None:
-        """Wilson's interval, as if of one attempt at each of independent tasks; None for a similarity."""
+        """Wilson's interval, as if for one attempt at independent tasks; None for a similarity."""
         return None if self.solved is None else wilson(self.solved, self.tasks)
 
 
 @functools.cache
 def table() -> dict[str, Published]:
-    """Numbers by name, in the order of the file."""
+    """Numbers by name, in file order."""
     benchmarks = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))["benchmarks"]
     return {
-        name: Published(name=name, **common, **own)
+        name: Published(name=name, **common, **fields)
         for common in benchmarks
-        for name, own in common.pop("numbers").items()
+        for name, fields in common.pop("numbers").items()
     }
 
 
 def find(name: str) -> Published:
-    """Find the percentage called `name`. Raises `UsageError`.
+    """Find a percentage by name. Raises `UsageError`.
 
     >>> find("thesis-base").solved, str(find("thesis-base").interval)
     (36, '0.072 [0.052, 0.098]')
@@ -63,10 +63,10 @@ def find(name: str) -> Published:
         raise UsageError(
             f"no published number is called {name!r}", fix=f"{nearest(name, table())} All: crrl compare --published"
         )
-    found = table()[name]
-    if found.percent is None:
+    number = table()[name]
+    if number.percent is None:
         raise UsageError(
             f"{name} is a similarity by a measure of its own, which compares with nothing here",
             fix="name one of a share of resolved tasks: crrl compare --published",
         )
-    return found
+    return number

@@ -1,4 +1,4 @@
-"""Tolerant reading of a run folder: damage and missing files become notices."""
+"""Tolerant reading of a run folder: damage becomes a notice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(slots=True)
 class Printed:
-    """Kind of last output without a patch, or of fault: one `end`, and the number alike."""
+    """Last output of an ending without a patch, or a fault, and its count."""
 
     end: str
     count: int = 0
@@ -112,10 +112,10 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flat({"train": {"lr": 1e-4}, "eval": {}})
     {'train.lr': 0.0001}
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in data.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
+        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return settings
 
 
 def _whole(folder: RunFolder, notices: list[str]) -> Iterator[Record]:
@@ -194,17 +194,17 @@ def _add(data: RunData, episode: Episode) -> None:
     if episode.printed and not episode.patch:
         _count_alike(data.printed, episode.printed.strip().splitlines()[-_LINES:], episode.id)
     if episode.ending is Ending.VOID:
-        why = (episode.fault.strip().splitlines() or ["unknown"])[0]
-        _count_alike(data.faults, [f"{episode.reason}: {why}"], episode.id)
+        cause = (episode.fault.strip().splitlines() or ["unknown"])[0]
+        _count_alike(data.faults, [f"{episode.reason}: {cause}"], episode.id)
     if episode.phase == "train":
         if episode.ending is not Ending.VOID:
             data.trained[episode.id] = replace(episode, tool_calls=(), printed="")
         return
-    known = data.evaluated.setdefault((episode.phase, episode.step), {})
+    evaluation = data.evaluated.setdefault((episode.phase, episode.step), {})
     key = (episode.group, episode.attempt)
-    if key not in known or known[key].ending is Ending.VOID:
+    if key not in evaluation or evaluation[key].ending is Ending.VOID:
         nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and no prompts
-        known[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
+        evaluation[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
 
 
 def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:

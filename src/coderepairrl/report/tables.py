@@ -1,4 +1,4 @@
-"""Export of a report: figures as SVG and PDF, all numbers as CSV."""
+"""Export of a report: figures as SVG and PDF, numbers as CSV."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Row = Sequence[Any]
 
 
 def export(reports: Sequence[Report], folder: Path) -> list[Path]:
-    """Write ``NUMBER-TITLE.svg``, ``.pdf``, ``.csv`` per non-empty figure, ``evaluations.csv``, ``comparisons.csv``.
+    """Write ``NUMBER-TITLE.svg``, ``.pdf``, ``.csv`` per figure, ``evaluations.csv`` and ``comparisons.csv``.
 
-    Replaces these files in `folder`. Raises `UsageError` when that fails, `PrerequisiteError` without svglib.
+    Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
     written = []
     for name, content in _files(reports):

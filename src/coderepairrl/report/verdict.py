@@ -1,4 +1,4 @@
-"""Comparisons in words and tables: text, Markdown, LaTeX and plain data. Every number has its interval and method."""
+"""Comparisons as sentences and tables, every number with interval and method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table of text; the first column names the rows."""
+    """Table of text; the first column names rows."""
 
     title: str
     heads: Sequence[str]
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Printed result: verdicts, tables, notes."""
+    """Verdicts, tables and notes to print."""
 
     verdicts: Sequence[str]
     tables: Sequence[Table]
@@ -46,7 +46,7 @@ def result(
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
-    """Describe `found`, a plan, and differing settings, for `render`."""
+    """Describe comparisons, a plan, and differing settings."""
     verdicts, tables = [verdict(each) for each in found], [_table(each) for each in found]
     for each in found:
         if isinstance(each, Comparison) and each.curve:
@@ -75,7 +75,7 @@ def result(
 
 
 def render(result: Result, form: str) -> str:
-    """Format `result` as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError."""
+    """Format as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError."""
     return FORMATS[form](result)
 
 
@@ -83,24 +83,24 @@ def render(result: Result, form: str) -> str:
 
 
 def verdict(found: Comparison | Unpaired) -> str:
-    """Sentence on a comparison."""
+    """Describe a comparison in a sentence."""
     return _unpaired_verdict(found) if isinstance(found, Unpaired) else _paired_verdict(found)
 
 
 def _paired_verdict(found: Comparison) -> str:
-    what = f"{found.after} - {found.before} = {signed(found.change, found.share)} on {found.metric}"
+    gap = f"{found.after} - {found.before} = {signed(found.change, found.share)} on {found.metric}"
     small = ""
     if found.equivalence and found.equivalence.p <= ALPHA:
         margin = _amount(found.equivalence.margin, found.share)
         small = f", and it is smaller than {margin} (two one-sided tests, {_p(found.equivalence.p)})"
     if found.claimed:
         side = "above" if found.change.value > 0 else "below"
-        return f"{found.after} is {side} {found.before}: {what}, {_p(found.adjusted)}{_corrected(found)}{small}."
+        return f"{found.after} is {side} {found.before}: {gap}, {_p(found.adjusted)}{_corrected(found)}{small}."
     if small:
-        return f"{found.after} and {found.before} are equivalent: {what}{small}."
+        return f"{found.after} and {found.before} are equivalent: {gap}{small}."
     if found.change.low is None:
         return (
-            f"Nothing can be claimed: {what}; {counted(found.clusters, 'cluster')} of tasks is too few for an interval."
+            f"Nothing can be claimed: {gap}; {counted(found.clusters, 'cluster')} of tasks is too few for an interval."
         )
     doubt = ""
     if found.excludes_none:
@@ -108,10 +108,10 @@ def _paired_verdict(found: Comparison) -> str:
     if found.unit != "tasks" and found.p_tasks <= ALPHA:
         where = f"beyond these {counted(found.tasks, 'task')}"
         return (
-            f"No difference can be claimed {where}, for other repositories: {what}{doubt}; on these tasks themselves "
+            f"No difference can be claimed {where}, for other repositories: {gap}{doubt}; on these tasks themselves "
             f"there is one (sign flips of tasks, {_p(found.p_tasks)}{_corrected(found)}); {_seen(found)}."
         )
-    return f"No difference can be claimed: {what}{doubt}; {_seen(found)}."
+    return f"No difference can be claimed: {gap}{doubt}; {_seen(found)}."
 
 
 def _corrected(found: Comparison) -> str:
@@ -126,12 +126,12 @@ def _seen(found: Comparison) -> str:
 
 
 def _unpaired_verdict(found: Unpaired) -> str:
-    what = (
+    difference = (
         f"{found.after.name} - {found.before.name} = {signed(found.change, True)} however the tasks overlap, "
         f"p from {found.p[0]:.3g} to {found.p[1]:.3g}"
     )
     if found.claimed:
-        return f"A difference can be claimed: {what}."
+        return f"A difference can be claimed: {difference}."
     could = (
         f"no difference, however large, could have been claimed of {found.before.tasks} tasks"
         if found.seen is None
@@ -139,12 +139,12 @@ def _unpaired_verdict(found: Unpaired) -> str:
         f"{_ends(*found.seen, True)} points, by the overlap"
     )
     if found.p[0] <= ALPHA:
-        return f"Whether there is a difference depends on which tasks were solved: {what}; {could}."
-    return f"No difference can be claimed: {what}; {could}."
+        return f"Whether there is a difference depends on which tasks were solved: {difference}; {could}."
+    return f"No difference can be claimed: {difference}; {could}."
 
 
 def boundary(found: Comparison) -> str:
-    """Sentence on pass@k: new skills, or the old ones more surely."""
+    """Describe pass@k: new skills, or the old ones more reliably."""
     first, last = found.curve[0], found.curve[-1]
     few, many = (f"{signed(each.change, True)} at k = {each.k}" for each in (first, last))
     if len(found.curve) == 1:
@@ -338,7 +338,7 @@ def _bracket(found: Interval, share: bool) -> str:
 
 
 def rate(found: Interval, share: bool) -> str:
-    """Mean with its interval; a `share` in per cent."""
+    """Mean with interval; a `share` in per cent."""
     return (
         f"{100 * found.value:.1f} % {_bracket(found, share)}"
         if share
@@ -347,14 +347,14 @@ def rate(found: Interval, share: bool) -> str:
 
 
 def signed(found: Interval, share: bool) -> str:
-    """Difference with its interval; a `share` in points."""
+    """Difference with interval; a `share` in points."""
     if share:
         return f"{100 * found.value + 0.0:+.1f} points {_bracket(found, share)}"
     return f"{found.value + 0.0:+.3g} {_bracket(found, share)}"
 
 
 def least(found: Interval, share: bool) -> str:
-    """Smallest difference to be shown; without an interval it holds for any discordance."""
+    """Smallest detectable difference; without an interval, for any discordance."""
     if not share:
         return f"{found.value:.3g} {_bracket(found, False)}"
     ends = "whatever the discordance" if found.low is None else _bracket(found, True)

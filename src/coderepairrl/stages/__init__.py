@@ -1,4 +1,4 @@
-"""Stages of runs: training, evaluation, dry runs. Start reading at `train`."""
+"""Stages of runs. Start reading at `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
 from coderepairrl.stages.changes import with_rewards_of

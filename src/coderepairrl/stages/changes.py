@@ -1,7 +1,7 @@
-"""Changes of configuration at ``--resume``, and the settings of each step.
+"""Configuration changes at ``--resume``, and the settings of each step.
 
-A step depends on the log and the settings in force. Changes are logged before their first step (``change``: the last
-step before, key, old, new); a replay restores old settings.
+Changes are logged before their first step (``change``: last step before, key, old, new); a replay restores old
+settings.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Change(NamedTuple):
 
 
 def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int], too_long: Collection[str]) -> None:
-    """Check that `config` may continue the run in `folder`. Raises `ConfigError`, `UsageError`."""
+    """Check that `config` may continue the run. Raises `ConfigError`, `UsageError`."""
     folder = open_run(folder.path)
     changes_at_resume(folder, read_history(folder), config, versions, too_long)
 
@@ -87,9 +87,9 @@ def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int]
 def changes_at_resume(
     folder: RunFolder, history: History, config: Config, versions: Mapping[str, int], too_long: Collection[str]
 ) -> list[Change]:
-    """Changes that `config` makes to the run in `folder` at the end of `history`.
+    """Changes by `config` at the end of `history`.
 
-    `versions` are those of reward formulas; `too_long` are tasks left out by `config`. Raises `ConfigError` for changes
+    `versions` are those of reward formulas, `too_long` tasks left out by `config`. Raises `ConfigError` for changes
     that would make another run or misname its numbers.
     """
     before, now = settings_of(folder, history), flat(config.model_dump(mode="json"))
@@ -121,7 +121,7 @@ def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
 
 
 def left_out(tasks: Collection[str]) -> dict[str, Any]:
-    """Short form for run.json of `tasks` left out by `tasks.too_long`."""
+    """Short form, for run.json, of tasks left out by `tasks.too_long`."""
     digest = hashlib.sha256("\0".join(sorted(tasks)).encode(errors="surrogatepass")).hexdigest()
     return {"count": len(tasks), "sha256": digest}
 
@@ -141,10 +141,9 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
 
 
 def with_rewards_of(folder: RunFolder, config: Config) -> Config:
-    """`config` with the rewards and the ``tasks.verified_references`` of the run in `folder` where it leaves them open.
+    """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists.
 
-    They followed from the run's tasks when it began, or were the defaults of an older version. A folder without a run
-    is refused elsewhere.
+    They followed from its tasks at the start, or from an older version's defaults.
     """
     if not folder.config.is_file():
         return config
@@ -161,18 +160,15 @@ def with_rewards_of(folder: RunFolder, config: Config) -> Config:
 
 
 def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
-    """Settings at the end of `history`, by dotted key.
-
-    Read from run.json and the log; edits of config.toml do not count.
-    """
+    """Settings at the end of `history`, by dotted key, from run.json and log; edits of config.toml do not count."""
     config = validate(folder.about()["config"], str(folder.path / "run.json"))
     return flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
 
 
 def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
-    """`config` with the settings of the update of `step`.
+    """`config` with the settings of `step`'s update, from ``change`` records.
 
-    `changes` are ``change`` records. Settings of this process and machine stay.
+    Settings of this process and machine stay.
     """
     old: dict[str, dict[str, Any]] = {}
     for change in changes:

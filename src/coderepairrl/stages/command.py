@@ -1,4 +1,4 @@
-"""Commands: start, resume and stop a run."""
+"""Start, resume and stop a run."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ def folder_of(config: Config) -> RunFolder:
 
 
 def named(source: str, config: Config) -> RunFolder:
-    """Run folder for ``--resume``: `source`, from which `config` was loaded, else the one in `config`.
-
-    Raises `ConfigError` if a setting names another folder than `source`.
-    """
+    """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
     if (folder := run_of(source)) is None:
         return folder_of(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
@@ -69,8 +66,8 @@ async def run(
 ) -> dict[str, Any]:
     """Train by `config` in `folder`; return the summary for ``--json``.
 
-    `show` gives further lines for an episode; `again` is the resuming command, with ``{run}`` for the folder. Raises
-    `Interrupted` after one of `signals.STOPPING`, otherwise the error that stopped the run; ``resume`` continues it.
+    `show` gives further lines for an episode; `again` is the resuming command, ``{run}`` the folder. Raises
+    `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
     folder, meter = folder or folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
@@ -112,9 +109,9 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
     else:
         began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
         checksums = await until_called_off(digests, began)
-        found = await asyncio.to_thread(conditions, plan)
-        differing = differences(found, found[TRAINING], plan.config)
-        _create(folder, plan, checksums, {"conditions": found, "differences": [each._asdict() for each in differing]})
+        present = await asyncio.to_thread(conditions, plan)
+        differing = differences(present, present[TRAINING], plan.config)
+        _create(folder, plan, checksums, {"conditions": present, "differences": [each._asdict() for each in differing]})
         for each in differing:
             (progress.say if each.meant else progress.alarm)(str(each))
     if plan.config.model.init == "weights":  # of a resumed run, too: it may have been killed before
@@ -129,14 +126,13 @@ def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
 
 
 def _model(plan: Plan, folder: RunFolder) -> Path:
-    """Folder of the initial policy, or of random or merged weights made for it."""
-    own = folder.path / "model"
-    return own if own.is_dir() else plan.model.folder
+    """Initial policy's folder, or random or merged weights made for it."""
+    prepared = folder.path / "model"
+    return prepared if prepared.is_dir() else plan.model.folder
 
 
 def pinned(config: Config, *, fetches: bool = True) -> Config:
-    """`config` with runs as model or teacher replaced by their newest checkpoints, and names on the hub by commits; it
-    `fetches` these models."""
+    """Replace runs as model or teacher by their newest checkpoints, and hub names by commits; `fetches` the models."""
     model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
     train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
     return config.model_copy(update={"model": model, "train": train})
@@ -148,26 +144,26 @@ def _newest(model: str, fetches: bool) -> str:
     if models.hub.is_name(model):
         return models.hub.fetch(model) if fetches else model
     try:
-        found = models.named(model)
+        checkpoint = models.named(model)
     except UsageError:  # which is reported with all else that is wrong
         return model
-    return model if found.run is None else str(found.adapter or found.folder)
+    return model if checkpoint.run is None else str(checkpoint.adapter or checkpoint.folder)
 
 
 async def _check_model(folder: RunFolder, plan: Plan) -> None:
     # A model is known by its path alone.
     path = _model(plan, folder)
-    known = folder.about().get("model", {})  # not of runs of older versions
-    found = damage(path) if path.parent == folder.path else await until_called_off(difference, path, known)
-    if found:
+    recorded = folder.about().get("model", {})  # not of runs of older versions
+    changes = damage(path) if path.parent == folder.path else await until_called_off(difference, path, recorded)
+    if changes:
         raise UsageError(
-            f"the run began from another model than there is in {path}: {found}",
+            f"the run began from another model than there is in {path}: {changes}",
             fix="restore that file, or put the model back in its place; the changed model is another run's",
         )
 
 
 def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapping[str, Any]) -> None:
-    about = {
+    record = {
         "name": plan.config.run.name,
         "seed": plan.config.run.seed,
         "rewards": plan.reward_versions,
@@ -176,7 +172,7 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
         "too_long": left_out(plan.too_long),
         **found,
     }
-    folder.create(to_toml(plan.config), about, plan.model.engine.versions())
+    folder.create(to_toml(plan.config), record, plan.model.engine.versions())
 
 
 async def _until_stopped(
@@ -212,7 +208,7 @@ async def _until_stopped(
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """Result of a run: steps, evaluations, the account of sampled tokens."""
+    """Steps, evaluations, and account of sampled tokens."""
     history = read_history(folder)
     kinds = accounts_by_kind(folder.records())
     account = sum(kinds.values(), Account())
@@ -223,15 +219,17 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "metrics": history.steps[-1]["metrics"] if history.steps else {},
         "evaluations": _by_name(history),
         "account": {**asdict(account), "balanced": account.balanced},
-        "kinds": {kind: {**asdict(own), "balanced": own.balanced} for kind, own in kinds.items() if any(kinds)},
+        "kinds": {
+            kind: {**asdict(balance), "balanced": balance.balanced} for kind, balance in kinds.items() if any(kinds)
+        },
     }
 
 
 def _by_name(history: History) -> dict[str, dict[int, Any]]:
-    found: dict[str, dict[int, Any]] = {}
+    summaries: dict[str, dict[int, Any]] = {}
     for (name, step), record in history.evaluations.items():
-        found.setdefault(name, {})[step] = record["summary"]
-    return found
+        summaries.setdefault(name, {})[step] = record["summary"]
+    return summaries
 
 
 def _what_may_not_fit(config: Config) -> str:
@@ -244,7 +242,7 @@ def _what_may_not_fit(config: Config) -> str:
 
 
 def _check_disk(folder: RunFolder) -> None:
-    there = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
     if free < _ENOUGH_DISK:
         raise UsageError(f"{folder.path}: only {free >> 20} MiB are free", fix="free some space, or set run.dir")

@@ -30,7 +30,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class Recorded:
-    """Attempts in a run folder: all of a collection or evaluation, the trained ones of a training.
+    """Attempts in a run folder; of a training, only trained ones.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """
@@ -40,19 +40,19 @@ class Recorded:
     def __post_init__(self) -> None:
         if self._trained or "holdout" in self._about:  # the tasks of both are there to be trained on
             return
-        here = self._config.tasks
+        settings = self._config.tasks
         for each in self._config.eval.each.values():
-            others = here.sources or (here,)
-            for own in (each,) if each.source else others:
-                if own.source not in tasks.SHIPPED:  # a run that was handed over imports no class
+            sources = settings.sources or (settings,)
+            for section in (each,) if each.source else sources:
+                if section.source not in tasks.SHIPPED:  # a run that was handed over imports no class
                     raise UsageError(
-                        f"{self.path} measured {own.source}, which may be an evaluation set",
-                        fix=f"learn from attempts of crrl collect {own.source} --policy POLICY",
+                        f"{self.path} measured {section.source}, which may be an evaluation set",
+                        fix=f"learn from attempts of crrl collect {section.source} --policy POLICY",
                     )
-                tasks.check_trainable(tasks.make(own.source, **own.options).evaluation_set)
+                tasks.check_trainable(tasks.make(section.source, **section.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:
-        """Candidates of source `number`: attempts with a verdict, not void. Raises `RunError`."""
+        """Valid attempts with a verdict. Raises `RunError`."""
         for episode in self._episodes(lambda name: True):
             yield _candidate(number, episode)
 
@@ -112,10 +112,12 @@ class Recorded:
 
     @cached_property
     def _tokenizer(self) -> str:
-        own = self.path / "model"
+        prepared = self.path / "model"
         try:
             folder = (
-                own if own.is_dir() else models.named(str(self._about.get("policy") or self._config.model.path)).folder
+                prepared
+                if prepared.is_dir()
+                else models.named(str(self._about.get("policy") or self._config.model.path)).folder
             )
             return tokens.digest(folder)
         except CodeRepairError as error:
@@ -127,7 +129,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Written:
-    """Examples of a file, or of a folder with one."""
+    """Examples of a file, or a folder with one."""
 
     path: Path
 
@@ -136,8 +138,8 @@ class Written:
         by_episode: dict[str, list[Example]] = {}
         for example in self._rows:
             by_episode.setdefault(example.episode, []).append(example)
-        for name, own in by_episode.items():
-            first = own[0]
+        for name, examples in by_episode.items():
+            first = examples[0]
             yield Candidate(
                 number,
                 name,
@@ -146,9 +148,9 @@ class Written:
                 first.language,
                 reward=first.reward,
                 passed=first.passed,
-                malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in own)), ""),
+                malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in examples)), ""),
                 conversation=_digest(
-                    _said(first.messages) if len(own) == 1 else [_said(each.messages) for each in own]
+                    _said(first.messages) if len(examples) == 1 else [_said(each.messages) for each in examples]
                 ),
             )
 
@@ -165,7 +167,7 @@ Source = Recorded | Written
 
 
 def source(path: Path) -> Source:
-    """Attempts in `path`: a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
+    """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
         return Written(file)
@@ -220,12 +222,12 @@ def _end(episode: Episode) -> int | None:
 
 def _messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Conversation that turn `leaf` ends, without secrets."""
-    said = (message(each) for each, _ in replies(turns, leaf))
-    return tuple({key: value for key, value in each.items() if value is not None} for each in said)
+    messages_sent = (message(each) for each, _ in replies(turns, leaf))
+    return tuple({key: value for key, value in each.items() if value is not None} for each in messages_sent)
 
 
 def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
-    """First malformed or unoffered tool call in `messages`; else empty."""
+    """First malformed or unoffered tool call; else empty."""
     names = {(tool.get("function") or {}).get("name") for tool in tools}
     calls = [call for each in messages if each["role"] == "assistant" for call in each.get("tool_calls") or ()]
     for call in calls:
@@ -233,21 +235,21 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
         if names and name not in names:
             return f"a call of {name!r}, which was not offered"
         try:
-            whole = isinstance(json.loads(arguments), dict)
+            is_object = isinstance(json.loads(arguments), dict)
         except (ValueError, RecursionError):
-            whole = False
-        if not whole:
+            is_object = False
+        if not is_object:
             return f"a call of {name!r} with {arguments[:40]!r}, which is no JSON object"
     return ""
 
 
 def _patch(patch: bytes) -> str:
-    """Digest equal for patches with equal effect; empty without effect."""
+    """Digest of a patch's effect; empty without effect."""
     try:
-        what = identity(patch)
+        effect = identity(patch)
     except MalformedPatch:
         return hashlib.sha256(patch).hexdigest()
-    return hashlib.sha256(repr(sorted(map(repr, what))).encode()).hexdigest() if what else ""
+    return hashlib.sha256(repr(sorted(map(repr, effect))).encode()).hexdigest() if effect else ""
 
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Evaluation without training: any policy on held-out tasks, into a run folder."""
+"""Evaluation of any policy on held-out tasks, into a run folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def resolve(
     settings_of: Path | None = None,
     collects: bool = False,
 ) -> AgentPlan:
-    """Evaluations of `model` by its settings or `settings_of`, and `overrides`. Raises like `resolve_evaluation`."""
+    """Plan evaluations of `model` by its settings or `settings_of`, and `overrides`.
+
+    Raises like `resolve_evaluation`.
+    """
     use = COLLECT if collects else USE
     return resolve_evaluation(model, overrides, use, settings_of=settings_of, collects=collects)
 
@@ -97,12 +100,10 @@ async def measure(
 ) -> dict[str, Any]:
     """Run the evaluations of `plan` on the tasks of `shard`; return summaries by name.
 
-    `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `opens` opens
-    the model, `about` is added to run.json, `follow` is called with each turn and episode once it is in the log. Among
-    others in this process, lines carry a name and machine use is not recorded.
-
-    Raises like `replying`, `UsageError` for a taken folder or, with `resume`, another evaluation, `HealthGateError` for
-    too many void episodes, and `RunError` if a server's model changes.
+    `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `about` is
+    added to run.json, `follow` gets each turn and episode once logged. Several policies in one process pass a name for
+    their lines, and record no machine use. Raises like `replying`, `UsageError` for a taken folder or another
+    evaluation, `HealthGateError` for too many void episodes, `RunError` if a server's model changes.
     """
     config, meter = plan.config, Meter()
     differing: list[Difference] = []
@@ -166,10 +167,10 @@ async def measure(
 async def _begin(
     folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None, more: Mapping[str, Any]
 ) -> list[Difference]:
-    """Create `folder`; return differences from the conditions of training."""
-    found = await asyncio.to_thread(conditions, plan)
-    differing = differences(found, trained) if (trained := _training_of(plan)) else []
-    about = {
+    """Create `folder`; return differences from training conditions."""
+    present = await asyncio.to_thread(conditions, plan)
+    differing = differences(present, trained) if (trained := _training_of(plan)) else []
+    record = {
         "name": folder.path.name,
         "seed": plan.config.run.seed,
         "policy": plan.config.model.path,
@@ -178,18 +179,18 @@ async def _begin(
         "rewards": plan.reward_versions,
         "config": plan.config.model_dump(mode="json"),
         **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
-        "conditions": found,
+        "conditions": present,
         "differences": [each._asdict() for each in differing],
         **more,
     }
-    folder.create(to_toml(plan.config), about)
+    folder.create(to_toml(plan.config), record)
     return differing
 
 
 def _training_of(plan: AgentPlan) -> dict[str, Any]:
     run = models.named(plan.model.name).run if isinstance(plan.model, LocalModel) else None
-    found: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
-    return found
+    trained_under: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
+    return trained_under
 
 
 def _known(plan: AgentPlan) -> list[str]:
@@ -209,7 +210,7 @@ def attempts(plan: AgentPlan, shard: Shard) -> int:
 
 
 def _parts(plan: AgentPlan) -> dict[str, Path]:
-    """Folders of the policy, by their key in run.json; empty behind a URL."""
+    """Policy's folders by key in run.json; empty behind a URL."""
     if not isinstance(plan.model, LocalModel):
         return {}
     places = {"model": plan.model.folder, "adapter": plan.model.adapter}
@@ -217,12 +218,12 @@ def _parts(plan: AgentPlan) -> dict[str, Path]:
 
 
 async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) -> None:
-    about = folder.about()
-    if "policy" not in about:
+    record = folder.about()
+    if "policy" not in record:
         raise UsageError(f"{folder.path} is no evaluation", fix=f"crrl train {folder.path} --resume goes on with a run")
-    before, now = measured_by(about["config"]), measured_by(plan.config.model_dump(mode="json"))
-    other = ["the policy"] if about["policy"] != plan.config.model.path else []
-    other += [f"shard {about['shard']}"] if about.get("shard", str(WHOLE)) != str(shard) else []
+    before, now = measured_by(record["config"]), measured_by(plan.config.model_dump(mode="json"))
+    other = ["the policy"] if record["policy"] != plan.config.model.path else []
+    other += [f"shard {record['shard']}"] if record.get("shard", str(WHOLE)) != str(shard) else []
     other += [name for name, section in before.items() if section != now.get(name)]
     if other:
         raise UsageError(
@@ -230,9 +231,9 @@ async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) ->
             fix="name a new folder",
         )
     for part, place in _parts(plan).items():
-        known = about.get(part, {})  # not of evaluations by older versions
-        if found := await until_called_off(difference, place, known):
+        recorded = record.get(part, {})  # not of evaluations by older versions
+        if changes := await until_called_off(difference, place, recorded):
             raise UsageError(
-                f"{folder.path} cannot be resumed: the {part} in {place} is not the one that was measured: {found}",
+                f"{folder.path} cannot be resumed: the {part} in {place} is not the one that was measured: {changes}",
                 fix="put that file back, or name a new folder",
             )

@@ -1,4 +1,4 @@
-"""Executors of a plan's attempts: this machine, or a Ray cluster."""
+"""Executors of attempts: this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ async def open_rollout(
     say: Callable[[str], None],
     on_turn: Callable[[str, Turn], None] | None = None,
 ) -> AsyncIterator[Rollout]:
-    """Open the rollout of `plan`; `on_episode` gets each episode after its verdict is in `log`.
+    """Open the rollout of `plan`; `on_episode` gets each episode once its verdict is in `log`.
 
-    `on_turn` gets each turn, by default the log; `socket` is for a local gateway; `say` reports lost machines and a
-    slow engine. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
+    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and slow
+    engines. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
     concurrency = plan.config.rollout.concurrency
 

@@ -1,12 +1,12 @@
-"""Health gates: whether a run still learns, with sound numbers, at a usable speed.
+"""Health gates: stop a run that no longer learns, has unsound numbers, or is too slow.
 
-A gate is a rule that must hold in each of the newest step records. After half of `run.health.patience` steps it warns;
-after all it stops the run with exit code 4. A resumed run gets as many steps again. Gates depend on records alone, and
-can be replayed over any log:
+A gate is a rule for each of the newest step records. After half of `run.health.patience` violating steps it warns;
+after all it stops the run with exit code 4. A resumed run starts counting again. Gates read records alone, and can be
+replayed over any log:
 
   coderepairrl.stages.gates.replay("runs/mine")
 
-Bounds should spare runs that recover. Running medians are of the `WINDOW` steps before the newest ones.
+Bounds should spare runs that recover. Running medians are over the `WINDOW` preceding steps.
 """
 
 from __future__ import annotations
@@ -79,22 +79,22 @@ class Gate(NamedTuple):
 
 
 def check(records: Records, run: Run) -> list[Alarm]:
-    """Alarms for the newest of `records` (``step`` records so far), by the settings `run`."""
-    found: list[Alarm] = []
+    """Alarms for the newest of `records` (all ``step`` records)."""
+    alarms: list[Alarm] = []
     for gate in GATES:
-        implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in found)
+        implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in alarms)
         if gate.name not in run.health.off and not implied and (alarm := _look(gate, records, run)) is not None:
-            found.append(alarm)
+            alarms.append(alarm)
     if "over_optimisation" not in run.health.off and (over := overoptimisation.alarm(records, run.steps)) is not None:
         fix = "read some patches (crrl view), then change the reward"
-        found.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
-    return found
+        alarms.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
+    return alarms
 
 
 def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
-    """Alarms of the newest of `records` that stopped the run without being printed.
+    """Alarms of the newest record that stopped the run unprinted.
 
-    `announced` are reasons of stops since then. The count restarts only after they are raised.
+    `announced` are reasons of stops since. The count restarts only once they are raised.
     """
     stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
     if not stops or any(alarm["text"].partition("\n")[0] in announced for alarm in stops):
@@ -103,10 +103,9 @@ def unannounced(records: Records, announced: Container[str], run: Run) -> list[A
 
 
 def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
-    """Alarms over the log of the run in `folder`, first to last.
+    """Alarms over the log of the run in `folder`; `run` has the settings (default: the folder's).
 
-    `run` has the settings (default: the folder's). After a stop the count restarts. Raises `UsageError` without a run,
-    `RunError` for a damaged log.
+    The count restarts after a stop. Raises `UsageError` without a run, `RunError` for a damaged log.
     """
     opened = open_run(Path(folder))
     settings = run or load_run(opened.path).run
@@ -148,10 +147,10 @@ def _stopped(names: Container[str], record: Record) -> bool:
 
 
 def _values(records: Records, *names: str) -> list[float]:
-    found = (
+    values = (
         next((m[name] for name in names if m.get(name) is not None), None) for m in (r["metrics"] for r in records)
     )
-    return [value for value in found if value is not None]
+    return [value for value in values if value is not None]
 
 
 def _span(newest: Records) -> str:
@@ -181,7 +180,7 @@ def zero_reward(before: Records, newest: Records) -> str:
 
 
 def no_gradient(before: Records, newest: Records) -> str:
-    """Attempts earned alike, or the gradient was 0."""
+    """Attempts earned the same, or the gradient was 0."""
     if any(
         record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _teaches(record)) for record in newest
     ):
@@ -201,7 +200,7 @@ def _teaches(record: Record) -> bool:
 
 
 def entropy(before: Records, newest: Records) -> str:
-    """Samples have hardly any surprisal, without a rising reward."""
+    """Samples have hardly any surprisal, and the reward does not rise."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest) or max(now) >= ENTROPY * median(first):
         return ""
@@ -214,7 +213,7 @@ def entropy(before: Records, newest: Records) -> str:
 
 
 def perplexity(before: Records, newest: Records) -> str:
-    """Samples are far more random than at first, without a rising reward."""
+    """Samples became far more random, and the reward does not rise."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(PERPLEXITY):
         return ""
@@ -234,15 +233,15 @@ def _e_to(nats: float) -> float:
 
 def kl(before: Records, newest: Records) -> str:
     """The policy is suddenly far from the initial one."""
-    now, known = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
-    running = median(known) if known else 0.0
+    now, earlier = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
+    running = median(earlier) if earlier else 0.0
     if len(now) < len(newest) or min(now) <= KL * max(KL_FLOOR, running):
         return ""
     return f"KL against the initial policy of {median(now):.3g} nats a token {_span(newest)}, after {running:.3g}"
 
 
 def drift(before: Records, newest: Records) -> str:
-    """Engine and learner give the same tokens different logprobs."""
+    """Engine and learner disagree on logprobs."""
     now = _values(newest, "learn/mismatch_mean")
     if len(now) < len(newest) or min(now) <= DRIFT:
         return ""
@@ -253,12 +252,12 @@ def drift(before: Records, newest: Records) -> str:
 
 
 def throughput(before: Records, newest: Records) -> str:
-    """Steps take no less time than before, with far fewer tokens."""
-    known = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
-    if len(known) < FIRST or not all(record["account"]["sampled"] for record in newest):
+    """Steps are as slow as before, with far fewer tokens."""
+    sampled = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
+    if len(sampled) < FIRST or not all(record["account"]["sampled"] for record in newest):
         return ""
-    rates, usual = _values(newest, "tokens_per_second"), _values(known, "tokens_per_second")
-    spent, usually = _values(newest, "rollout_seconds"), _values(known, "rollout_seconds")
+    rates, usual = _values(newest, "tokens_per_second"), _values(sampled, "tokens_per_second")
+    spent, usually = _values(newest, "rollout_seconds"), _values(sampled, "rollout_seconds")
     if len(rates) < len(newest) or len(spent) < len(newest) or not usual or not usually:
         return ""
     if max(rates) >= THROUGHPUT * median(usual) or min(spent) < median(usually):

@@ -1,4 +1,4 @@
-"""``crrl grade``: judges patches by the rules of a benchmark."""
+"""``crrl grade``: judge patches by a benchmark's rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class Graded(NamedTuple):
-    """Verdict on a prediction, or `fault` instead."""
+    """Verdict on a prediction, or `fault`."""
 
     instance: str
     model: str
@@ -58,7 +58,7 @@ class Graded(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Totals of one model's patches; shares leave out tasks with a fault."""
+    """Totals of a model's patches; shares leave out tasks with a fault."""
 
     model: str
     tasks: int
@@ -94,27 +94,27 @@ def chosen(
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
     """Tasks of `shard` by id, their predictions, and unknown instances.
 
-    Raises `UsageError` for unknown instances, unless `skip_unknown`, and with `checks` `TaskError` for a task without.
+    Raises `UsageError` for these unless `skip_unknown`, and with `checks` `TaskError` for tasks without.
     """
-    there = {task.id: task for task in tasks}
-    unknown = sorted({each.instance for each in predictions} - there.keys())
+    by_id = {task.id: task for task in tasks}
+    unknown = sorted({each.instance for each in predictions} - by_id.keys())
     if unknown and not skip_unknown:
         some = ", ".join(unknown[:_NAMED]) + (", ..." if len(unknown) > _NAMED else "")
         raise UsageError(
-            f"{counted(len(unknown), 'instance')} of the predictions not among the {counted(len(there), 'task')} of the"
+            f"{counted(len(unknown), 'instance')} of the predictions not among the {counted(len(by_id), 'task')} of the"
             f" source: {some}",
             fix="name the benchmark that they are for, or leave them out with --skip-unknown",
         )
-    there = {name: there[name] for name in shard.share(sorted(there))} if shard != WHOLE else there
-    known = [each for each in predictions if each.instance in there]
-    if not known:
+    by_id = {name: by_id[name] for name in shard.share(sorted(by_id))} if shard != WHOLE else by_id
+    gradable = [each for each in predictions if each.instance in by_id]
+    if not gradable:
         raise UsageError("no prediction is for a task of the source", fix="name the benchmark that they are for")
-    if checks and (untestable := next((each.instance for each in known if not there[each.instance].checks), "")):
+    if checks and (untestable := next((each.instance for each in gradable if not by_id[each.instance].checks), "")):
         raise TaskError(
             f"task {untestable} has no checks, so no patch for it can be judged",
             fix="where the benchmark has images or native environments: workspace=image, workspace=native",
         )
-    return there, known, unknown
+    return by_id, gradable, unknown
 
 
 async def grade(
@@ -127,35 +127,33 @@ async def grade(
     jobs: int = 2,
     say: Say = lambda _: None,
 ) -> list[Graded]:
-    """Grade `predictions`, `jobs` at a time, each in a fresh sandbox; return verdicts in order.
+    """Grade `predictions`, `jobs` at a time, in fresh sandboxes; return verdicts in order.
 
-    Prepares tasks' needs first. `output` gets verdicts as they come, one JSON object a line; `resume` keeps those
-    there. Faults of the infrastructure are not written; `resume` retries them.
-
-    Raises `UsageError` for an existing file (without `resume`) or verdicts on other patches or tasks, and like
-    `prepare`.
+    Prepares tasks' needs first. `output` gets verdicts as JSON lines; `resume` keeps those present. Infrastructure
+    faults are not written, so that `resume` retries them. Raises `UsageError` for an existing file (without `resume`)
+    or verdicts on other patches or tasks, and like `prepare`.
     """
-    known = _known(output, predictions, tasks) if resume else {}
+    verdicts = _known(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
         raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
-    left = [each for each in predictions if (each.model, each.instance) not in known]
+    left = [each for each in predictions if (each.model, each.instance) not in verdicts]
     if needed := {each.instance: tasks[each.instance] for each in left if not each.empty}:
         await prepare(needed.values(), jobs=jobs, say=say)
     judged = rewards.make("tests")
-    room, done = asyncio.Semaphore(jobs), len(known)
+    room, done = asyncio.Semaphore(jobs), len(verdicts)
     lines = Lines(output)
     try:
 
         async def one(made: Prediction) -> Graded:
             nonlocal done
             async with room:
-                found = await _verdict(made, tasks[made.instance], judged, sandbox)
-            if not found.fault:
-                lines.append(found.as_json())
-            known[made.model, made.instance] = found
+                verdict = await _verdict(made, tasks[made.instance], judged, sandbox)
+            if not verdict.fault:
+                lines.append(verdict.as_json())
+            verdicts[made.model, made.instance] = verdict
             done += 1
-            say(f"[{done}/{len(predictions)}] {_line(found)}")
-            return found
+            say(f"[{done}/{len(predictions)}] {_line(verdict)}")
+            return verdict
 
         async with asyncio.TaskGroup() as pending:
             for each in left:
@@ -164,26 +162,26 @@ async def grade(
         raise several.exceptions[0] from None
     finally:
         lines.close()
-    ordered = [known[each.model, each.instance] for each in predictions]
+    ordered = [verdicts[each.model, each.instance] for each in predictions]
     write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in ordered if not each.fault))
     return ordered
 
 
 async def _verdict(made: Prediction, task: Task, judged: Sequence[rewards.Weighted], sandbox: SandboxBackend) -> Graded:
-    about = Graded(made.instance, made.model, False, made.empty, patch=_sha(made.patch), task=task_digest(task))
+    graded = Graded(made.instance, made.model, False, made.empty, patch=_sha(made.patch), task=task_digest(task))
     if made.empty:
-        return about._replace(problem="empty patch")
+        return graded._replace(problem="empty patch")
     began = time.monotonic()
     episode = Episode(made.instance, task.id, "grade", 0, "", 0, Ending.DONE, patch=made.patch)
     try:
         [score] = await rewards.score(judged, task, episode, sandbox)
     except Fault as fault:
-        return about._replace(fault=f"{type(fault).__name__}: {fault}")
-    return about._replace(resolved=bool(score.passed), problem=score.note, seconds=round(time.monotonic() - began, 1))
+        return graded._replace(fault=f"{type(fault).__name__}: {fault}")
+    return graded._replace(resolved=bool(score.passed), problem=score.note, seconds=round(time.monotonic() - began, 1))
 
 
 def task_digest(task: Task) -> str:
-    """SHA-256 of what decides on patches of `task`."""
+    """SHA-256 of what decides on patches."""
     place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
     return _sha(repr((place, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
 
@@ -194,29 +192,38 @@ def _sha(data: bytes) -> str:
 
 def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]) -> dict[tuple[str, str], Graded]:
     """Verdicts in `output` by model and instance. Raises `UsageError`."""
-    wanted = {(each.model, each.instance): each for each in predictions}
-    found = {}
+    by_key = {(each.model, each.instance): each for each in predictions}
+    verdicts = {}
     for number, row in enumerate(Lines.read(output), 1):
         try:
-            made = _read(row)
+            verdict = _read(row)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{output}, line {number}: no verdict ({error})", fix="name another file") from None
-        asked = wanted.get((made.model, made.instance))
-        if asked is None or made.patch != _sha(asked.patch) or made.task != task_digest(tasks[made.instance]):
-            what = "another patch" if asked is not None and made.patch != _sha(asked.patch) else "another task"
-            raise UsageError(
-                f"{output}, line {number}: a verdict on {what} for {made.instance}", fix="name another file with -o"
+        prediction = by_key.get((verdict.model, verdict.instance))
+        if (
+            prediction is None
+            or verdict.patch != _sha(prediction.patch)
+            or verdict.task != task_digest(tasks[verdict.instance])
+        ):
+            difference = (
+                "another patch"
+                if prediction is not None and verdict.patch != _sha(prediction.patch)
+                else "another task"
             )
-        found[made.model, made.instance] = made
-    return found
+            raise UsageError(
+                f"{output}, line {number}: a verdict on {difference} for {verdict.instance}",
+                fix="name another file with -o",
+            )
+        verdicts[verdict.model, verdict.instance] = verdict
+    return verdicts
 
 
 def _read(row: Mapping[str, Any]) -> Graded:
     """Inverse of `Graded.as_json`. Raises KeyError and TypeError."""
     example = Graded("", "", False, False).as_json()
     for key, value in example.items():
-        whole = isinstance(value, float) and type(row[key]) is int  # seconds, as somebody may write them
-        if type(row[key]) is not type(value) and not whole:
+        is_whole = isinstance(value, float) and type(row[key]) is int  # seconds, as somebody may write them
+        if type(row[key]) is not type(value) and not is_whole:
             raise TypeError(f"{key} is {json.dumps(row[key])[:80]}")
     return Graded(*(row[key] for key in example))
 
@@ -231,7 +238,7 @@ def _line(found: Graded) -> str:
 def totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
     """Totals by model, in the order of `graded`.
 
-    Covers all `tasks`, missing predictions unresolved as in the SWE-bench leaderboard, or predicted ones (`listed`).
+    Counts all `tasks`, missing predictions unresolved as in the SWE-bench leaderboard, or predicted ones (`listed`).
     """
     return [
         _totals(model, [each for each in graded if each.model == model], tasks, listed)
@@ -245,11 +252,11 @@ def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], li
     verdicts = {each.instance: each.resolved for each in graded if not each.fault}
     filled = [each.instance for each in graded if not each.fault and not each.empty]
     counted_in = [name for name in tasks if name not in faults]
-    own = clusters_by({name: task.repository for name, task in tasks.items()})
+    cluster_of = clusters_by({name: task.repository for name, task in tasks.items()})
 
     def share(names: Sequence[str]) -> Interval | None:
         values = [float(verdicts.get(name, False)) for name in names]
-        return mean_interval(values, [own[name] for name in names], share=True) if names else None
+        return mean_interval(values, [cluster_of[name] for name in names], share=True) if names else None
 
     return Totals(
         model=model,
@@ -267,7 +274,7 @@ def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], li
 
 
 def table(found: Sequence[Totals]) -> str:
-    """Table with a block for each model."""
+    """Table with a block per model."""
     lines = []
     for each in found:
         of = f"of {'all ' if each.tasks == each.source else 'the '}{counted(each.tasks, 'task')}"
@@ -289,8 +296,8 @@ def table(found: Sequence[Totals]) -> str:
                 "  (as the SWE-bench leaderboard counts; --of listed: of the tasks that the predictions list)",
             ]
         if each.faults:
-            name, why = next(iter(each.faults.items()))
-            lines.append(f"  without a verdict, in no share: {', '.join(list(each.faults)[:_NAMED])}; {name}: {why}")
+            name, reason = next(iter(each.faults.items()))
+            lines.append(f"  without a verdict, in no share: {', '.join(list(each.faults)[:_NAMED])}; {name}: {reason}")
     return "\n".join(lines)
 
 

@@ -51,42 +51,43 @@ _VERDICTS = {
 
 
 def environment() -> Path:
-    """Path of the harness' environment, made if missing. Raises `PrerequisiteError`."""
+    """Environment of the harness, made if missing. Raises `PrerequisiteError`."""
     if shutil.which("docker") is None:
         raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
-    asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        why = asked.stderr.strip().rpartition("\n")[2]
+    docker = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
+    if docker.returncode != 0:
+        reason = docker.stderr.strip().rpartition("\n")[2]
         raise PrerequisiteError(
-            f"Docker does not answer: {why}", fix="start its daemon, or say where it listens with DOCKER_HOST"
+            f"Docker does not answer: {reason}", fix="start its daemon, or say where it listens with DOCKER_HOST"
         )
     return tool("swebench-harness", (REQUIREMENT,), whole=True)
 
 
 def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
-    """Instances of `dataset` by id, as the harness in `inside` reads them.
+    """Instances by id, as the harness reads them.
 
     `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a Hugging Face name. Raises `UsageError`.
     """
     command = [str(inside / "bin/python"), "-c", _ROWS, dataset, split]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **NOT_FROM_HERE}, check=False)
     if done.returncode != 0:
-        why = done.stderr.strip().rpartition("\n")[2]
+        reason = done.stderr.strip().rpartition("\n")[2]
         raise UsageError(
-            f"the harness cannot read {dataset}: {why}", fix="name a file of rows, or a dataset such as SWE-bench_Lite"
+            f"the harness cannot read {dataset}: {reason}",
+            fix="name a file of rows, or a dataset such as SWE-bench_Lite",
         )
-    found = {row["instance_id"]: row for row in map(json.loads, done.stdout.splitlines())}
-    lacking = sorted({field for row in found.values() for field in _FIELDS if field not in row})
-    if lacking or not found:
+    instances = {row["instance_id"]: row for row in map(json.loads, done.stdout.splitlines())}
+    lacking = sorted({field for row in instances.values() for field in _FIELDS if field not in row})
+    if lacking or not instances:
         raise UsageError(
             f"{dataset} has no rows for {REQUIREMENT}" + (f": they lack {', '.join(lacking)}" if lacking else ""),
             fix="name the dataset as it is published for this version of the harness",
         )
-    return found
+    return instances
 
 
 def tasks_of(found: Mapping[str, Mapping[str, Any]]) -> list[Task]:
-    """Tasks for totals: ids and repositories."""
+    """Tasks with ids and repositories only, for totals."""
     return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in found.items()]
 
 
@@ -101,13 +102,13 @@ async def grade(
     seconds: int = SECONDS,
     say: Say = lambda _: None,
 ) -> list[Graded]:
-    """Grade `predictions` on the rows `found` with the harness; return verdicts in order, also in `output`.
+    """Grade `predictions` with the harness; return verdicts in order, also in `output`.
 
-    Runs once a model, `jobs` instances at a time, each for at most `seconds`; ``OUTPUT.harness`` keeps logs and reports
-    for `resume`. Without report and verdict in the log there is a fault.
+    Runs once per model, `jobs` instances at a time, each for at most `seconds`; ``OUTPUT.harness`` keeps logs and
+    reports for `resume`. An instance without report and verdict in the log is a fault.
 
-    Raises `UsageError` for a taken place, for verdicts on other patches (with `resume`) and for model names without a
-    folder of their own; `RunError` if the harness breaks.
+    Raises `UsageError` for a taken place, verdicts on other patches, and model names that share a folder; `RunError` if
+    the harness breaks.
     """
     _require_folders({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
@@ -119,13 +120,13 @@ async def grade(
     by_model: dict[str, list[Prediction]] = {}
     for each in predictions:
         by_model.setdefault(each.model, []).append(each)
-    for model, own in by_model.items():
+    for model, model_predictions in by_model.items():
         logs = place / "logs/run_evaluation" / run_id / _folder(model)
-        _require_the_same(logs, own)
-        asked = place / f"predictions-{_folder(model)}.jsonl"
-        write_atomic(asked, "".join(json.dumps(_row(each)) + "\n" for each in own))
-        if any(not each.empty for each in own):
-            arguments = ["--predictions_path", asked.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
+        _require_the_same(logs, model_predictions)
+        request_file = place / f"predictions-{_folder(model)}.jsonl"
+        write_atomic(request_file, "".join(json.dumps(_row(each)) + "\n" for each in model_predictions))
+        if any(not each.empty for each in model_predictions):
+            arguments = ["--predictions_path", request_file.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
             await _run(inside, place, [*arguments, "--run_id", run_id], logs, say)
     verdicts = [_verdict(each, found[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions]
     write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in verdicts if not each.fault))
@@ -137,13 +138,15 @@ def _folder(model: str) -> str:
 
 
 def _require_folders(models: Collection[str]) -> None:
-    known: dict[str, str] = {}
+    model_by_folder: dict[str, str] = {}
     for model in sorted(models):
         folder = _folder(model)
         if not folder.strip(".") or "\0" in folder or len(folder.encode(errors="replace")) > _LONGEST_NAME:
             raise UsageError(f"{model[:80]!r} is no name that the harness can keep reports under", fix=_RENAME)
-        if known.setdefault(folder, model) != model:
-            raise UsageError(f"{known[folder]!r} and {model!r} would be one folder of the harness", fix=_RENAME)
+        if model_by_folder.setdefault(folder, model) != model:
+            raise UsageError(
+                f"{model_by_folder[folder]!r} and {model!r} would be one folder of the harness", fix=_RENAME
+            )
 
 
 def _row(made: Prediction) -> dict[str, str]:
@@ -172,9 +175,9 @@ async def _run(inside: Path, place: Path, arguments: Sequence[str], logs: Path, 
             while process.returncode is None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _POLL)
-                if (there := len(list(logs.glob("*/report.json")))) != reported:
-                    reported = there
-                    say(f"{there} of its reports are there")
+                if (count := len(list(logs.glob("*/report.json")))) != reported:
+                    reported = count
+                    say(f"{count} of its reports are there")
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGINT)  # it ends its containers
@@ -189,22 +192,22 @@ async def _run(inside: Path, place: Path, arguments: Sequence[str], logs: Path, 
 def _verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
     judged_by = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
     patch = hashlib.sha256(made.patch).hexdigest()
-    about = Graded(made.instance, made.model, False, made.empty, patch=patch, task=judged_by)
+    graded = Graded(made.instance, made.model, False, made.empty, patch=patch, task=judged_by)
     if made.empty:
-        return about._replace(problem="empty patch")
-    own = logs / _folder(made.model) / made.instance
-    log = _text(own / "run_instance.log")
+        return graded._replace(problem="empty patch")
+    instance_logs = logs / _folder(made.model) / made.instance
+    log = _text(instance_logs / "run_instance.log")
     seconds = float(match[1].replace("_", "")) if (match := _RUNTIME.search(log)) else 0.0
-    about = about._replace(seconds=seconds)
+    graded = graded._replace(seconds=seconds)
     try:
-        report = foreign.value(_text(own / "report.json"))[made.instance]
-        return about._replace(resolved=bool(report["resolved"]), problem=_problem(report))
+        report = foreign.value(_text(instance_logs / "report.json"))[made.instance]
+        return graded._replace(resolved=bool(report["resolved"]), problem=_problem(report))
     except (ValueError, KeyError, TypeError):
-        for said, problem in _VERDICTS.items():
-            if said in log:
-                return about._replace(problem=problem)
+        for phrase, problem in _VERDICTS.items():
+            if phrase in log:
+                return graded._replace(problem=problem)
     last = log.strip().rpartition("\n")[2] or "the harness left no log of it"
-    return about._replace(fault=f"{last} ({own})")
+    return graded._replace(fault=f"{last} ({instance_logs})")
 
 
 def _text(path: Path) -> str:
@@ -212,7 +215,6 @@ def _text(path: Path) -> str:
 
 
 def _problem(report: Mapping[str, Any]) -> str:
-    """Reason of an unresolved instance, from its report."""
     if report["resolved"]:
         return ""
     if report.get("infra_failure_reason"):

@@ -15,7 +15,7 @@ Key = tuple[str, int]
 
 
 class Begun(NamedTuple):
-    """Group with attempts: its schedule, and the policy's version at the first."""
+    """Group with attempts: schedule, and first policy version."""
 
     phase: str
     step: int
@@ -59,7 +59,7 @@ class History:
             self.outcomes.setdefault(task, []).extend(came_to)
 
     def forget(self, groups: Iterable[str]) -> None:
-        """Forget `groups`, to be begun again."""
+        """Forget `groups`, to begin them again."""
         for group in groups:
             self.begun.pop(group, None)
 
@@ -93,12 +93,12 @@ def read_history(run: RunFolder) -> History:
 
 
 def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
-    """Episodes by step, in batch order. Raises `RunError` if the log lacks one."""
+    """Episodes by step, in batch order. Raises `RunError` if one is missing."""
     named = {name for step in steps for name in step["episodes"]}
-    found = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
-    if lost := sorted(named - found.keys()):
+    episodes = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
+    if lost := sorted(named - episodes.keys()):
         raise RunError(f"{run.log} has no verdict on {lost[0]}, which a step consumed", fix="restore it from a copy")
-    return {step["step"]: [found[name] for name in step["episodes"]] for step in steps}
+    return {step["step"]: [episodes[name] for name in step["episodes"]] for step in steps}
 
 
 def finished(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:

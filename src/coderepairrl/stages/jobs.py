@@ -1,8 +1,7 @@
-"""Runs the jobs of a file, each as a plain command, unless done.
+"""Run a file's jobs, each as a plain command, unless done.
 
-JOB.job.json records settings, checksums of files and job outputs read, and our version. An unchanged job is kept, or
-continues where it was killed; otherwise its folder is put aside and it runs again, as do its dependants if its output
-changed.
+JOB.job.json records settings, checksums of files and job outputs read, and our version. An unchanged job is kept or
+continues; otherwise its folder is put aside and it runs again, as do dependants if its output changed.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class Planned:
 
 
 def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
-    """Plans of all jobs, and all mistakes together; seeds of an arm are checked once."""
-    found, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
+    """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
+    plans, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
     standings = standing(jobs)
     for job in jobs.jobs:
@@ -98,13 +97,13 @@ def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
                 for each in getattr(error, "problems", (error,)):
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
                     wrong.setdefault((type(each), str(each), each.fix), []).append(where)
-        found.append(Planned(job, standings[job.name], *costs[key]))
-    problems = [kind(f"{', '.join(where)}: {what}", fix=fix) for (kind, what, fix), where in wrong.items()]
-    return found, several(problems) if problems else None
+        plans.append(Planned(job, standings[job.name], *costs[key]))
+    problems = [kind(f"{', '.join(where)}: {message}", fix=fix) for (kind, message, fix), where in wrong.items()]
+    return plans, several(problems) if problems else None
 
 
 def _checked(job: Job, jobs: Jobs) -> tuple[int, float | None]:
-    """Attempts and GPU-hours of `job`. Raises like its command, except for missing outputs."""
+    """Attempts and GPU-hours. Raises like the job's command, except for missing outputs."""
     if job.kind == "command":
         return 0, None
     try:
@@ -125,10 +124,10 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         if job.kind == "sft":
             resolve_imitation(pinned(config, fetches=False))
             return 0, None
-        shown, problem = dry_run(config)
+        preview, problem = dry_run(config)
         if problem is not None:
             raise problem
-        hours = shown.get("needs", {}).get("run", {}).get("gpu_hours")
+        hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
         return config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size, hours
     if init == "random" and not any(models.folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
         return 0, None
@@ -141,7 +140,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 
 
 def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
-    """Expected model of `policy`, and whether it starts from weights or at random."""
+    """Model of `policy`, and whether it starts from weights or at random."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
     if maker is None or _ended(maker):
         return policy, "weights"
@@ -155,48 +154,47 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
 
 
 def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
-    """Mistakes in questions about the evaluation `job`."""
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
-    asked = [each for each in jobs.questions() if arm in each.arms]
-    found: list[CodeRepairError] = [
+    questions = [each for each in jobs.questions() if arm in each.arms]
+    mistakes: list[CodeRepairError] = [
         ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
-        for each in asked
+        for each in questions
         if each.metric not in known and not each.metric.startswith(PER_TOOL)
     ]
-    found += [
+    mistakes += [
         ConfigError(
             f"question {each.name}: there is no evaluation {each.evaluation!r}",
             fix=f"there are: {', '.join(sorted(config.eval.each))}; eval.also adds further ones",
         )
-        for each in asked
+        for each in questions
         if each.evaluation not in config.eval.each
     ]
     if job.arm and len(jobs.file.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
-        what = "eval.tasks draws a sample by run.seed, so seeds would be measured on different tasks"
-        found.append(ConfigError(what, fix="eval.tasks=0, and eval.options.select.n for fewer"))
-    return found
+        message = "eval.tasks draws a sample by run.seed, so seeds would be measured on different tasks"
+        mistakes.append(ConfigError(message, fix="eval.tasks=0, and eval.options.select.n for fewer"))
+    return mistakes
 
 
 def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
-    """`planned` as table and plain data."""
+    """Format `planned` as table and plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
     rows, data = [], []
     for each in planned:
         job, happens = each.job, in_words(each.standing)
-        told = [] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]
+        hour_cells = [] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]
         attempts = f"{each.attempts:,}" if each.attempts else "-"
-        rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *told, happens))
-        known = {"attempts": each.attempts, "gpu_hours": each.gpu_hours, "happens": happens, "command": job.words()}
-        data.append({"job": job.name, "kind": job.kind, "needs": list(job.needs), **known})
+        rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *hour_cells, happens))
+        facts = {"attempts": each.attempts, "gpu_hours": each.gpu_hours, "happens": happens, "command": job.words()}
+        data.append({"job": job.name, "kind": job.kind, "needs": list(job.needs), **facts})
     title = f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}"
     return Result([], [Table(title, heads, rows)], [], {"jobs": data})
 
 
 def in_words(standing: Standing) -> str:
-    """State of a job in a line."""
+    """Describe a job's state in a line."""
     if standing.doing == "runs again":
         return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
     if standing.waits and standing.doing != "runs":
@@ -205,9 +203,9 @@ def in_words(standing: Standing) -> str:
 
 
 def commands(jobs: Jobs, say: Say) -> str:
-    """Script that submits each job to Slurm after its needs; comments show the commands.
+    """Script that submits each job to Slurm after its needs.
 
-    ``sbatch`` reads other options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
+    ``sbatch`` reads further options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
     once. Raises `ConfigError`; problems of this machine alone are printed.
     """
     if (problem := check(jobs)[1]) is not None:
@@ -229,16 +227,16 @@ def commands(jobs: Jobs, say: Say) -> str:
 
 
 def standing(jobs: Jobs) -> dict[str, Standing]:
-    """States of jobs by name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
-    known: dict[str, Standing] = {}
+    """States by job name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
+    standings: dict[str, Standing] = {}
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
-        waits = [name for name in job.needs if not known[name].done]
+        waits = [name for name in job.needs if not standings[name].done]
         record = _read(job)
         if record is None:
             if job.folder.exists():
                 raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
-            known[job.name] = Standing("runs", (), waits)
+            standings[job.name] = Standing("runs", (), waits)
             continue
         needed = {name: by_name[name] for name in job.needs}
         try:
@@ -246,20 +244,20 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
         except (CodeRepairError, OSError) as error:  # `check` tells it with all other mistakes
             differs = [str(error)]
         doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
-        known[job.name] = Standing("runs again" if differs else doing, differs, waits)
-    return known
+        standings[job.name] = Standing("runs again" if differs else doing, differs, waits)
+    return standings
 
 
 def _read(job: Job) -> dict[str, Any] | None:
     """Record of `job`, or None. Raises `RunError`."""
     try:
-        found: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
-        return {"made_by": found["made_by"], "ended": found["ended"], "port": found["port"]}
+        record: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
+        return {"made_by": record["made_by"], "ended": record["ended"], "port": record["port"]}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        what = shlex.join(["rm", "-r", str(job.folder), str(job.record)])
-        raise RunError(f"{job.record} cannot be read: {error!r}", fix=what) from None
+        remedy = shlex.join(["rm", "-r", str(job.folder), str(job.record)])
+        raise RunError(f"{job.record} cannot be read: {error!r}", fix=remedy) from None
 
 
 def _ended(job: Job) -> bool:
@@ -274,9 +272,9 @@ def _begun(job: Job) -> bool:
 
 def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """Inputs of `job` except its code; `needed` jobs are done. Raises OSError."""
-    found: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
+    inputs: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
-        found["run"], read = list(job.run), {Path(word) for word in job.run}
+        inputs["run"], read = list(job.run), {Path(word) for word in job.run}
     else:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
@@ -284,13 +282,13 @@ def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
             unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
-        found["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_texts(settings)]}
+        inputs["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_texts(settings)]}
     if job.serve:
-        found["serve"] = list(job.serve)
+        inputs["serve"] = list(job.serve)
     homes = {each.folder: name for name, each in needed.items()}
-    found["needs"] = {name: digest(each.folder) for name, each in needed.items()}
-    found["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
-    return found
+    inputs["needs"] = {name: digest(each.folder) for name, each in needed.items()}
+    inputs["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
+    return inputs
 
 
 def _texts(data: Any) -> Iterator[str]:
@@ -311,11 +309,11 @@ def _is_input(path: Path) -> bool:
 def digest(path: Path) -> str:
     """Checksum of what jobs read of `path`. Raises OSError.
 
-    Of a run: the newest checkpoint, else examples, else the log; otherwise all bytes.
+    Of a run the newest checkpoint, else examples, else the log; otherwise all bytes.
     """
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
-        found = models.named(str(path))
-        place = found.adapter or found.folder
+        checkpoint = models.named(str(path))
+        place = checkpoint.adapter or checkpoint.folder
         files = models.files(place)
         if (sums := place / SUMS).is_file():  # compared with the files whenever they are read
             read = {file.name for file in files}
@@ -335,15 +333,17 @@ def digest(path: Path) -> str:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = flat(before), flat(json.loads(json.dumps(now)))
-    found = []
+    differences = []
     for key in dict.fromkeys([*new, *old]):
         if old.get(key) != new.get(key):
             kind, _, name = key.partition(".")
             if kind in ("needs", "files"):
-                found.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
+                differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
             else:
-                found.append(f"{key.removeprefix('settings.')} {_short(old.get(key))} then, {_short(new.get(key))} now")
-    return found
+                differences.append(
+                    f"{key.removeprefix('settings.')} {_short(old.get(key))} then, {_short(new.get(key))} now"
+                )
+    return differences
 
 
 def _short(value: Any) -> str:
@@ -355,9 +355,9 @@ def _short(value: Any) -> str:
 
 
 async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
-    """Run jobs that are not done (`only` these names), `at_once` at a time; return failures by name.
+    """Run unfinished jobs (`only` these names), `at_once` at a time; return failures by name.
 
-    A failure fails dependent jobs alone. Cancelling stops jobs in order.
+    A failure fails dependent jobs only. Cancelling stops jobs in order.
     """
     slots, before = asyncio.Semaphore(at_once), standing(jobs)
     by_name = {job.name: job for job in jobs.jobs}
@@ -481,8 +481,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def last_error(log: Path, start: int = 0) -> str:
     """Last error printed after `start`, or empty."""
-    found = [line for line in last_words(log, start) if _ERROR.match(line)]
-    return found[-1].removeprefix("error: ") if found else ""
+    errors = [line for line in last_words(log, start) if _ERROR.match(line)]
+    return errors[-1].removeprefix("error: ") if errors else ""
 
 
 def _free_port() -> int:
@@ -520,25 +520,25 @@ async def _until_listening(process: asyncio.subprocess.Process, port: int, log: 
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise RunError("the server of its policy does not listen", fix=f"see {log}") from None
-    why = last_error(log) or f"exit code {process.returncode}"
-    raise RunError(f"the server of its policy has ended: {why}", fix=f"see {log}")
+    reason = last_error(log) or f"exit code {process.returncode}"
+    raise RunError(f"the server of its policy has ended: {reason}", fix=f"see {log}")
 
 
 def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
     """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
-    what = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
-    return RunError(what, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
+    message = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
+    return RunError(message, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
 
 
 # -- the table
 
 
 def table(jobs: Jobs) -> Result:
-    """Table of costs and results of done jobs, also written to their folder."""
+    """Costs and results of done jobs, also written to their folder."""
     now = standing(jobs)
     jobs.folder.mkdir(parents=True, exist_ok=True)
-    about = {
+    summary = {
         "schema": 1,
         "name": jobs.file.name,
         "seeds": list(jobs.file.seeds) if jobs.file.arms else [0],
@@ -552,11 +552,11 @@ def table(jobs: Jobs) -> Result:
             for job in jobs.jobs
         ],
     }
-    write_atomic(jobs.folder / report.NAME, json.dumps(about, indent=2) + "\n")
-    found = report.result(jobs.folder)
+    write_atomic(jobs.folder / report.NAME, json.dumps(summary, indent=2) + "\n")
+    report_result = report.result(jobs.folder)
     for name, form in (("report.md", "markdown"), ("report.json", "json")):
-        write_atomic(jobs.folder / name, f"{render(found, form)}\n")
-    return found
+        write_atomic(jobs.folder / name, f"{render(report_result, form)}\n")
+    return report_result
 
 
 def _stale(standing: Standing) -> str:

@@ -1,6 +1,6 @@
 """Jobs from one file: commands, their needs, and arms that run for each seed.
 
-Folders are DIR/NAME/JOB, for arms DIR/NAME/ARM/seed-N/JOB. `jobs` checks and runs them.
+Folders are DIR/NAME/JOB, for arms DIR/NAME/ARM/seed-N/JOB.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _GUIDE = "docs/guides/jobs.md has every key"
 
 
 class JobFile(Section):
-    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings.
+    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: command and settings.
 
-    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another, thus needed, job.
+    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another job, which is thereby needed.
     """
 
     kind: Kind | None = None
@@ -126,7 +126,7 @@ class File(Section):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Command with all references filled in."""
+    """Command with references filled in."""
 
     name: str
     """Folder below the file's."""
@@ -158,11 +158,11 @@ class Job:
         """Settings of a training job."""
         model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
         # its evaluation is a job of its own
-        own = ("eval.before=false", "eval.after=false", *self.settings, *model)
-        return (*own, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
+        options = ("eval.before=false", "eval.after=false", *self.settings, *model)
+        return (*options, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
 
     def words(self, port: int | str = "{port}") -> list[str]:
-        """Command line; `port` is that of the policy's server."""
+        """Command line; `port` is the policy server's."""
         if self.kind == "command":
             return [word.replace("{folder}", str(self.folder)).replace("{python}", sys.executable) for word in self.run]
         if self.kind in TRAIN:
@@ -176,20 +176,20 @@ class Job:
         return [word.replace("{port}", str(port)).replace("{python}", sys.executable) for word in self.serve]
 
     def config(self) -> Config:
-        """Configuration of the job. Raises `ConfigError`."""
+        """Configuration. Raises `ConfigError`."""
         if self.kind in TRAIN:
             return configs.load(self.source, self.overrides())
         return configs.load(self.source, self.evaluated_by())
 
     def evaluated_by(self) -> tuple[str, ...]:
-        """Settings of a job that attempts tasks."""
+        """Settings of an attempting job."""
         first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
         return (f"run.name={self.kind}", *first, *self.settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Checked jobs file, with jobs in runnable order."""
+    """Checked jobs file, jobs in runnable order."""
 
     named: str
     """Path or shipped name."""
@@ -203,28 +203,28 @@ class Jobs:
 
     def arms(self) -> dict[str, dict[int, Job]]:
         """Compared evaluations by arm and seed; without arms each is one."""
-        found: dict[str, dict[int, Job]] = {}
+        jobs_by_arm: dict[str, dict[int, Job]] = {}
         for job in self.jobs:
             if job.kind == "eval" and bool(job.arm) == bool(self.file.arms):
-                found.setdefault(job.arm or job.name, {})[job.seed] = job
-        return {arm: found[arm] for arm in (self.file.arms or found) if arm in found}
+                jobs_by_arm.setdefault(job.arm or job.name, {})[job.seed] = job
+        return {arm: jobs_by_arm[arm] for arm in (self.file.arms or jobs_by_arm) if arm in jobs_by_arm}
 
     def about(self, arm: str) -> str:
         """Describe `arm`."""
         if arm not in self.file.arms:
             return self.file.jobs[arm].about
-        own = self.file.arms[arm]
-        chain = " -> ".join(" ".join([name, *job.set]) for name, job in own.jobs.items())
-        return "; ".join(filter(None, [own.about, " ".join(own.set), chain]))
+        settings = self.file.arms[arm]
+        chain = " -> ".join(" ".join([name, *job.set]) for name, job in settings.jobs.items())
+        return "; ".join(filter(None, [settings.about, " ".join(settings.set), chain]))
 
     def questions(self) -> list[Question]:
-        """Questions; by default each arm against the baseline in each metric."""
+        """Questions; default: each arm against the baseline, in each metric."""
         if self.file.questions:
             return [Question(name, **each.model_dump()) for name, each in self.file.questions.items()]
         arms = list(self.arms())
         first = self.file.baseline or next(iter(arms), "")
-        others = [arm for arm in arms if arm != first]
-        return [Question(metric, "", (first, *others), metric, "eval") for metric in self.file.metrics if others]
+        compared = [arm for arm in arms if arm != first]
+        return [Question(metric, "", (first, *compared), metric, "eval") for metric in self.file.metrics if compared]
 
 
 def shipped() -> dict[str, Path]:
@@ -234,7 +234,7 @@ def shipped() -> dict[str, Path]:
 
 
 def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
-    """Read the jobs of the file `source` or a shipped one, with ``JOB.KEY=VALUE`` overrides.
+    """Read the jobs of a file or shipped name, with ``JOB.KEY=VALUE`` overrides.
 
     Raises `ConfigError`, or `Several` with all mistakes of the file; `jobs.check` finds those of single jobs.
     """
@@ -248,32 +248,31 @@ def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
-    for given in ((), overrides):  # they need a file that is sound by itself
-        _override(data, given)
+    for applied in ((), overrides):  # they need a file that is sound by itself
+        _override(data, applied)
         try:
             file = File.model_validate(data)
         except ValidationError as error:
             raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
     problems = _contradictions(file)
-    made = _Expansion(path, file, problems).jobs()
-    found = Jobs(source, file, tuple(_ordered(made, problems)))
+    expanded = _Expansion(path, file, problems).jobs()
+    jobs = Jobs(source, file, tuple(_ordered(expanded, problems)))
     if not problems:
-        problems += _unknown_arms(found)
+        problems += _unknown_arms(jobs)
     if problems:
         raise several(problems)
-    return found
+    return jobs
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply ``JOB.KEY=VALUE`` to all jobs of that name."""
     everywhere = [data.get("jobs", {}), *data.get("arms", {}).values()]
     for text in overrides:
         key, value = configs.parse_override(text, "write JOB.KEY=VALUE: train.run.steps=5, say")
         name, _, rest = key.partition(".")
         jobs = [group[name] for group in everywhere if isinstance(group.get(name), dict)]
         if not jobs or not rest:
-            known = [each for group in everywhere for each, job in group.items() if isinstance(job, dict)]
-            raise ConfigError(f"override {text!r}: there is no job {name!r}", fix=nearest(name, known))
+            names = [each for group in everywhere for each, job in group.items() if isinstance(job, dict)]
+            raise ConfigError(f"override {text!r}: there is no job {name!r}", fix=nearest(name, names))
         for job in jobs:
             if rest in JobFile.model_fields:
                 job[rest] = value
@@ -289,41 +288,43 @@ def _mistake(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
     if error["type"] != "extra_forbidden":
         return ConfigError(f"{path}: {where}: {error['msg']}", fix=_GUIDE)
     inner: dict[str, type[Section]] = {"questions": QuestionFile, "defaults": Defaults}
-    known = (inner.get(place[0], JobFile) if place[1:] else File).model_fields
-    return ConfigError(f"{path}: unknown key {where!r}", fix=nearest(place[-1], known))
+    keys = (inner.get(place[0], JobFile) if place[1:] else File).model_fields
+    return ConfigError(f"{path}: unknown key {where!r}", fix=nearest(place[-1], keys))
 
 
 def _contradictions(file: File) -> list[CodeRepairError]:
-    found = list[CodeRepairError]()
+    mistakes = list[CodeRepairError]()
     if len(set(file.seeds)) < len(file.seeds) or not file.seeds:
-        found.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
+        mistakes.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
     if clash := [arm for arm in file.arms if arm in file.jobs]:
-        found.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
+        mistakes.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
     names = [*file.arms, *(name.rpartition(".")[2] for name, _ in _all(file))]
-    if taken := [name for name in names if name in (*_FILLED_LATER, "report")]:
-        found.append(ConfigError(f"no job or arm can be called {taken[0]!r}", fix="give it another name"))
+    if reserved := [name for name in names if name in (*_FILLED_LATER, "report")]:
+        mistakes.append(ConfigError(f"no job or arm can be called {reserved[0]!r}", fix="give it another name"))
     if not names:
-        found.append(ConfigError("there are no jobs", fix=_GUIDE))
+        mistakes.append(ConfigError("there are no jobs", fix=_GUIDE))
     settings: dict[str, Sequence[str]] = {"the file": file.set}
     settings |= {f"defaults.{kind}": each.set for kind, each in file.defaults.items()}
     settings |= {f"arms.{name}": arm.set for name, arm in file.arms.items()}
     settings |= {name: job.set for name, job in _all(file)}
-    for where, given in settings.items():
-        for each in given:
+    for where, overrides in settings.items():
+        for each in overrides:
             try:
                 key, _ = configs.parse_override(each)
             except ConfigError as error:
-                found.append(ConfigError(f"{where}: {error}", fix=error.fix))
+                mistakes.append(ConfigError(f"{where}: {error}", fix=error.fix))
                 continue
             if key in _OWN or (key == "run.seed" and where.startswith("arms.")):
                 fix = "name, dir and seeds of the file say where jobs lie, and by which seeds arms run"
-                found.append(ConfigError(f"{where}: {key} cannot be set", fix=fix))
-    return found
+                mistakes.append(ConfigError(f"{where}: {key} cannot be set", fix=fix))
+    return mistakes
 
 
 def _all(file: File) -> Iterable[tuple[str, JobFile]]:
     yield from ((f"jobs.{name}", job) for name, job in file.jobs.items())
-    yield from ((f"arms.{arm}.{name}", job) for arm, own in file.arms.items() for name, job in own.jobs.items())
+    yield from (
+        (f"arms.{arm}.{name}", job) for arm, arm_file in file.arms.items() for name, job in arm_file.jobs.items()
+    )
 
 
 class _Expansion:
@@ -334,15 +335,15 @@ class _Expansion:
     def jobs(self) -> list[Job]:
         """Make all jobs in file order; collect mistakes in `problems`."""
         places = [("", 0, name, job) for name, job in self.file.jobs.items()]
-        for arm, own in self.file.arms.items():
-            places += [(arm, seed, name, job) for seed in self.file.seeds for name, job in own.jobs.items()]
-        made = []
+        for arm, arm_file in self.file.arms.items():
+            places += [(arm, seed, name, job) for seed in self.file.seeds for name, job in arm_file.jobs.items()]
+        expanded = []
         for place in places:
             try:
-                made.append(self._job(*place))
+                expanded.append(self._job(*place))
             except ConfigError as error:
                 self.problems.append(error)
-        return made
+        return expanded
 
     def _job(self, arm: str, seed: int, name: str, job: JobFile) -> Job:
         where = f"arms.{arm}.{name}" if arm else f"jobs.{name}"
@@ -370,7 +371,7 @@ class _Expansion:
             return _REFERENCE.sub(folder, text)
 
         common = () if job.config else (*self.file.set, *(self.file.arms[arm].set if arm else ()))
-        given = [*_of_use(kind, common, job.policy), *job.set, *([f"run.seed={seed}"] if arm else [])]
+        assignments = [*_of_use(kind, common, job.policy), *job.set, *([f"run.seed={seed}"] if arm else [])]
         path = self._path(name, arm, seed)
         return Job(
             name=path,
@@ -378,7 +379,7 @@ class _Expansion:
             about=job.about,
             folder=self.home / path,
             source=self._source(job.config or self.file.config),
-            settings=() if kind == "command" else tuple(map(fill, given)),
+            settings=() if kind == "command" else tuple(map(fill, assignments)),
             policy=fill(job.policy, strict=True),
             preset=job.preset,
             serve=tuple(map(fill, _split(f"{where}.serve", job.serve))),
@@ -389,17 +390,17 @@ class _Expansion:
         )
 
     def _source(self, config: str) -> str:
-        beside = self.path.parent / config
-        return str(beside) if beside.suffix == ".toml" and beside.is_file() else config
+        local = self.path.parent / config
+        return str(local) if local.suffix == ".toml" and local.is_file() else config
 
     def _path(self, name: str, arm: str, seed: int) -> str:
         return f"{arm}/seed-{seed}/{name}" if arm else name
 
     def _find(self, name: str, arm: str, seed: int) -> str | None:
         """Resolve `name` in a job of `arm`: same arm, ``ARM.JOB`` with the same seed, or a job that runs once."""
-        other, _, own = name.rpartition(".")
+        other, _, job_name = name.rpartition(".")
         if other:
-            return self._path(own, other, seed) if arm and own in self._of(other) else None
+            return self._path(job_name, other, seed) if arm and job_name in self._of(other) else None
         if arm and name in self._of(arm):
             return self._path(name, arm, seed)
         return name if name in self.file.jobs else None
@@ -408,11 +409,11 @@ class _Expansion:
         return self.file.arms[arm].jobs if arm in self.file.arms else {}
 
     def _named(self, name: str, arm: str, seed: int, where: str) -> str:
-        if (found := self._find(name, arm, seed)) is None:
-            known = [*self._of(arm), *self.file.jobs]
-            known += [f"{other}.{own}" for other in (self.file.arms if arm else ()) for own in self._of(other)]
-            raise ConfigError(f"{where} needs {name!r}, which is no job that it can see", fix=nearest(name, known))
-        return found
+        if (folder := self._find(name, arm, seed)) is None:
+            names = [*self._of(arm), *self.file.jobs]
+            names += [f"{other}.{inner}" for other in (self.file.arms if arm else ()) for inner in self._of(other)]
+            raise ConfigError(f"{where} needs {name!r}, which is no job that it can see", fix=nearest(name, names))
+        return folder
 
 
 def _split(where: str, command: str) -> list[str]:
@@ -457,34 +458,34 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
 
 
 def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
-    """Order `jobs` after their needs; `problems` gets cycles."""
-    known, found = {job.name: job for job in jobs}, dict[str, Job]()
+    """Order `jobs` by needs; cycles go to `problems`."""
+    by_name, ordered = {job.name: job for job in jobs}, dict[str, Job]()
 
     def visit(job: Job, path: tuple[str, ...]) -> None:
         if job.name in path:
             circle = " -> ".join([*path[path.index(job.name) :], job.name])
             problems.append(ConfigError(f"jobs need each other in a circle: {circle}", fix="leave one of them out"))
-        elif job.name not in found:
+        elif job.name not in ordered:
             for each in job.needs:
-                if each in known:  # else it has a mistake of its own
-                    visit(known[each], (*path, job.name))
-            found[job.name] = job
+                if each in by_name:  # else it has a mistake of its own
+                    visit(by_name[each], (*path, job.name))
+            ordered[job.name] = job
 
     for job in jobs:
         visit(job, ())
-    return list(found.values())
+    return list(ordered.values())
 
 
 def _unknown_arms(made: Jobs) -> list[CodeRepairError]:
     arms, named = list(made.arms()), {f"questions.{name}": each.arms for name, each in made.file.questions.items()}
     named |= {"baseline": (made.file.baseline,) if made.file.baseline else ()}
-    found: list[CodeRepairError] = [
+    mistakes: list[CodeRepairError] = [
         ConfigError(f"{where}: no arm with an evaluation is called {arm!r}", fix=nearest(arm, arms))
         for where, asked in named.items()
         for arm in asked
         if arm not in arms
     ]
-    return found + [
+    return mistakes + [
         ConfigError(f"{where} names an arm twice", fix="name it once")
         for where, asked in named.items()
         if len(set(asked)) < len(asked)

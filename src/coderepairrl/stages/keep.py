@@ -1,4 +1,4 @@
-"""Selection of attempts from run folders and files, as one file of examples."""
+"""Select attempts from run folders and files into one file of examples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _AT_ONCE = 1024  # Attempts with conversations in memory.
 
 
 def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
-    """Write examples of attempts in `sources` that pass `wanted` to `target`; return the account, also written as
-    ``.json``.
+    """Write examples of attempts that pass `wanted` to `target`; return the account, also in ``.json``.
 
     Equal sources give equal files. Raises `UsageError` for bad sources, a filter that leaves no attempt, and
     incompatible conversations.
@@ -30,19 +29,19 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
     account = target.with_suffix(".json")
     if account.exists() and not target.exists():
         raise UsageError(f"{account} is there, and would be written over", fix="name another file with -o")
-    there = [source(path) for path in sources]
-    found = select([each for number, one in enumerate(there) for each in one.candidates(number)], wanted)
+    opened = [source(path) for path in sources]
+    selection = select([each for number, one in enumerate(opened) for each in one.candidates(number)], wanted)
     exact = rendered = 0
 
     def examples() -> Iterator[Example]:
         nonlocal exact, rendered
-        for number, one in enumerate(there):
-            wanted = sorted(each.episode for each in found.kept if each.source == number)
+        for number, one in enumerate(opened):
+            wanted = sorted(each.episode for each in selection.kept if each.source == number)
             for at in range(0, len(wanted), _AT_ONCE):  # logs have them in the order in which they ended
                 some = one.examples(set(wanted[at : at + _AT_ONCE]).__contains__)
                 for example in sorted(some, key=lambda each: each.id):
                     exact, rendered = exact + example.exact, rendered + (not example.exact)
-                    yield example if len(there) == 1 else _of(number, example)
+                    yield example if len(opened) == 1 else _of(number, example)
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +54,7 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
         "exact": exact,
         "rendered": rendered,
         "sources": list(map(str, sources)),
-        **found.as_json(),
+        **selection.as_json(),
         "keep": wanted.model_dump(mode="json"),
     }
     write_atomic(account, json.dumps(result, indent=2) + "\n")

@@ -32,10 +32,10 @@ class _Part(NamedTuple):
 
 
 def merge(paths: Sequence[Path], target: Path, *, keep: Keep | None = None) -> None:
-    """Merge the shards `paths` of an evaluation into `target`, whole or not at all.
+    """Merge the shards `paths` into `target`, whole or not at all.
 
     Of attempts at the same task those of the `keep` shard count. The result equals one whole run except for times.
-    Raises `UsageError` for missing, unfinished or differing shards, a task in two without `keep`, and an existing
+    Raises `UsageError` for missing, unfinished or differing shards, a repeated task without `keep`, and an existing
     `target`.
     """
     if target.exists():
@@ -85,13 +85,13 @@ def _compared(about: Mapping[str, Any], key: str) -> Any:
 
 
 def _require_all(parts: Sequence[_Part]) -> None:
-    found = [shards.parse(part.about.get("shard", str(WHOLE))) for part in parts]
-    if len({shard.of for shard in found}) > 1:
+    shard_list = [shards.parse(part.about.get("shard", str(WHOLE))) for part in parts]
+    if len({shard.of for shard in shard_list}) > 1:
         raise UsageError(
-            f"these are not shards of one evaluation: {', '.join(map(str, found))}", fix="name those of one: I/N"
+            f"these are not shards of one evaluation: {', '.join(map(str, shard_list))}", fix="name those of one: I/N"
         )
-    of = found[0].of
-    if missing := sorted(set(range(1, of + 1)) - {shard.number for shard in found}):
+    of = shard_list[0].of
+    if missing := sorted(set(range(1, of + 1)) - {shard.number for shard in shard_list}):
         names = ", ".join(f"{number}/{of}" for number in missing)
         raise UsageError(f"shards are missing: {names}", fix=f"crrl eval ... --shard {missing[0]}/{of}")
 
@@ -129,9 +129,11 @@ def _write(folder: RunFolder, target: Path, parts: Sequence[_Part], owner: Mappi
                     log.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, name, owner)
-            own = (tasks[each.task_id] for each in episodes)
+            measured_tasks = (tasks[each.task_id] for each in episodes)
             agents = agents_of(about["config"], name)
-            record = conclude(folder, name, 0, version, episodes, own, model=about["policy"], agents=agents, known=rows)
+            record = conclude(
+                folder, name, 0, version, episodes, measured_tasks, model=about["policy"], agents=agents, known=rows
+            )
             log.append("eval", **record)
         log.append("end", step=0)
     finally:
@@ -149,11 +151,11 @@ def _counts(record: Mapping[str, Any], group_of: Mapping[str, str], owner: Mappi
 def _episodes(
     parts: Sequence[_Part], name: str, owner: Mapping[str, int]
 ) -> tuple[list[Episode], dict[str, dict[str, float]]]:
-    """Counting episodes in the order of one run, and metrics by id."""
-    found, rows, place = list[Episode](), dict[str, dict[str, float]](), f"{name}-00000"
+    """Counting episodes in one run's order, and metrics by id."""
+    episodes, rows, place = list[Episode](), dict[str, dict[str, float]](), f"{name}-00000"
     for at, part in enumerate(parts):
-        own = [episode for episode in part.folder.episodes(place) if owner[episode.group] == at]
+        counting = [episode for episode in part.folder.episodes(place) if owner[episode.group] == at]
         measured = part.folder.attempts(place)
-        rows |= {each.id: measured[each.id] for each in own if each.id in measured}
-        found += own
-    return sorted(found, key=lambda each: (each.group, each.attempt)), rows
+        rows |= {each.id: measured[each.id] for each in counting if each.id in measured}
+        episodes += counting
+    return sorted(episodes, key=lambda each: (each.group, each.attempt)), rows

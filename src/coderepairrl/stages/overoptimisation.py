@@ -2,13 +2,13 @@
 
 Similarity rewards may pay for what tests do not (docs/guides/rewards.md). If tests are measured (`reward.tests=0`, or
 `reward.sampled_tests=0` for a quarter of the groups), both are compared every `EVERY` steps over the newer half of all
-steps, at least `WINDOW`, on tested non-empty attempts. For a measure x of attempts at steps t,
+steps, at least `WINDOW`, on tested non-empty attempts. For a measure x at steps t,
 
   T = sum over attempts of (t - mean t) (x - mean x)
 
-is the numerator of the least-squares slope, 0 on average if the mean of x is constant. Its one-sided p-value is that of
-the sign-flip test over groups. The alarm needs a rising reward *and* falling tests, each with p below `RATE` / looks of
-the run: false alarms have a chance of at most about `RATE` a run (an intersection-union test and Bonferroni).
+is the numerator of the least-squares slope, 0 on average if the mean of x is constant; its one-sided p-value is from
+the sign-flip test over groups. The alarm needs rising reward *and* falling tests, each with p below `RATE` / looks of
+the run: at most about `RATE` false alarms a run (intersection-union test, Bonferroni).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Fitted changes of reward and tests passed from step `first` to `last`."""
+    """Fitted changes of reward and tests from step `first` to `last`."""
 
     first: int
     last: int
@@ -61,8 +61,8 @@ class Alarm:
 
 
 def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
-    """Tested groups for a step's record."""
-    kept = []
+    """Tested groups, for a step's record."""
+    tested_groups = []
     for group in groups:
         rewards, passed = [], []
         for episode in group.episodes:
@@ -71,12 +71,12 @@ def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
                 rewards.append(sum(s.value * s.weight for s in episode.scores if s.name != TESTS))
                 passed.append(tests[0])
         if rewards:
-            kept.append({"rewards": rewards, "passed": passed})
-    return kept
+            tested_groups.append({"rewards": rewards, "passed": passed})
+    return tested_groups
 
 
 def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
-    """Alarm at the newest of `steps` of a run of `planned`, if it is a look."""
+    """Alarm at the newest of `steps` of a run of `planned`, if due."""
     done = steps[-1]["step"] if steps else 0
     if done < WINDOW or done % EVERY:
         return None
@@ -103,7 +103,7 @@ class Trend:
 
 
 def trend(window: Mapping[int, Sequence[Tested]], measure: str) -> Trend:
-    """Trend of ``rewards`` or ``passed`` over the steps of `window`."""
+    """Trend of ``rewards`` or ``passed`` over `window`."""
     rows = [
         (step, group, value)
         for step, groups in window.items()

@@ -1,4 +1,4 @@
-"""Parts of a run: opened as planned, and always closed."""
+"""Parts of a run, opened as planned and always closed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts(Bench):
-    """Running parts of the loop."""
+    """Running parts of the training loop."""
 
     curriculum: Curriculum
     """Ordered training tasks."""
@@ -118,8 +118,8 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
     """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
 
-    ``RUN/model`` is made once, whole or not at all. The share of merged adapters that survives rounding is kept in
-    run.json (``adapters_kept``).
+    ``RUN/model`` is made once, atomically. The share of merged adapters that survives rounding is kept in run.json
+    (``adapters_kept``).
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
@@ -130,8 +130,8 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
     if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
         return target
     with ExitStack() as files:
-        made = files.enter_context(replace_folder(target))
-        source, exact = plan.model.folder, made
+        scratch = files.enter_context(replace_folder(target))
+        source, exact = plan.model.folder, scratch
         if form != "none":
             exact = folder.path / ".exact"
             shutil.rmtree(exact, ignore_errors=True)  # of a start that was killed
@@ -144,17 +144,17 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
             await asyncio.to_thread(write_sums, exact)
             source = exact
         if form != "none":
-            await rounded(source, made, form, config.train.precision, log_dir=folder.logs)
+            await rounded(source, scratch, form, config.train.precision, log_dir=folder.logs)
         if adapter is not None and (form != "none" or config.train.precision == "bf16"):
             base, precision = plan.model.folder, config.train.precision
-            share = await survived(base, adapter, made, precision, log_dir=folder.logs)
+            share = await survived(base, adapter, scratch, precision, log_dir=folder.logs)
             folder.add_about(adapters_kept=share)
             numbers = f"model.quantise={form}" if form != "none" else f"train.precision={precision}"
-            said = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
+            message = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
             if share < _KEPT:
-                progress.alarm(f"{said}: the rest is lost (model.quantise=none, train.precision=fp32 keep all)")
+                progress.alarm(f"{message}: the rest is lost (model.quantise=none, train.precision=fp32 keep all)")
             else:
-                progress.say(said)
+                progress.say(message)
     return target
 
 
@@ -201,7 +201,7 @@ async def start_learner(
     outbox: Path,
     progress: Progress,
 ) -> Learner:
-    """Start a learner with the weights of `model`. Raises like `Learner.start`."""
+    """Start a learner. Raises like `Learner.start`."""
     train = plan.config.train
     if train.listen:
         progress.say(f"waiting for the learner; start it: {torchrun_command(train.listen)}")
@@ -218,7 +218,7 @@ async def start_learner(
 
 
 def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
-    """Replies sampled by `engine`, read by the tokenizer of `model`."""
+    """Replies of `engine`, through the tokenizer of `model`."""
     config = plan.config
     drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
     codec = (
@@ -232,7 +232,7 @@ def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
 async def _both(
     engine: Coroutine[Any, Any, Engine], learner: Callable[[], Coroutine[Any, Any, Learner]], *, in_turn: bool
 ) -> tuple[Engine, Learner]:
-    """Start both, at once or `in_turn`; on failure or cancellation close both."""
+    """Start both, at once or `in_turn`; close both on failure or cancellation."""
     serving = asyncio.create_task(engine)
 
     async def second() -> Learner:
@@ -247,9 +247,9 @@ async def _both(
     except BaseException:
         for each in starting:
             each.cancel()
-        for made in await asyncio.gather(*starting, return_exceptions=True):
-            if not isinstance(made, BaseException):
-                await made.close()
+        for part in await asyncio.gather(*starting, return_exceptions=True):
+            if not isinstance(part, BaseException):
+                await part.close()
         raise
 
 

@@ -1,4 +1,4 @@
-"""Live policy: a learner and an engine at the same version."""
+"""Live policy: learner and engine at the same version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 
 def informative(episodes: Sequence[Episode], config: Config) -> int:
-    """Number of `episodes`' groups with something to learn."""
+    """Number of groups with something to learn."""
     groups, _ = advantages(episodes, **_compared(config))
     return sum(any(value is not None for value in group.values) for group in groups.values())
 
@@ -75,10 +75,9 @@ class LivePolicy:
         adapters: bool = False,
         on_death: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take ownership of `learner`, fresh from `start`; with a device by turns `engine` sleeps until `restore` has
-        ended.
+        """Own `learner`, fresh from `start`; if devices are shared by turns, `engine` sleeps until `restore` has ended.
 
-        A run of adapters sends adapters if the engine takes `adapters`, else merged weights. `on_death` gets reasons of
+        With `adapters` the engine gets adapters of adapter runs, else merged weights. `on_death` gets reasons of
         deaths.
         """
         self.config = config
@@ -106,8 +105,8 @@ class LivePolicy:
     async def restore(self, history: History) -> None:
         """Bring the learner to the end of `history` (checkpoint, then logged steps) and serve it.
 
-        Steps are replayed with their settings, bit for bit. Raises `RunError` if weights differ from the log's: another
-        machine, or other library versions.
+        Replays steps bit for bit. Raises `RunError` if weights differ from the log's: another machine, or library
+        versions.
         """
         if self._turns:  # a learner has nothing to take back: a fresh one put nothing away, a dead one is replaced
             await self.engine.sleep()
@@ -122,8 +121,8 @@ class LivePolicy:
                     shutil.rmtree((await self._verified(history, step - 1)).path)
                 await self._save(step - 1)
                 await self._begin(config, step - 1)
-            if step <= history.step and (made := make_batch(episodes[step], config)).samples:
-                await self._learner.step(made.samples, made.episodes, made.tokens)
+            if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
+                await self._learner.step(batch.samples, batch.episodes, batch.tokens)
         if self._learner.version:
             await self._serve(await self._verified(history, history.step))
         elif self._turns:
@@ -131,7 +130,7 @@ class LivePolicy:
             await self.engine.wake()
 
     async def _begin(self, config: Config, step: int) -> None:
-        """Begin with the settings of `config` at the checkpoint of `step`; 0: initial weights."""
+        """Begin with `config` at the checkpoint of `step`; 0: initial weights."""
         if not self._fresh or settings(config) != settings(self.config):
             await self._learner.close(again=True)
             self._learner = await self._start(settings(config))
@@ -145,7 +144,7 @@ class LivePolicy:
     def _without(self, step: int) -> str:
         # The log gives the same weights from any other checkpoint, or from none.
         saved = self.run.saved_checkpoints()
-        earlier = next((path for known, path in sorted(saved.items(), reverse=True) if known < step
+        earlier = next((path for number, path in sorted(saved.items(), reverse=True) if number < step
                         and not damage(path)), None)  # fmt: skip
         begin = f"begins from {earlier}, which is whole," if earlier else "begins from the first step"
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then {begin} and replays the log to its end"
@@ -161,19 +160,19 @@ class LivePolicy:
         return published
 
     async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
-        """Make one update live; return metrics and the weights' checksum. Without rows there is no update.
+        """Make one update live; return metrics and the weights' checksum. No rows, no update.
 
-        Adds ``sync_seconds`` and ``sync_bytes``; with a device by turns also ``sleep_seconds``, ``wake_seconds``
-        (engine), ``take_back_seconds``, ``put_away_seconds`` and ``moved_bytes`` (learner).
+        Adds ``sync_seconds`` and ``sync_bytes``; with devices by turns also ``sleep_seconds``, ``wake_seconds``
+        (engine), ``take_back_seconds``, ``put_away_seconds``, ``moved_bytes`` (learner).
         """
         if not made.samples:
             return {}, self._live.checksum if self._live else ""
 
         async def update() -> tuple[dict[str, Any], str]:
-            taken = await self._take_device()
+            device_seconds = await self._take_device()
             metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
             published = await self._publish()
-            return metrics | taken | await self._serve(published), published.checksum
+            return metrics | device_seconds | await self._serve(published), published.checksum
 
         return await self._persist(update, history)
 
@@ -203,7 +202,7 @@ class LivePolicy:
         return path
 
     async def close(self) -> None:
-        """End the learner; the engine is its owner's."""
+        """End the learner, not the engine."""
         await self._learner.close()
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
@@ -223,8 +222,8 @@ class LivePolicy:
         await self.engine.sleep()
         asleep = time.monotonic()
         await self._learner.take_back()
-        taken = time.monotonic() - asleep
-        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(taken, 3)}
+        reload_seconds = time.monotonic() - asleep
+        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reload_seconds, 3)}
 
     async def _serve(self, published: Published) -> dict[str, float]:
         """Make weights live; return bytes and seconds."""
@@ -243,6 +242,6 @@ class LivePolicy:
 
 
 def replayed(run: RunFolder, history: History) -> range:
-    """Logged steps after the newest checkpoint; empty at the end."""
+    """Logged steps after the newest checkpoint."""
     newest = max((step for step in run.saved_checkpoints() if step <= history.step), default=0)
     return range(newest + 1, history.step + 1)

@@ -1,8 +1,8 @@
-"""Predictions: patches for tasks of a benchmark, as SWE-bench's harness reads them.
+"""Predictions: patches in the format of SWE-bench's harness.
 
-Keys: ``instance_id``, ``model_name_or_path`` and ``model_patch``. Also read: ``patch`` and ``prefix`` (SWE-bench Pro),
-``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and ``org``, ``repo``,
-``number`` and ``fix_patch`` (Multi-SWE-bench).
+Keys: ``instance_id``, ``model_name_or_path``, ``model_patch``. Also read: ``patch`` and ``prefix`` (SWE-bench Pro),
+``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), ``org``, ``repo``, ``number``
+and ``fix_patch`` (Multi-SWE-bench).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": ".
 
 
 class Prediction(NamedTuple):
-    """Patch of `model` for the task `instance`."""
+    """Patch of `model` for task `instance`."""
 
     instance: str
     model: str
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
 
 
 def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
-    """Write ``predictions.jsonl`` into `folder`, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
+    """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
     Bytes that are no UTF-8 become surrogate escapes. Replaces existing files.
     """
@@ -51,25 +51,25 @@ def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
         }
         lines.setdefault(episode.attempt, []).append(json.dumps(row) + "\n")
     paths = []
-    for attempt, own in sorted(lines.items()):
+    for attempt, attempt_lines in sorted(lines.items()):
         paths.append(folder / (f"predictions-{attempt}.jsonl" if attempt else "predictions.jsonl"))
-        write_atomic(paths[-1], "".join(own))
+        write_atomic(paths[-1], "".join(attempt_lines))
     return paths
 
 
 def files(run: Path, evaluation: str) -> list[Path]:
-    """Files of `write` for an evaluation without training, by attempt."""
-    found = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+    """Files of `write` for an evaluation, by attempt."""
+    paths = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
+    return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
 def read(path: Path) -> list[Prediction]:
-    """Read predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
+    """Read JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
 
     Repetitions count once. The default model is the file's name; null patches are empty; a last line end is added.
-    Raises `UsageError` for unreadable rows, missing keys, and different patches of one model for an instance.
+    Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
     """
-    found: dict[tuple[str, str], Prediction] = {}
+    predictions: dict[tuple[str, str], Prediction] = {}
     stem = foreign.stem(path)
     for where, row in _rows(path):
         instance = row.get("instance_id")
@@ -93,17 +93,17 @@ def read(path: Path) -> list[Prediction]:
         text = patch or ""
         text += "" if text.endswith("\n") or not text.strip() else "\n"
         try:
-            made = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
+            prediction = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError as error:
             raise UsageError(f"{path}, {where}: {key} of {instance} is no text: {error.reason}", fix=_FIX) from None
-        if found.setdefault((model, instance), made) != made:
+        if predictions.setdefault((model, instance), prediction) != prediction:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",
                 fix="several attempts are files of their own, one patch for each instance",
             )
-    if not found:
+    if not predictions:
         raise UsageError(f"{path} has no predictions", fix=_FIX)
-    return list(found.values())
+    return list(predictions.values())
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -116,13 +116,13 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from ((f"line {number}", row) for number, row in foreign.objects(path, text, _FIX))
         return
     try:
-        whole = foreign.value(text)
+        document = foreign.value(text)
     except ValueError as error:
         raise UsageError(f"{path}, the file: not read as JSON: {error}", fix=_FIX) from None
-    if isinstance(whole, dict) and "instance_id" not in whole:
-        whole = [{"instance_id": key, **row} if isinstance(row, dict) else row for key, row in whole.items()]
-    several = isinstance(whole, list)
-    for number, row in enumerate(whole if several else [whole], 1):
+    if isinstance(document, dict) and "instance_id" not in document:
+        document = [{"instance_id": key, **row} if isinstance(row, dict) else row for key, row in document.items()]
+    several = isinstance(document, list)
+    for number, row in enumerate(document if several else [document], 1):
         where = f"entry {number}" if several else "the file"
         if not isinstance(row, dict):
             raise UsageError(f"{path}, {where}: no object", fix=_FIX)

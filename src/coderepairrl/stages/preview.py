@@ -25,35 +25,35 @@ from coderepairrl.stages.train import evaluation_due
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
     """Preview a run without starting it; return known parts and the problem."""
-    shown: dict[str, Any] = {}
+    preview: dict[str, Any] = {}
     problems, parts = Problems(), Problems()
-    made = parts.attempt(lambda: resolve(config))
-    if known := problems.attempt(lambda: needs(config)):
-        shown["needs"] = known.value
+    resolved = parts.attempt(lambda: resolve(config))
+    if sized := problems.attempt(lambda: needs(config)):
+        preview["needs"] = sized.value
     for each in parts.found:
         problems.add(each)
-    if made:
-        plan = made.value
+    if resolved:
+        plan = resolved.value
         if plan.lacking:
             lacking = several(plan.lacking)
-            shown["missing"] = {"what": str(lacking), "fix": lacking.fix}
+            preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             problems.add(lacking)
-        shown |= as_shown(plan, folder or folder_of(config))
-    shown["verdict"] = _verdict(shown, problems.found)
-    return shown, several(problems.found) if problems.found else None
+        preview |= as_shown(plan, folder or folder_of(config))
+    preview["verdict"] = _verdict(preview, problems.found)
+    return preview, several(problems.found) if problems.found else None
 
 
 def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
-    """Sentence on whether it can run here, and what ends episodes first."""
+    """Say whether it can run here, and what ends episodes first."""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
         parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
         parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
         return f"it cannot be run here: {' and '.join(parts)}"
     memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
-    known = all(isinstance(each, int | float) for each in memory)
-    fits = "it fits" if known else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
-    reasons = ["each GPU holds its parts"] if memory and known else []
+    is_sized = all(isinstance(each, int | float) for each in memory)
+    fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
+    reasons = ["each GPU holds its parts"] if memory and is_sized else []
     reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
     if limit := shown["needs"].get("step", {}).get("limit"):
         reasons.append(f"episodes end first by {limit}")
@@ -61,7 +61,7 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
 
 
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """Plan of a run as plain data. Raises like `resolve`."""
+    """Plan as plain data. Raises like `resolve`."""
     return as_shown(resolve(config), folder or folder_of(config))
 
 
@@ -109,7 +109,7 @@ def _terms_shown(terms: Terms) -> dict[str, Any]:
 
 
 def needs(config: Config) -> dict[str, Any]:
-    """Needs of each GPU and time of a step, without model, tasks or GPUs.
+    """GPU needs and step time, without model, tasks or GPUs.
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """

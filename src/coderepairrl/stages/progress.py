@@ -41,7 +41,7 @@ _COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 class Progress:
     """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    A name before its lines replaces the panel.
+    A name prefixed to lines replaces the panel.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Progress:
             self.say(line)
 
     def resume(self, step: int, replayed: range) -> None:
-        """Report earlier steps up to `step`; `replayed` follow the newest checkpoint."""
+        """Report earlier steps; `replayed` follow the newest checkpoint."""
         self._step = self._first_step = step
         self.phase("replay")
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
@@ -95,11 +95,11 @@ class Progress:
         self._phase_began, self._tokens = time.monotonic(), 0
 
     def advance(self) -> None:
-        """Count one of the phase's items."""
+        """Count an item of the phase."""
         self._done += 1
 
     def episode(self, episode: Episode) -> None:
-        """Count an episode with its verdict."""
+        """Count a finished episode."""
         self._done += episode.ending is not Ending.VOID
         self._tokens += episode.sampled
         self._notes.add(episode)
@@ -109,9 +109,9 @@ class Progress:
             self.say(text)
         if episode.ending in (Ending.VOID, Ending.CRASH):
             kind, cause = _cause(episode)
-            alike = self._broken.setdefault((episode.ending, kind), [])
-            alike.append(cause)
-            if len(alike) == 1:
+            causes = self._broken.setdefault((episode.ending, kind), [])
+            causes.append(cause)
+            if len(causes) == 1:
                 self.say(f"{episode.ending}: {episode.id}: {cause}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Progress:
         self.say(head + _line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
-        """Print an alarm, and keep it in the panel."""
+        """Print an alarm; keep it in the panel."""
         self._alarm = text
         self.say(f"ALARM: {text}")
 
@@ -148,7 +148,7 @@ class Progress:
             table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         for ending in (Ending.VOID, Ending.CRASH):
-            if count := sum(len(alike) for (kind, _), alike in self._broken.items() if kind is ending):
+            if count := sum(len(causes) for (kind, _), causes in self._broken.items() if kind is ending):
                 table.add_row(str(ending), f"{count}")
         if self._alarm:
             table.add_row("ALARM", Text(printable(self._alarm)))
@@ -158,18 +158,17 @@ class Progress:
 
 def _line(metrics: Mapping[str, Any], room: int = 200) -> str:
     line = ""
-    for name, shown in _SHOWN.items():
+    for name, form in _SHOWN.items():
         value = metrics.get(name)
         if value is None or (name in ("void", "crash") and value == 0):
             continue
-        text = f"  {shown.format(rounded(value), value)}"
+        text = f"  {form.format(rounded(value), value)}"
         if len(line) + len(text) <= room + 2:
             line += text
     return line.removeprefix("  ")
 
 
 def _cause(episode: Episode) -> tuple[str, str]:
-    """Kind and line of what broke the episode."""
     if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
         cause = _line_of(episode.fault, 0)
         return re.sub(r"\d+", "0", cause), cause

@@ -1,8 +1,7 @@
 """Verified repairs as further references for later steps.
 
 A reference is one repair of many, so similarity to it ranks repairs only up to a point. Further ones come from finished
-steps and are fixed before a step's first attempt: scores do not depend on the order of attempts, and a resumed run has
-the same ones.
+steps and are fixed before a step begins: scores do not depend on the order of attempts, and resuming keeps them.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class References:
 
     def before(self, step: int) -> dict[str, tuple[Verified, ...]]:
         """Repairs known before `step`, by task id."""
-        return {task: tuple(repair for repair in own if repair.step < step) for task, own in self.known.items()}
+        return {task: tuple(repair for repair in repairs if repair.step < step) for task, repairs in self.known.items()}
 
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
-        """Add a finished step's repairs that passed whatever ran checks; `episodes` are in batch order."""
+        """Add a finished step's repairs that passed all checks run; `episodes` are in batch order."""
         for episode in episodes:
             task = self._tasks.get(episode.task_id)
             valid = episode.ending is not Ending.VOID
@@ -40,15 +39,15 @@ class References:
                 self._take(task, Verified(episode.patch, episode.id, step))
 
     def _take(self, task: Task, repair: Verified) -> None:
-        known = self.known.get(task.id, ())
-        if len(known) >= self.most or unfit(task, repair.patch):
+        repairs = self.known.get(task.id, ())
+        if len(repairs) >= self.most or unfit(task, repair.patch):
             return
-        nearness, patches = PatchEdits().compare, [task.reference, *(each.patch for each in known)]
+        nearness, patches = PatchEdits().compare, [task.reference, *(each.patch for each in repairs)]
         if all(nearness(other, repair.patch, task.language) < 1.0 for other in patches if other):
-            self.known[task.id] = (*known, repair)
+            self.known[task.id] = (*repairs, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Metrics of a step: mean references of its tasks, tasks with any, share of attempts nearest to one."""
+        """Mean references of a step's tasks, tasks with any, share of attempts nearest to one."""
         if not self.most:
             return {}
         valid = [episode for episode in episodes_of(groups) if episode.ending is not Ending.VOID]

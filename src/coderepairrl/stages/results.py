@@ -1,4 +1,4 @@
-"""Results of an evaluation: episodes, metrics, a summary with intervals, predictions."""
+"""Results of an evaluation: episodes, metrics, summary, predictions."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ def conclude(
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
     Files: ``episodes/NAME-STEP.jsonl``, and in ``eval/NAME-STEP/`` ``metrics.jsonl``, ``summary.json`` and predictions.
-    `model` names the policy in predictions (default: run and step), `agents` the agents by kind; `known` are metrics
-    measured elsewhere, by episode id.
+    `model` names the policy there (default: run and step), `agents` are by kind, `known` are metrics by episode id.
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
     rows = {**metrics.rows(_attempts(episodes, by_id, known or {})), **(known or {})}
-    found = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
-    summary = as_json(summarise(episodes)) | {"outcomes": _plain(found)}
+    counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
+    summary = as_json(summarise(episodes)) | {"outcomes": _plain(counts)}
     further = metrics.summary(episodes, rows)
-    summary["metrics"] = _plain({each: further[each] for each in further if each not in {*found, *summary["values"]}})
+    summary["metrics"] = _plain({each: further[each] for each in further if each not in {*counts, *summary["values"]}})
     summary["slices"] = {
         part: {"tasks": len(ids)} | _plain(_headline([each for each in episodes if each.task_id in ids], rows))
         for part, ids in metrics.parts(episodes, by_id, agents or {}).items()
@@ -66,19 +65,19 @@ def _attempts(
     for each in episodes:
         if each.id not in known:
             by_task.setdefault(each.task_id, []).append(each)
-    for name, own in by_task.items():
+    for name, task_episodes in by_task.items():
         task, sources = tasks.get(name), None
         if task is not None and task.reference.strip():
-            paths = localisation.python_files(task.reference, *(each.patch for each in own))
+            paths = localisation.python_files(task.reference, *(each.patch for each in task_episodes))
             sources = files_at_hand(task.workspace, sorted(paths))
-        yield from (metrics.Attempt(each, task, sources) for each in own)
+        yield from (metrics.Attempt(each, task, sources) for each in task_episodes)
 
 
 def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:
-    shown = {
+    headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
-    return metrics.summary(episodes, shown)
+    return metrics.summary(episodes, headline)
 
 
 def as_json(summary: Summary) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Selection of attempts worth learning from, by filters (section ``keep``)."""
+"""Select attempts worth learning from, by filters (section ``keep``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 8  # Tasks, repositories and languages listed; the others are counted.
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Attempt for filters, without its conversation.
+    """Attempt for filters, without conversation.
 
     >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
     True
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Selected attempts in reproducible order, and the filters' effects."""
+    """Selected attempts in reproducible order, and filters' effects."""
 
     kept: tuple[Candidate, ...]
     there: int
@@ -82,7 +82,7 @@ Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
 def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
-    """Candidates that pass `keep`. Raises `UsageError` with the filter that leaves none."""
+    """Apply `keep`. Raises `UsageError` with the filter that leaves none."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
         raise UsageError("there is no attempt with a verdict to select from", fix="collect some, or name another run")
@@ -96,12 +96,12 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
 
 
 def _filters(keep: Keep) -> list[tuple[str, Filter]]:
-    """Active filters with their names on the command line."""
+    """Active filters, named as on the command line."""
 
     def enough(one: Candidate) -> bool:
         return keep.above < 0 if one.reward is None else one.reward > keep.above
 
-    wanted: list[tuple[bool, str, Wanted]] = [
+    choices: list[tuple[bool, str, Wanted]] = [
         (True, f"keep.endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
         (True, _WELL_FORMED, lambda one: not one.malformed),
         (True, f"keep.above={keep.above:g}", enough),
@@ -112,7 +112,7 @@ def _filters(keep: Keep) -> list[tuple[str, Filter]]:
         (keep.best > 0, f"keep.best={keep.best}", partial(_best, k=keep.best)),
         (keep.total > 0, f"keep.total={keep.total}", lambda some: _in_turn(some, _TURNS)[: keep.total]),
     ]
-    each: list[tuple[bool, str, Filter]] = [(on, name, partial(_only, wanted=it)) for on, name, it in wanted]
+    each: list[tuple[bool, str, Filter]] = [(on, name, partial(_only, wanted=it)) for on, name, it in choices]
     return [(name, it) for on, name, it in (*each, *limits) if on]
 
 
@@ -125,23 +125,23 @@ def _ranked(some: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _distinct(some: Sequence[Candidate]) -> list[Candidate]:
-    seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
+    seen, chosen = set[tuple[str, str]](), set[tuple[int, str]]()
     for one in _ranked(some):
         marks = {(one.task, mark) for mark in (one.patch, one.conversation) if mark}
         if not marks & seen:
-            kept.add(one.key)
+            chosen.add(one.key)
         seen |= marks
-    return [one for one in some if one.key in kept]
+    return [one for one in some if one.key in chosen]
 
 
 def _best(some: Sequence[Candidate], k: int) -> list[Candidate]:
-    taken = Counter[str]()
-    found = []
+    count_by_task = Counter[str]()
+    best = []
     for one in _ranked(some):
-        taken[one.task] += 1
-        if taken[one.task] <= k:
-            found.append(one)
-    return sorted(found, key=lambda one: one.key)
+        count_by_task[one.task] += 1
+        if count_by_task[one.task] <= k:
+            best.append(one)
+    return sorted(best, key=lambda one: one.key)
 
 
 def _in_turn(some: Sequence[Candidate], within: Sequence[str]) -> list[Candidate]:
@@ -167,20 +167,21 @@ def _drawn(*parts: str) -> bytes:
 
 
 def _advice(name: str, before: Sequence[Candidate]) -> str:
-    """Remedy for a filter that leaves none of `before`."""
-    what, _, _ = name.removeprefix("keep.").partition("=")
-    if what == "endings":
-        there = ", ".join(f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common())
-        return f"they ended so: {there}; take others, too: keep.endings=done,limit"
-    if what == _WELL_FORMED:
+    field, _, _ = name.removeprefix("keep.").partition("=")
+    if field == "endings":
+        endings = ", ".join(
+            f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common()
+        )
+        return f"they ended so: {endings}; take others, too: keep.endings=done,limit"
+    if field == _WELL_FORMED:
         return f"the first: {before[0].malformed}"
-    known = [one for one in before if one.reward is not None]
-    if what == "above" and known:
-        best = max(one.reward for one in known if one.reward is not None)
+    judged = [one for one in before if one.reward is not None]
+    if field == "above" and judged:
+        best = max(one.reward for one in judged if one.reward is not None)
         return f"the highest reward is {best:g}: ask for less, or collect more attempts"
-    if what == "above":
+    if field == "above":
         return "none of them was judged: keep.above=-1 keeps what is not, crrl grade judges patches"
-    if what == "passed" and all(one.passed is None for one in before):
+    if field == "passed" and all(one.passed is None for one in before):
         return "none of them was judged: crrl grade judges patches"
     return "ask for less of it, or collect more attempts"
 
@@ -190,15 +191,17 @@ def _counts(kept: Sequence[Candidate], part: str) -> dict[str, int]:
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """`Selection.as_json` in lines."""
+    """Format `Selection.as_json` as lines."""
     rows = [(f"{found['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in found["filters"]]
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]
     for part in ("language", "repository", "task"):
         counts = {name: count for name, count in found[f"by_{part}"].items() if name}
-        shown = [f"{name} {count}" for name, count in list(counts.items())[:_SHOWN]]
+        counted_names = [f"{name} {count}" for name, count in list(counts.items())[:_SHOWN]]
         more = [f"{len(counts) - _SHOWN} more"] if len(counts) > _SHOWN else []
         if counts:
-            what = {"repository": "repositories"}.get(part, f"{part}s")
-            lines.append(f"{len(counts):>7} {what if len(counts) > 1 else part}: {', '.join([*shown, *more])}")
+            plural = {"repository": "repositories"}.get(part, f"{part}s")
+            lines.append(
+                f"{len(counts):>7} {plural if len(counts) > 1 else part}: {', '.join([*counted_names, *more])}"
+            )
     return lines

@@ -1,7 +1,6 @@
 """Supervised fine-tuning on one page: examples -> batches -> updates -> held-out loss -> checkpoints.
 
-Run folders resemble those of `crrl train`. A step depends on examples, seed and number: a killed run repeats logged
-steps after its last checkpoint, with equal results.
+A step depends on examples, seed and number: after a kill, steps since the last checkpoint repeat with equal results.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
     """Train by `plan` in `folder`; return the summary for ``--json``.
 
     Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
-    otherwise the error that stopped the run; `resume` continues it.
+    else the error that stopped the run; `resume` continues it.
     """
     meter = Meter()
     with stoppable() as received, Progress(plan.config.run.steps, quiet=quiet) as progress:
@@ -98,7 +97,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """Result of a run: steps, last metrics, lowest held-out loss, evaluations."""
+    """Steps, last metrics, lowest held-out loss, evaluations."""
     history = read_history(folder)
     losses = _losses(_first(folder), history)
     best = min(losses, key=lambda step: losses[step]) if losses else None
@@ -176,15 +175,12 @@ async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
 
 
 def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
-    data, there = plan.config.data, plan.examples.train
-    return [row for at in examples.due(data, len(there), plan.config.run.seed, step) for row in there[at].samples]
+    data, rows = plan.config.data, plan.examples.train
+    return [row for at in examples.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
 
 
 async def _restore(run: _Run) -> None:
-    """Bring the learner to the end of the history, and finish the last process' work.
-
-    Raises `RunError` if a repeated step differs.
-    """
+    """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
     done = run.history.step
     saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
     begins = max(saved, default=0)
@@ -238,8 +234,8 @@ def _held_out(plan: ImitationPlan) -> list[Sample]:
 
 
 def _named(measured: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
-    return {f"held_out/{name}": measured[name] for name in wanted if name in measured}
+    names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
+    return {f"held_out/{name}": measured[name] for name in names if name in measured}
 
 
 def _first(folder: RunFolder) -> dict[str, Any]:
@@ -247,12 +243,12 @@ def _first(folder: RunFolder) -> dict[str, Any]:
 
 
 def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
-    found = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
-    return {step: metrics[LOSS] for step, metrics in found.items() if LOSS in metrics}
+    metrics_by_step = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
+    return {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
 
 
 async def _evaluate_if_due(run: _Run, step: int) -> None:
-    """Attempt held-out tasks after `step` updates, unless not due or done."""
+    """Attempt held-out tasks after `step` updates, if due and not done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
     if bench is None or engine is None or not evaluation_due(config, step):
         return
@@ -330,28 +326,28 @@ async def _bench(
 async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
     folder.require_free()
     began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
-    there = plan.examples
-    about = {
+    loaded = plan.examples
+    record = {
         "name": plan.config.run.name,
         "seed": plan.config.run.seed,
         "config": plan.config.model_dump(mode="json"),
         "model": await until_called_off(digests, began),
         "rewards": plan.rollouts.reward_versions if plan.rollouts else {},
         "data": {
-            **there.counts(),
-            "files": there.files,
-            "rendered": there.rendered,
-            "dropped": {why: sorted(names) for why, names in there.dropped.items()},
+            **loaded.counts(),
+            "files": loaded.files,
+            "rendered": loaded.rendered,
+            "dropped": {reason: sorted(names) for reason, names in loaded.dropped.items()},
         },
     }
-    folder.create(to_toml(plan.config), about, plan.model.engine.versions())
+    folder.create(to_toml(plan.config), record, plan.model.engine.versions())
     _write_learned(plan, folder)
 
 
 async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run in `folder`."""
-    about = open_run(folder.path).about()
-    if "data" not in about:
+    """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run."""
+    record = open_run(folder.path).about()
+    if "data" not in record:
         raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
     before, now = (flat(each.model_dump(mode="json")) for each in (load(folder.config), plan.config))
     for key in {**before, **now}:
@@ -361,8 +357,8 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
                 " others",
                 fix="resume it as it was (crrl sft RUN_FOLDER --resume), or give the changed run another run.name",
             )
-    changed = [path for path, digest in about["data"]["files"].items() if plan.examples.files.get(path) != digest]
-    if changed or len(about["data"]["files"]) != len(plan.examples.files):
+    changed = [path for path, digest in record["data"]["files"].items() if plan.examples.files.get(path) != digest]
+    if changed or len(record["data"]["files"]) != len(plan.examples.files):
         raise UsageError(
             f"{(changed or ['data.paths'])[0]} has other examples than the run began with",
             fix="put the file back, or give the run on the new examples another run.name",
@@ -372,7 +368,7 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
 
 
 def _write_learned(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Write the tasks whose solutions the model has seen, including those of its initial model."""
+    """Write the tasks whose solutions the model has seen, its initial model's included."""
     earlier = learned_by(plan.config.model.path) if plan.config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | {each.task for each in plan.examples.train})
 
@@ -390,8 +386,8 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
         f"{counted(config.run.steps, 'step')} of {counted(config.data.batch, 'example')}, by {decides}: each example"
         f" comes {each:.3g} times"
     )
-    for why, count in plan.examples.rendered.items():
-        progress.say(f"{counted(count, 'example')} {why}, rendered from their messages by the model's template")
+    for reason, count in plan.examples.rendered.items():
+        progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")
     if plan.examples.dropped:
         progress.say(f"left out: {examples.in_words(plan.examples.dropped)}")
     if plan.doubt:
@@ -408,7 +404,7 @@ def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
         "data": {
             **plan.examples.counts(),
             "rendered": plan.examples.rendered,
-            "dropped": {why: len(names) for why, names in plan.examples.dropped.items()},
+            "dropped": {reason: len(names) for reason, names in plan.examples.dropped.items()},
         },
         "steps": steps,
         "epochs": round(steps * data.batch / len(plan.examples.train), 2) if data.epochs is None else data.epochs,

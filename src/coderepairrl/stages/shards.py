@@ -1,4 +1,4 @@
-"""Shards of an evaluation, one for each process."""
+"""Shards of an evaluation, one per process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Shard(NamedTuple):
-    """Every `of`-th task of an evaluation, from the `number`-th (1, 2, ...) on.
+    """Every `of`-th task, from the `number`-th (1, 2, ...) on.
 
     >>> str(Shard(2, 3)), Shard(2, 3).share("abcde")
     ('2/3', 'be')
@@ -24,7 +24,7 @@ class Shard(NamedTuple):
         return f"{self.number}/{self.of}"
 
     def share(self, everything: Sequence[T]) -> Sequence[T]:
-        """Select its part of `everything`."""
+        """Select its part."""
         return everything[self.number - 1 :: self.of]
 
 

@@ -18,7 +18,7 @@ _PATIENCE = 15.0  # Seconds at the end of a run for a tracker's backlog.
 
 @asynccontextmanager
 async def following(folder: RunFolder, names: Iterable[str], say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Feed the trackers `names` from the log of `folder` meanwhile; `say` reports one that fails, once."""
+    """Feed the trackers `names` from the log meanwhile; `say` reports a failing one once."""
     async with AsyncExitStack() as all_of_them:
         for name in names:
             await all_of_them.enter_async_context(_following(folder, name, say))
@@ -41,8 +41,8 @@ async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -
 
     async def report() -> None:
         if await process.wait():
-            why = (last_words(output, begins) or ["no reason given"])[-1]
-            say(f"{name} is sent nothing more: {why}; the run folder has all metrics: {later}")
+            reason = (last_words(output, begins) or ["no reason given"])[-1]
+            say(f"{name} is sent nothing more: {reason}; the run folder has all metrics: {later}")
 
     later = f"crrl export {folder.path} --to {name}"
     reporting = asyncio.create_task(report())

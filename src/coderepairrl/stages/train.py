@@ -40,7 +40,7 @@ from coderepairrl.types import Ending, Episode, Sampling
 
 
 async def train(parts: Parts, history: History) -> None:
-    """Run the steps that `history` lacks, with due evaluations and checkpoints.
+    """Run the steps missing in `history`, with due evaluations and checkpoints.
 
     A step depends on log and config alone: after any kill, a call with the log's history continues. Raises
     `HealthGateError`, `RunError`, `LearnerFault`.
@@ -76,7 +76,7 @@ async def train(parts: Parts, history: History) -> None:
 async def restore(parts: Parts, history: History) -> References:
     """Bring engine and learner to the end of `history`; return verified references.
 
-    Finishes files, checkpoint and alarms of the last step after a kill. Raises `HealthGateError`.
+    Finishes the last step's files, checkpoint and alarms. Raises `HealthGateError`.
     """
     if history.step:
         parts.progress.resume(history.step, replayed(parts.folder, history))
@@ -91,25 +91,25 @@ async def restore(parts: Parts, history: History) -> References:
 
 
 async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
-    """Groups of the next step, with up to `curriculum.refill` in place of uninformative ones (`informative`).
+    """Groups of the next step, up to `curriculum.refill` replacing uninformative ones (`informative`).
 
-    With `rollout.max_staleness` some began before the last update, and others go on.
+    With `rollout.max_staleness` some began before the last update, and others continue.
     """
     groups, version = list[Group](), parts.policy.version
-    while wanted := lacking(groups, parts.config):
-        schedule(parts, history, queue, wanted, groups)
-        if shed := await queue.requeue_stale(version, wanted):
+    while missing := lacking(groups, parts.config):
+        schedule(parts, history, queue, missing, groups)
+        if shed := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
             parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
         begin(parts, history, references, queue)
-        groups += await queue.take(version, wanted)
+        groups += await queue.take(version, missing)
         check_health(groups)
     return groups
 
 
 def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
-    """Fill `queue` for the next step, which has `taken` some groups and `wanted` more; interrupted ones come first."""
+    """Fill `queue` for a step that has `taken` and needs `wanted` more groups, interrupted ones first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
     for slot in due(
@@ -125,7 +125,7 @@ def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, tak
 
 
 def begin(parts: Parts, history: History, references: References, queue: GroupQueue) -> None:
-    """Begin waiting groups of `queue`; interrupted ones keep their finished episodes."""
+    """Begin waiting groups; interrupted ones keep finished episodes."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
     left = [slot.group for slot in queue.waiting if slot.group in history.begun]
     done = finished(parts.folder, left, history.given_up)
@@ -148,12 +148,12 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
 
 
 def lacking(groups: Sequence[Group], config: Config) -> int:
-    """Number of groups that a step with `groups` still samples."""
+    """Number of groups still to sample."""
     # Advantages over the whole batch can make several groups informative at once: more than wanted.
-    wanted, refill = config.rollout.tasks_per_step, config.curriculum.refill
+    size, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
-        return wanted - len(groups)
-    return max(0, min(wanted - informative(episodes_of(groups), config), wanted + refill - len(groups)))
+        return size - len(groups)
+    return max(0, min(size - informative(episodes_of(groups), config), size + refill - len(groups)))
 
 
 def summarise_step(
@@ -167,9 +167,9 @@ def summarise_step(
 ) -> dict[str, Any]:
     """Record of a step's episodes, batch and update.
 
-    `learned` are the learner's metrics, with a ``skipped_reason`` if weights stayed. ``tokens_per_second`` counts
-    tokens `sampled` meanwhile over the engine's time: ``rollout_seconds`` if engine and learner take turns, else the
-    whole step.
+    `learned` are the learner's metrics, with a ``skipped_reason`` if weights stayed. ``tokens_per_second`` is tokens
+    `sampled` meanwhile over the engine's time: ``rollout_seconds`` if it takes turns with the learner, else the whole
+    step.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
     overlap = queue.window.staleness and "sleep_seconds" not in learned
@@ -195,7 +195,7 @@ def summarise_step(
 def commit_step(
     parts: Parts, history: History, record: dict[str, Any], groups: Sequence[Group], alarms: Sequence[gates.Alarm]
 ) -> None:
-    """Write a step's record to the log, which completes the step, and print its line."""
+    """Log a step's record, which completes the step, and print its line."""
     record["alarms"] = [alarm.as_json() for alarm in alarms]
     record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
     parts.log.append("step", **record)
@@ -234,7 +234,7 @@ async def export(parts: Parts, history: History, episodes: Sequence[Episode], re
 
 
 async def gather(parts: Bench, history: History, chosen: Sequence[Slot], sampling: Sampling) -> list[Group]:
-    """Groups of an evaluation, with episodes finished by an interrupted process."""
+    """Groups of an evaluation, reusing episodes of an interrupted process."""
     # The task's own reference alone keeps the policy comparable before and after.
     parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
     return await collect(
@@ -255,14 +255,14 @@ def evaluation_due(config: Config, step: int) -> bool:
 
 
 async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
-    """Evaluate on held-out tasks after `step` updates, unless not due or done."""
+    """Evaluate after `step` updates, if due and not done."""
     for name, tasks in parts.eval_tasks.items():
         if evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
             await evaluate(parts, history, name, step, parts.policy.version)
 
 
 async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
-    """Run evaluation `name` (``eval`` or a further one) of policy `version` after `step` updates."""
+    """Run evaluation `name` of policy `version` after `step` updates."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
@@ -284,9 +284,9 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of a step's episodes (means over episodes) and, as ``learn/NAME``, of the learner.
+    """Metrics of a step's episodes (means) and, as ``learn/NAME``, of the learner.
 
-    ``surprisal`` is minus the engine's mean logprob of sampled tokens, in nats: on policy an unbiased estimate of the
+    ``surprisal`` is minus the engine's mean logprob of sampled tokens, in nats: on policy an unbiased estimate of
     entropy per token. ``learn/entropy`` is the learner's, of trained tokens. ``informative`` is the share of groups
     trained at an advantage other than 0, or by a value head; ``flat_groups`` counts the others.
     """
@@ -301,7 +301,9 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         **{f"reward/{kind}": fmean(rewards) for kind, rewards in _by_kind(episodes).items() if len(batch.kinds) > 1},
         "reward_std": sum(spreads) / len(spreads),
         **{f"kind_scale/{kind or PLAIN}": scale for kind, scale in batch.scales.items() if len(batch.kinds) > 1},
-        **{f"trained/{kind or PLAIN}": own.trained for kind, own in batch.kinds.items() if len(batch.kinds) > 1},
+        **{
+            f"trained/{kind or PLAIN}": balance.trained for kind, balance in batch.kinds.items() if len(batch.kinds) > 1
+        },
         "flat_groups": len(batch.groups) - len(taught),
         "groups": len(groups),
         "informative": len(taught) / len(batch.groups),

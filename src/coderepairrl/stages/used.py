@@ -15,7 +15,7 @@ _EVERY = 60.0
 
 @asynccontextmanager
 async def metered(log: Log, meter: Meter) -> AsyncIterator[None]:
-    """Append the counts of `meter` as ``used`` records, every minute and at the end."""
+    """Append counts of `meter` as ``used`` records, every minute and at the end."""
 
     def write() -> None:
         log.append("used", **meter.read()._asdict())

@@ -1,4 +1,4 @@
-"""Watch over an evaluation: a line for each attempt, results and cost so far, and when to stop."""
+"""Watch over an evaluation: lines, results, cost, and when to stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIX = {
 
 
 def find_obstacle(episode: Episode) -> str:
-    """Return what kept the policy from showing its ability, or ""."""
+    """Name what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
     cost = spent([episode])
@@ -35,7 +35,7 @@ def find_obstacle(episode: Episode) -> str:
 
 
 def find_common_obstacle(episodes: Sequence[Episode]) -> str:
-    """Return a warning if one obstacle hid the policy's ability in all valid `episodes`, or ""."""
+    """Warning if one obstacle hid the policy's ability in all valid `episodes`, or ""."""
     obstacles = [find_obstacle(episode) for episode in episodes if episode.ending is not Ending.VOID]
     if not obstacles or len(set(obstacles)) > 1 or not obstacles[0]:
         return ""
@@ -45,7 +45,7 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
 
 
 class Watch:
-    """Takes each attempt after its verdict; `say` prints a line."""
+    """Take each attempt after its verdict; `say` prints a line."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Watch:
         self._obstacle = obstacle
         if not obstacle or self._in_a_row < self._patience:
             return
-        what = f"the last {self._in_a_row} attempts {obstacle}"
+        message = f"the last {self._in_a_row} attempts {obstacle}"
         if void:
-            raise HealthGateError(f"{what}: {episode.fault.partition(chr(10))[0]}", fix=_FIX[obstacle])
+            raise HealthGateError(f"{message}: {episode.fault.partition(chr(10))[0]}", fix=_FIX[obstacle])
         if obstacle == SILENT and self._stops and len(self._valid) == self._in_a_row >= _FEWEST:
-            raise HealthGateError(what, fix=_FIX[obstacle])
+            raise HealthGateError(message, fix=_FIX[obstacle])
         if self._in_a_row == self._patience:
-            self._say(f"warning: {what}; {_FIX[obstacle]}")
+            self._say(f"warning: {message}; {_FIX[obstacle]}")
 
     def _add(self, episode: Episode) -> None:
         for turn in episode.turns:
@@ -113,14 +113,14 @@ class Watch:
         self._model = self._model or model or ""
 
     def _line(self, episode: Episode) -> str:
-        own = spent([episode])
+        cost = spent([episode])
         verdict = resolved(episode)
         how = f"reward {episode.reward:.3f}" if verdict is None else "resolved" if verdict else "not resolved"
         how += ", empty patch" if not episode.patch.strip() else ""
         if episode.ending is not Ending.DONE:
             how += f", {episode.ending.value} ({episode.reason}){'' if episode.turns else ' before the first reply'}"
         parts = [f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how}"]
-        parts.append(f"{own.prompt_tokens:,} + {own.sampled_tokens:,} tokens, {own.attempt_seconds:.1f} s")
+        parts.append(f"{cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s")
         parts.append(f"so far {self._so_far()}")
         if self._prices is not None:
             parts.append(f"cost {self._cost.money(self._prices):.4f}")
@@ -129,6 +129,6 @@ class Watch:
     def _so_far(self) -> Interval:
         verdicts = {each.id: verdict for each in self._valid if (verdict := resolved(each)) is not None}
         tested = len(verdicts) == len(self._valid)
-        own = clusters_of(self._valid)
+        cluster_of = clusters_of(self._valid)
         values = [float(verdicts[each.id]) if tested else each.reward for each in self._valid]
-        return mean_interval(values, [own[each.task_id] for each in self._valid], share=is_share(values))
+        return mean_interval(values, [cluster_of[each.task_id] for each in self._valid], share=is_share(values))

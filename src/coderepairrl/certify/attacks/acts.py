@@ -110,14 +110,14 @@ def attacks() -> tuple[Attack, ...]:
         "keeper": (LIFETIME, _keeper),
         "diff": (DIFF, _spoils_the_diff),
     }
-    found = [
+    listed = [
         Attack(family, name.removesuffix(" (root)"), act(script), "root" if name.endswith(" (root)") else "")
         for family, (table, act) in scripts.items()
         for name, script in table.items()
     ]
     daemon, stopped = (_daemon(last) for last in ("exec sleep 300", "kill -STOP $$"))
     return (
-        *found,
+        *listed,
         Attack("escapes", "a file tool through a link", _writes_by_tool),
         Attack("limits", "a flood of output", _floods),
         Attack("keeper", "a daemon after its command", _outlives(daemon)),

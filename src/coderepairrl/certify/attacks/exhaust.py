@@ -1,6 +1,6 @@
 """Attacks on limits: ``python3 -ISc <this file> NAME ARGUMENT...``, as `inside`.
 
-Bounded, for use on a host. A limit raises OSError or MemoryError here, or ends the process.
+Bounded, for use on a host. Limits raise OSError or MemoryError here, or end the process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _all_ended_well(children: list[int]) -> bool:
 
 
 def processes() -> None:
-    """Start more processes than allowed."""
+    """Exceed the limit of processes."""
     children = []
     try:
         for _ in range(int(E["PROCESSES"]) + 16):
@@ -65,7 +65,7 @@ def processes() -> None:
 
 
 def threads() -> None:
-    """Start more threads than allowed."""
+    """Exceed the limit of threads."""
     end = threading.Event()
     count = int(E["PROCESSES"]) + 16
     threading.stack_size(1 << 16)
@@ -79,7 +79,7 @@ def threads() -> None:
 
 
 def processes_that_left() -> None:
-    """Start more processes than allowed, in sessions and with parents unlike ours."""
+    """Exceed the limit of processes, in other sessions with other parents."""
     count = int(E["PROCESSES"]) + 16
     read, write = os.pipe()
     for _ in range(count):
@@ -103,9 +103,9 @@ def processes_that_left() -> None:
 
 def memory_of_one() -> None:
     """Take twice the memory in one process."""
-    kept = b"x" * (2 * int(E["MEMORY"]))
+    block = b"x" * (2 * int(E["MEMORY"]))
     found()
-    del kept
+    del block
 
 
 def memory_of_many() -> None:
@@ -113,9 +113,9 @@ def memory_of_many() -> None:
     size = int(E["MEMORY"]) * 6 // 10
 
     def hold() -> None:
-        kept = b"x" * size
+        block = b"x" * size
         time.sleep(6)
-        del kept
+        del block
 
     if all(os.waitpid(pid, 0)[1] == 0 for pid in _children(hold, 3)):
         found()
@@ -135,13 +135,13 @@ def memory_in_sockets() -> None:
     """Take thrice the memory in the kernel, with few descriptors each."""
 
     def hold() -> None:
-        kept, left = [], int(E["MEMORY"]) // 8
+        pairs, left = [], int(E["MEMORY"]) // 8
         while left > 0:
-            kept.append(socket.socketpair())
-            kept[-1][0].setblocking(False)
+            pairs.append(socket.socketpair())
+            pairs[-1][0].setblocking(False)
             try:
                 while True:
-                    left -= kept[-1][0].send(bytes(1 << 16))
+                    left -= pairs[-1][0].send(bytes(1 << 16))
             except BlockingIOError:
                 pass
         time.sleep(4)
@@ -197,7 +197,7 @@ def many(what: str, where: str = ".") -> None:
 
 
 def cpu_time() -> None:
-    """Use more CPU time than allowed."""
+    """Exceed the limit of CPU time."""
     while time.process_time() < int(E["CPU_SECONDS"]) + 2:
         pass
     found()
@@ -207,16 +207,16 @@ def terminals() -> None:
     """Open 400 terminals."""
 
     def hold() -> None:
-        kept = [os.openpty() for _ in range(100)]
+        pairs = [os.openpty() for _ in range(100)]
         time.sleep(4)
-        del kept
+        del pairs
 
     if _all_ended_well(_children(hold, 4)):
         found()
 
 
 def open_files() -> None:
-    """Open more files than allowed."""
+    """Exceed the limit of open files."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for _ in range(int(E["OPEN_FILES"])):

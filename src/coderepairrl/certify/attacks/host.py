@@ -1,4 +1,4 @@
-"""Host worth attacking: secrets, sockets, a process, and a repository with the repair in its future."""
+"""Host worth attacking: secrets, sockets, a process, a repository with the repair in its future."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def clone(target: Target, user: int | None) -> AsyncIterator[Path]:
 
 
 def prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
-    """Host, until `stack` closes, and the workspace that attacks begin from."""
+    """Prepare a host, until `stack` closes, and the attacked workspace."""
     folder = stack.enter_context(scratch("redteam"))
     folder.chmod(0o755)
     word = secrets.token_hex(8)

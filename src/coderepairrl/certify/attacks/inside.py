@@ -1,7 +1,6 @@
 """Attacks run inside: ``python3 -ISc <this file> NAME ARGUMENT...``.
 
-`found` prints the word of an attack that got through. Obstacles raise OSError or end the process. Needs Python 3.9
-alone, as `exhaust`.
+`found` prints the word of a successful attack. Obstacles raise OSError or end the process. Needs Python 3.9 only.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def limits_of_holder() -> None:
 
 
 def connect(family: str, address: str) -> None:
-    """Connect: ``inet``, ``inet6`` (ports of the host's loopback), ``unix``, ``abstract``."""
+    """Connect to ``inet``, ``inet6`` (the host's loopback), ``unix``, ``abstract``."""
     loopback: dict[str, tuple[socket.AddressFamily, Any]] = {
         "inet": (socket.AF_INET, ("127.0.0.1", address)),
         "inet6": (socket.AF_INET6, ("::ffff:127.0.0.1", address)),
@@ -92,7 +91,7 @@ def connect(family: str, address: str) -> None:
 
 
 def route() -> None:
-    """Look for a route to the internet; connecting a datagram socket sends nothing."""
+    """Look for an internet route; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(5)
         client.connect(("192.0.2.1", 53))
@@ -166,7 +165,7 @@ def call(name: str) -> None:
 
 
 def priority_of_all() -> None:
-    """Ask for a higher priority of all our user's processes; EACCES comes after looking at each."""
+    """Raise the priority of all our user's processes; EACCES means it looked at each."""
     setpriority = ctypes.CDLL(None, use_errno=True).setpriority
     if os.getuid() and setpriority(2, 0, -20) and ctypes.get_errno() == 13:
         found()
@@ -296,7 +295,7 @@ def memory_of_keeper() -> None:
 
 
 def daemon_of_threads() -> None:
-    """Daemon whose first thread has ended: shown as a zombie, yet alive."""
+    """Start a daemon whose first thread has ended: shown as a zombie, yet alive."""
 
     def stay() -> None:
         lock = open("lock", "w")

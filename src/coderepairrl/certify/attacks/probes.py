@@ -1,8 +1,8 @@
-"""Bash scripts of the attacks by name; longer ones are in `inside`.
+"""Bash scripts of attacks by name; longer ones are in `inside`.
 
 Environment: ``SECRET`` (a file), ``OUTSIDE`` (a writable folder), ``HOLDER`` (a process with a secret), ``TCP UNIX
-ABSTRACT`` (servers), ``REMOTE FIXED`` (repository and repairing commit), the limits, and ``A`` and ``B``: success
-prints both as one word, or leaves ``$OUTSIDE/plant``. ``(root)``: the control needs root.
+ABSTRACT`` (servers), ``REMOTE FIXED`` (repository, repairing commit), the limits, and ``A`` and ``B``: success prints
+both as one word, or leaves ``$OUTSIDE/plant``. ``(root)``: the control needs root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coderepairrl.certify.attacks import exhaust, inside, keeper, naive_diff
 
 @functools.cache
 def source(module: ModuleType) -> str:
-    """Text of a program to run elsewhere."""
+    """Text of a program."""
     return Path(str(module.__file__)).read_text(encoding="utf-8")
 
 

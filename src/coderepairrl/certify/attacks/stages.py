@@ -101,7 +101,7 @@ class Inside:
 
 @dataclass
 class Outside:
-    """Clone with all of its history, unprotected."""
+    """Unprotected clone with all its history."""
 
     work: Path
     target: Target
@@ -146,17 +146,17 @@ class Outside:
         return await asyncio.to_thread(self._exchange, script)
 
     def _exchange(self, script: str) -> bytes:
-        ours, theirs = socket.socketpair()
+        ours, keeper_end = socket.socketpair()
         with ours:
-            with theirs:
-                argv = [sys.executable, "-P", "-c", KEEPER, str(theirs.fileno()), script]
+            with keeper_end:
+                argv = [sys.executable, "-P", "-c", KEEPER, str(keeper_end.fileno()), script]
                 keeper = subprocess.Popen(
                     command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
                     env={**self.target.env, "PATH": os.environ["PATH"]},
                     cwd="/",
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[keeper_end.fileno()],
                 )
             ours.settimeout(3.0)
             output = b""

@@ -1,7 +1,6 @@
-"""Search for the repair in a sandbox's git repository.
+"""Search for the repair in a sandbox's git repository, where policies do look.
 
-Lists all objects of its store, borrowed ones included; its commit and the tags of its ancestors should reach all.
-Policies do look there.
+All objects of its store, borrowed ones included, should be reachable from its commit and its ancestors' tags.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
 
 
 class History(NamedTuple):
-    """Reachable later objects; `repair` names the repair's place, or is empty."""
+    """Later objects; `repair` names the repair's place, or is empty."""
 
     repair: str
     commits: int
@@ -64,32 +63,29 @@ class History(NamedTuple):
 
 
 async def later(sandbox: Sandbox) -> dict[str, str]:
-    """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id.
-
-    Raises `SandboxFault` if git fails.
-    """
-    asked = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
-    if asked.exit_code == 3 and not asked.timed_out:
+    """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
+    listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
+    if listing.exit_code == 3 and not listing.timed_out:
         return {}
-    if not asked.ok or asked.truncated:
-        how = "it has no git or no awk" if asked.exit_code == 4 else asked.output[-200:].decode("utf-8", "replace")
+    if not listing.ok or listing.truncated:
+        how = "it has no git or no awk" if listing.exit_code == 4 else listing.output[-200:].decode("utf-8", "replace")
         raise SandboxFault(f"the objects of the repository cannot be listed: {how or 'out of time'}")
-    rows = (line.split() for line in asked.output.decode("ascii", "replace").splitlines())
+    rows = (line.split() for line in listing.output.decode("ascii", "replace").splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 async def history(
     sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search the objects `there` (`later`) for the change from `before` to `after`, texts by path.
+    """Search objects `there` (`later`) for the change from `before` to `after`, texts by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """
     commits = sum(kind == "commit" for kind in there.values())
     if not there:
         return History("", 0, 0)
-    said = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
-    names = tuple(said.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if said.ok else ()
+    listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
+    names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
     return History(await _repair(sandbox, there, before, after), commits, len(there), names)
 
 
@@ -99,17 +95,17 @@ async def _repair(
     for path, content in after.items():
         if content is None:
             continue
-        asked = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
-        if asked.ok and asked.output.decode("ascii", "replace").strip() in there:
+        hashed = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
+        if hashed.ok and hashed.output.decode("ascii", "replace").strip() in there:
             return f"{path} as the reference leaves it"
     line = _telling(before, after)
     blobs = "".join(f"{name}\n" for name, kind in there.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
-    found = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)
-    if not found.ok:
-        raise SandboxFault(f"the objects of the repository cannot be read: {found.output[-200:]!r}")
-    return f"a line of the reference: {line}" if found.output.strip() != b"0" else ""
+    count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)
+    if not count.ok:
+        raise SandboxFault(f"the objects of the repository cannot be read: {count.output[-200:]!r}")
+    return f"a line of the reference: {line}" if count.output.strip() != b"0" else ""
 
 
 def _telling(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:

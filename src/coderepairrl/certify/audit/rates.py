@@ -37,27 +37,27 @@ class Rate(NamedTuple):
 
 
 def rates(found: Sequence[Audited]) -> list[Rate]:
-    """Shares of tasks, then of mutants, in all and by kind."""
-    own = clusters_by({each.task.id: each.task.repository for each in found})
+    """Shares of tasks, then of mutants, overall and by kind."""
+    cluster_of = clusters_by({each.task.id: each.task.repository for each in found})
 
     def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
-        known = [(own[task], answer) for task, answer in answers if answer is not None]
-        hits, number = sum(answer for _, answer in known), len(known)
+        answered = [(cluster_of[task], answer) for task, answer in answers if answer is not None]
+        hits, number = sum(answer for _, answer in answered), len(answered)
         return Rate(
             name,
             hits,
             number,
             len(answers) - number,
             wilson(hits, number) if number and alone else None,
-            mean_interval([float(answer) for _, answer in known], [at for at, _ in known], share=True)
-            if known
+            mean_interval([float(answer) for _, answer in answered], [at for at, _ in answered], share=True)
+            if answered
             else None,
         )
 
     def of_tasks(name: str, ask: Callable[[Audited], bool | None]) -> Rate:
         return share(name, [(each.task.id, ask(each)) for each in found])
 
-    made = [
+    shares = [
         of_tasks("the reference passes", lambda each: each.passes),
         of_tasks("untouched fails", lambda each: each.fails),
         of_tasks("flaky", lambda each: None if each.flaky is None else bool(each.flaky)),
@@ -71,12 +71,12 @@ def rates(found: Sequence[Audited]) -> list[Rate]:
         ]
         if answers or not kind:
             name = f"mutants accepted: {kind}" if kind else "mutants accepted"
-            made.append(share(name, answers, alone=False))
-    return made
+            shares.append(share(name, answers, alone=False))
+    return shares
 
 
 def accepts(found: Audited) -> bool | None:
-    """Whether a task accepts a mutant; None without a judged one."""
+    """Whether a task accepts a mutant; None if none was judged."""
     judged = [each.accepted for each in found.wrong if each.accepted is not None]
     return any(judged) if judged else None
 
@@ -118,13 +118,15 @@ def table(found: Sequence[Audited]) -> str:
         lines.append(f"  {each.name:<44} {of:>9}  {sides[0]:<22}  {sides[1]:<22}  {each.unmeasured or ''}".rstrip())
     for task in found:
         if task.faults:
-            why = "; ".join(f"{what}: {reason.splitlines()[0]}" for what, reason in task.faults.items() if reason)
-            lines.append(f"  not tried: {task.task.id}: {logged(why)}")
+            reasons = "; ".join(
+                f"{change}: {reason.splitlines()[0]}" for change, reason in task.faults.items() if reason
+            )
+            lines.append(f"  not tried: {task.task.id}: {logged(reasons)}")
         lines += [f"  does not hold: {task.task.id}: {logged(each)}" for each in task.problems]
         for one in task.wrong:
             if one.accepted:
-                what = f" ({one.wrong.what})" if one.wrong.what else ""
-                lines.append(f"  accepted: {task.task.id}: {one.wrong.kind}, {one.wrong.place}{logged(what)}")
+                change = f" ({one.wrong.what})" if one.wrong.what else ""
+                lines.append(f"  accepted: {task.task.id}: {one.wrong.kind}, {one.wrong.place}{logged(change)}")
     return "\n".join(lines)
 
 

@@ -42,7 +42,7 @@ _SHOWN = 300
 
 
 class Settings(NamedTuple):
-    """Questions to each task."""
+    """Settings of an audit."""
 
     dataset: str
     """Source and options, as written."""
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Wrong patch, and whether the checks passed every time; None: not run."""
+    """Wrong patch, and whether checks always passed; None: not run."""
 
     wrong: WrongPatch
     accepted: bool | None
@@ -86,7 +86,7 @@ class Audited(NamedTuple):
 
 
 def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
-    """Draw `limit` tasks of `source` (0: all) by `seed`; more include fewer; in their order.
+    """Draw `limit` tasks (0: all) by `seed`, in source order; larger draws include smaller ones.
 
     Raises `UsageError` for no tasks and for a source that breaks the rules; `TaskError`.
     """
@@ -113,9 +113,9 @@ async def audit(
 ) -> list[Audited]:
     """Run the trials of `settings` on `tasks`, in order; with `resume`, those missing in `file`.
 
-    Prepares the tasks' needs first. Faults of the infrastructure are not written; `resume` retries them.
+    Prepares the tasks' needs first. Infrastructure faults are not written, so that `resume` retries them.
 
-    Raises `UsageError` for an existing `file` (without `resume`) or one of another audit, `PrerequisiteError`, and
+    Raises `UsageError` for an existing `file` (without `resume`) or another audit's, `PrerequisiteError`, and
     `TaskError` for an environment changed since it was built.
     """
     rows = Lines.read(file) if resume else []
@@ -126,22 +126,22 @@ async def audit(
         raise UsageError(
             f"{file} holds another audit: {json.dumps(rows[0])[:_SHOWN]}", fix="name another folder with -o"
         )
-    known = _known(file, rows[1:], tasks)
+    rows_by_run = _known(file, rows[1:], tasks)
     await _prepare(tasks, jobs, say)
     lines = Lines(file)
     try:
         if not rows:
             lines.append(header)
-        trials = _Trials(source, sandbox, settings, lines, known, asyncio.Semaphore(jobs), say)
+        trials = _Trials(source, sandbox, settings, lines, rows_by_run, asyncio.Semaphore(jobs), say)
         doors, done = asyncio.Semaphore(jobs), 0
 
         async def one(task: Task) -> Audited:
             nonlocal done
             async with doors:  # so that some tasks are done while others have not begun
-                found = await trials.of(task)
+                result = await trials.of(task)
             done += 1
-            say(f"[{done}/{len(tasks)}] {in_short(found)}")
-            return found
+            say(f"[{done}/{len(tasks)}] {in_short(result)}")
+            return result
 
         async with asyncio.TaskGroup() as pending:
             begun = [pending.create_task(one(task)) for task in tasks]
@@ -165,7 +165,7 @@ async def _prepare(tasks: Sequence[Task], jobs: int, say: Say) -> None:
 
 def _known(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple[str, str, int], Row]:
     """Rows by task, trial and run. Raises `UsageError`."""
-    digests, found = {task.id: _digest(task) for task in tasks}, {}
+    digests, rows_by_run = {task.id: _digest(task) for task in tasks}, {}
     for number, row in enumerate(rows, 2):
         try:
             key = row["task"], row["what"], row["run"]
@@ -176,14 +176,14 @@ def _known(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple
             raise UsageError(
                 f"{file}, line {number}: task {row['task']} has changed since", fix="name another folder with -o"
             )
-        found[key] = row
-    return found
+        rows_by_run[key] = row
+    return rows_by_run
 
 
 def _digest(task: Task) -> str:
     place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
-    about = (place, task.environment, task.checks, task.reference)
-    return hashlib.sha256(repr(about).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    content = (place, task.environment, task.checks, task.reference)
+    return hashlib.sha256(repr(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 class _Trials:
@@ -202,7 +202,6 @@ class _Trials:
         self._known, self._slots, self._say = known, slots, say
 
     async def of(self, task: Task) -> Audited:
-        """Answer all questions about a task."""
         solution = None if task.reference else self._source.oracle(task.id)
         faults: dict[str, str] = {}
         if not task.reference and solution is None:
@@ -212,11 +211,11 @@ class _Trials:
         survey = None
         if "it has no reference" not in faults.get("reference", ""):
             survey = await self._try(task, "survey", 0, lambda: self._survey(task, solution), faults, "history")
-        about = Audited(
+        audited = Audited(
             task, None, None, None, History.of(survey["history"]) if survey else None, (), "", 0, (), None, faults
         )  # fmt: skip
         if faults.get("reference"):
-            return about._replace(no_wrong="its checks cannot be tried")
+            return audited._replace(no_wrong="its checks cannot be tried")
         runs = range(self._settings.repeat)
         repaired_task = task if solution is None else replace(task, checks=solution)
 
@@ -230,45 +229,45 @@ class _Trials:
         good = [each for each in tried[: len(runs)] if each is not None]
         bug = [each for each in tried[len(runs) :] if each is not None]
         if len(good) == len(runs):
-            about = about._replace(passes=not any(each.problem for each in good))
+            audited = audited._replace(passes=not any(each.problem for each in good))
         if len(bug) == len(runs):
-            about = about._replace(fails=all(each.problem for each in bug))
-        if None in (about.passes, about.fails):
-            return about._replace(no_wrong="its checks could not run")
-        about = about._replace(
+            audited = audited._replace(fails=all(each.problem for each in bug))
+        if None in (audited.passes, audited.fails):
+            return audited._replace(no_wrong="its checks could not run")
+        audited = audited._replace(
             flaky=tuple(task_source.flaky(task, bug, good)) if len(runs) > 1 else None,
             problems=tuple(
                 f"{each.name}: no ({each.detail})" for each in task_source.answers(task, bug, good) if not each.ok
             ),
         )
-        about = about._replace(settled=task_source.settle(task, bug, good))
-        if not (about.passes and about.fails):
-            return about._replace(no_wrong="its checks do not tell the reference from the untouched repository")
+        audited = audited._replace(settled=task_source.settle(task, bug, good))
+        if not (audited.passes and audited.fails):
+            return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
         if survey is None:
-            return about._replace(no_wrong="the reference could not be read in the sandbox")
-        return await self._wrong(about, survey)
+            return audited._replace(no_wrong="the reference could not be read in the sandbox")
+        return await self._wrong(audited, survey)
 
     async def _wrong(self, about: Audited, survey: Row) -> Audited:
         wrong, no_wrong = [WrongPatch.of(each) for each in survey["wrong"]], survey["no_wrong"]
         faults = dict(about.faults)
         if wrong and not about.task.reference:
             patch = survey["solution"].encode("utf-8", "surrogateescape")
-            found = await self._verdict(
+            verdict = await self._verdict(
                 about.task, "solution as a patch", 0, lambda: self._patched(about.task, patch), faults
             )
-            if found is None or found.problem:
+            if verdict is None or verdict.problem:
                 wrong, no_wrong = [], "the solution does more than change files of the workspace"
         accepted = await asyncio.gather(*(self._accepted(about.task, each, faults) for each in wrong))
         return about._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"], faults=faults)
 
     async def _accepted(self, task: Task, wrong: WrongPatch, faults: dict[str, str]) -> Accepted:
         # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
-        what = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
+        question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
         for run in range(self._settings.repeat):
-            found = await self._verdict(task, what, run, lambda: self._patched(task, wrong.patch), faults)
-            if found is None or found.problem:
+            verdict = await self._verdict(task, question, run, lambda: self._patched(task, wrong.patch), faults)
+            if verdict is None or verdict.problem:
                 return Accepted(
-                    wrong, None if found is None else False, faults[what] if found is None else found.problem
+                    wrong, None if verdict is None else False, faults[question] if verdict is None else verdict.problem
                 )
         return Accepted(wrong, True, "")
 
@@ -277,18 +276,18 @@ class _Trials:
 
     async def _reference(self, task: Task) -> Verdict:
         # Raises `GraderFault` without a sign that the checks began.
-        found = await task_source.graded(task, self._sandbox, task.reference)
-        if found.doubtful:
-            raise GraderFault(f"the checks cannot run in the sandbox: {found.problem}", fix=TO_INSTALL)
-        return found
+        verdict = await task_source.graded(task, self._sandbox, task.reference)
+        if verdict.doubtful:
+            raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
+        return verdict
 
     async def _verdict(
         self, task: Task, what: str, run: int, job: Callable[[], Awaitable[Verdict]], faults: dict[str, str]
     ) -> Verdict | None:
         async def made() -> Row:
-            found = await job()
-            outcomes = {name: outcome.name.lower() for name, outcome in found.outcomes.items()}
-            return {"problem": found.problem, "outcomes": outcomes}
+            verdict = await job()
+            outcomes = {name: outcome.name.lower() for name, outcome in verdict.outcomes.items()}
+            return {"problem": verdict.problem, "outcomes": outcomes}
 
         row = await self._try(task, what, run, made, faults, what)
         if row is None:
@@ -305,26 +304,24 @@ class _Trials:
         question: str,
     ) -> Row | None:
         """Earlier or new row; None on failure."""
-        known = self._known.get((task.id, what, run))
-        if known is not None:
-            return known
+        earlier = self._known.get((task.id, what, run))
+        if earlier is not None:
+            return earlier
         async with self._slots:
             began = time.monotonic()
             try:
-                found = await job()
+                row = await job()
             except (Fault, TaskError) as error:
                 faults[question] = f"{error}: {error.fix}" if error.fix else str(error)
                 self._say(f"{task.id}, {what}: not tried: {faults[question]}")
                 return None
             seconds = round(time.monotonic() - began, 1)
-        self._lines.append(
-            {"task": task.id, "of": _digest(task), "what": what, "run": run, "seconds": seconds, **found}
-        )
-        return found
+        self._lines.append({"task": task.id, "of": _digest(task), "what": what, "run": run, "seconds": seconds, **row})
+        return row
 
     async def _survey(self, task: Task, solution: Checks | None) -> Row:
         async with self._sandbox.open(task) as fresh:
-            there = await later(fresh)
+            objects = await later(fresh)
             patch = task.reference if solution is None else await _solve(fresh, solution)
         try:
             files = parse(patch)
@@ -336,16 +333,16 @@ class _Trials:
             paths = {each.new or each.path for each in files}
             after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
         async with self._sandbox.open(task) as fresh:
-            leaks = await history(fresh, there, before, after)
-        made = Made((), 0, refused)
+            leaks = await history(fresh, objects, before, after)
+        mutants = Made((), 0, refused)
         if self._settings.mutants and not refused:
             drawn_by = f"{self._settings.seed}/{task.id}"
-            made = await asyncio.to_thread(wrong_patches, patch, before, after, self._settings.mutants, drawn_by)
+            mutants = await asyncio.to_thread(wrong_patches, patch, before, after, self._settings.mutants, drawn_by)
         return {
             "history": leaks.as_json(),
-            "wrong": [each.as_json() for each in made.patches],
-            "no_wrong": made.why,
-            "same": made.same,
+            "wrong": [each.as_json() for each in mutants.patches],
+            "no_wrong": mutants.why,
+            "same": mutants.same,
             "solution": "" if solution is None else patch.decode("utf-8", "surrogateescape"),
         }
 
@@ -365,13 +362,13 @@ async def _content(fresh: Sandbox, path: str) -> bytes | None:
 
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
-    """Changes of `solution`'s first command, without its own files."""
+    """Changes of `solution`'s first command, except its files."""
     if problem := await grading.checks.restore(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)
     parts = re.split(rb"(?=^diff --git )", await fresh.diff(), flags=re.MULTILINE)
-    own = {f"diff --git a/{path} b/{path}\n".encode("utf-8", "surrogateescape") for path in solution.restore}
-    return b"".join(part for part in parts if not any(part.startswith(head) for head in own))
+    heads = {f"diff --git a/{path} b/{path}\n".encode("utf-8", "surrogateescape") for path in solution.restore}
+    return b"".join(part for part in parts if not any(part.startswith(head) for head in heads))
 
 
 def in_short(found: Audited) -> str:
@@ -397,11 +394,11 @@ def apart(found: Iterable[Audited]) -> list[quarantine.Verified]:
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """
-    made = []
+    verified = []
     for each in found:
         if each.passes is None or each.fails is None:
             continue
         leak = each.history.repair if each.history is not None else ""
         reason = f"its history holds {leak}" if leak else next(iter(each.problems), "")
-        made.append(quarantine.Verified(each.task, None if leak else each.settled, reason))
-    return made
+        verified.append(quarantine.Verified(each.task, None if leak else each.settled, reason))
+    return verified

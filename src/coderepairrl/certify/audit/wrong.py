@@ -1,12 +1,9 @@
 """Plausible wrong patches: mutants of the reference.
 
 A mutant omits a part (file, place, line), alters an operator, constant, condition or name in an added line
-(`tasks.mutants.mutations` for Python, a table of signs elsewhere), or empties a changed function. Only program files
-change, no tests. Mutants differ from reference and untouched program in more than comments, white space and docstrings;
-Python must parse them.
-
-Equivalence is undecidable by rule (Budd and Angluin 1982, Acta Informatica 18, 31): accepted mutants are for a human to
-judge.
+(`tasks.mutants.mutations` for Python, else a table of signs), or empties a changed function. Only program files change,
+no tests. Mutants differ from reference and untouched program beyond comments, white space and docstrings, and parse if
+Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica 18, 31): a human judges accepted mutants.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ class WrongPatch(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Mutants of a reference, the number of equivalent draws, and the reason for none."""
+    """Mutants, number of equivalent draws, and reason for none."""
 
     patches: tuple[WrongPatch, ...]
     same: int
@@ -71,7 +68,7 @@ Texts = Mapping[str, bytes | None]
 def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, seed: str) -> Made:
     """Draw up to `count` mutants of `reference` by `seed`, taking `KINDS` in turn.
 
-    `before` and `after` are its files by path without and with it; None for no file. Raises `MalformedPatch`.
+    `before` and `after` are its files by path; None: no file. Raises `MalformedPatch`.
     """
     files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse(reference)]
     parts = _parts(reference, len(files))
@@ -81,9 +78,9 @@ def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, see
     if parts is None and len(programs) < len(files):
         return Made((), 0, "its files cannot be taken apart")
     rest = [parts[at] if parts else b"" for at in range(len(files))]
-    rng, found, seen, same = Random(seed), list[WrongPatch](), set[bytes](), 0
+    rng, mutants, seen, same = Random(seed), list[WrongPatch](), set[bytes](), 0
     turns = deque(iter(_shuffled(kind, programs, rng)) for kind in KINDS)
-    while turns and len(found) < count:
+    while turns and len(mutants) < count:
         edit = next(turns[0], None)
         if edit is None:
             turns.popleft()
@@ -95,14 +92,16 @@ def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, see
             continue
         changed = {edit.file: edit.text}
         patch = b"".join(
-            _diff(each, changed.get(each, each.after)) if each.mutable else own
-            for each, own in zip(files, rest, strict=True)
+            _diff(each, changed.get(each, each.after)) if each.mutable else part
+            for each, part in zip(files, rest, strict=True)
         )
         if patch not in seen:
             seen.add(patch)
-            found.append(WrongPatch(edit.kind, f"{edit.file.path}:{edit.line}", edit.what, patch))
+            mutants.append(WrongPatch(edit.kind, f"{edit.file.path}:{edit.line}", edit.what, patch))
             turns.rotate(-1)
-    return Made(tuple(found), same, "" if found else "nothing of it can be left out or changed and still be a program")
+    return Made(
+        tuple(mutants), same, "" if mutants else "nothing of it can be left out or changed and still be a program"
+    )
 
 
 class _File:
@@ -112,13 +111,13 @@ class _File:
         self.patched, self.path = patched, patched.new or patched.path
         self.before, self.after = _text(before), _text(after)
         moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
-        there = (before is None) == (self.before is None) and (after is None) == (self.after is None)
+        exists = (before is None) == (self.before is None) and (after is None) == (self.after is None)
         program = bool(language_of(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test(self.path)
-        self.mutable = program and not moved and there and self.before != self.after and self.after is not None
+        self.mutable = program and not moved and exists and self.before != self.after and self.after is not None
 
     @cached_property
     def places(self) -> list[tuple[int, int, int, int]]:
-        """Differences: ``before[a:b]`` became ``after[c:d]``, in lines."""
+        """Differences in lines: ``before[a:b]`` became ``after[c:d]``."""
         matcher = difflib.SequenceMatcher(None, self.old, self.new, autojunk=False)
         return [(a, b, c, d) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"]
 
@@ -132,17 +131,17 @@ class _File:
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        """Syntax tree of the repaired file; None if not Python, or not parsed."""
+        """Syntax tree of the repaired file; None if not valid Python."""
         return _parsed(self.after or "") if language_of(self.path) == "python" else None
 
     @property
     def added(self) -> list[tuple[int, str | None]]:
         """Indices of added lines, each with the old line it replaced, if known."""
-        found: list[tuple[int, str | None]] = []
+        lines: list[tuple[int, str | None]] = []
         for a, b, c, d in self.places:
             paired = b - a == d - c
-            found += [(at, self.old[a + at - c] if paired else None) for at in range(c, d) if self.new[at].strip()]
-        return found
+            lines += [(at, self.old[a + at - c] if paired else None) for at in range(c, d) if self.new[at].strip()]
+        return lines
 
 
 class _Edit(NamedTuple):
@@ -154,9 +153,9 @@ class _Edit(NamedTuple):
 
 
 def _shuffled(kind: str, files: Sequence[_File], rng: Random) -> list[_Edit]:
-    made = list(_edits(kind, files))
-    rng.shuffle(made)
-    return made
+    edits = list(_edits(kind, files))
+    rng.shuffle(edits)
+    return edits
 
 
 def _edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
@@ -214,7 +213,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 def _body(node: _Function) -> list[ast.stmt]:
-    """Statements after the docstring; none on the function's line."""
+    """Statements after the docstring, below the function's line."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [] if body and body[0].lineno == node.lineno else body
 
@@ -250,11 +249,11 @@ def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:
                 node.args.sort(key=ast.dump)
         return ast.dump(tree)
-    syntax, inside, found = syntax_of(path), False, list[bytes]()
+    syntax, inside, words = syntax_of(path), False, list[bytes]()
     for line in _lines(text):
         code, _, inside = split(line.encode("utf-8", "surrogateescape"), syntax, inside=inside)
-        found += tokens(code, whitespace=False)
-    return tuple(found)
+        words += tokens(code, whitespace=False)
+    return tuple(words)
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -276,10 +275,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _parts(patch: bytes, files: int) -> list[bytes] | None:
-    """Parts of `patch` by file; None if not written by git."""
+    """Split `patch` by file; None if not written by git."""
     parts = [part for part in re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE) if part.startswith(b"diff ")]
-    whole = [part if part.endswith(b"\n") else part + b"\n" for part in parts]
-    return whole if len(whole) == files else None
+    complete = [part if part.endswith(b"\n") else part + b"\n" for part in parts]
+    return complete if len(complete) == files else None
 
 
 def _diff(file: _File, text: str | None) -> bytes:
@@ -288,8 +287,8 @@ def _diff(file: _File, text: str | None) -> bytes:
         return b""
     path, mode = file.path, file.patched.new_mode or _REGULAR
     old, new = (
-        f"{side}/{path}" if there is not None else "/dev/null"
-        for side, there in zip("ab", (file.before, text), strict=True)
+        f"{side}/{path}" if content is not None else "/dev/null"
+        for side, content in zip("ab", (file.before, text), strict=True)
     )
     head = f"diff --git a/{path} b/{path}\n"
     head += f"new file mode {mode}\n" if file.before is None else ""

@@ -27,7 +27,7 @@ _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
 class TaskExam(NamedTuple):
-    """Findings about one task, or (`task` empty) about the source."""
+    """Findings about a task, or (`task` empty) the source."""
 
     task: str
     findings: tuple[Finding, ...]
@@ -56,24 +56,24 @@ async def verify(
     reward: Mapping[str, float] | None = None,
     quiet: bool = False,
 ) -> list[TaskExam]:
-    """Examine the source (`certify.task_source.examine`) and the rewards of each task with a reference.
+    """Examine the source (`certify.task_source.examine`), and rewards on tasks with a reference.
 
-    By each of `reward` (default `patch_edits`) the reference earns 1; an empty patch, and a blank line at the end of a
-    repaired file, 0. Asks the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
+    By each of `reward` (default `patch_edits`) the reference must earn 1; an empty patch, and a blank line appended to
+    a repaired file, 0. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
 
     Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
     that does not measure repair.
     """
-    made = rewards.make(reward or "patch_edits")
-    asked = measuring_repair(made)
-    if silent := [each.name for each, _ in made if each not in asked]:
+    weighted = rewards.make(reward or "patch_edits")
+    repairing = measuring_repair(weighted)
+    if silent := [each.name for each, _ in weighted if each not in repairing]:
         raise UsageError(
             f"reward {silent[0]} does not declare that it measures repair",
             fix="leave it out, or give it repairs = True",
         )
     findings, chosen = task_source.about_source(source, limit)
     await asyncio.to_thread(check_environments, chosen)
-    found = [TaskExam("", tuple(findings))]
+    exams = [TaskExam("", tuple(findings))]
     with _progress(len(chosen), quiet) as on_task:
         for task in chosen:
             on_task(task)
@@ -82,13 +82,13 @@ async def verify(
                 studied = await task_source.solved(task, solution, sandbox, repeat)
             else:
                 studied = await task_source.study(task, sandbox, repeat)
-            own = list(studied.findings)
-            if task.reference and asked and all(finding.ok for finding in own):
+            task_findings = list(studied.findings)
+            if task.reference and repairing and all(finding.ok for finding in task_findings):
                 nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
-                for one in asked:
-                    own += await answers(Trial(task, one), sandbox, nothing)
-            found.append(TaskExam(task.id, tuple(own), studied.settled, studied.lacks))
-    return found
+                for one in repairing:
+                    task_findings += await answers(Trial(task, one), sandbox, nothing)
+            exams.append(TaskExam(task.id, tuple(task_findings), studied.settled, studied.lacks))
+    return exams
 
 
 async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
@@ -122,7 +122,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
 
 
 def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
-    """Count unusable tasks by their first failed question, most frequent first.
+    """Count unusable tasks by first failed question, most frequent first.
 
     >>> from coderepairrl.registry import Finding
     >>> left_out([TaskExam("", ()), TaskExam("a", (Finding("the reference applies", False, ""),))])
@@ -134,23 +134,22 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 
 
 def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
-    """Examined `tasks` with their first wrong answer, for `quarantine.write`.
-
-    Lacking prerequisites say nothing about a task.
-    """
-    known = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
+    """Examined `tasks` with their first wrong answer, for `quarantine.write`, except for missing prerequisites."""
+    exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
     def reason(exam: TaskExam) -> str:
         wrong = next((one for one in exam.findings if not one.ok), None)
         return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
 
     return [
-        quarantine.Verified(task, known[task.id].settled, reason(known[task.id])) for task in tasks if task.id in known
+        quarantine.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
+        for task in tasks
+        if task.id in exam_by_task
     ]
 
 
 def table(exams: Sequence[TaskExam]) -> str:
-    """Table of tasks, with failed questions beneath each."""
+    """Table of tasks, failed questions beneath."""
     lines = []
     for exam in exams:
         passed = sum(finding.ok for finding in exam.findings)

@@ -1,4 +1,4 @@
-"""The exam of sandboxes: ``crrl check sandbox NAME|module:Class``."""
+"""Exam of sandboxes: ``crrl check sandbox NAME|module:Class``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def examine(backend: SandboxBackend) -> list[Finding]:
 
 
 async def sit(backend: SandboxBackend) -> AsyncIterator[Finding]:
-    """Ask `backend` every question; yield findings in order, with details of failures."""
+    """Ask `backend` every question; yield findings in order."""
     with scratch("exam") as folder:
         folder.chmod(0o755)
         repository = folder / "repository"

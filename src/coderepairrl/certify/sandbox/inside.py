@@ -1,6 +1,6 @@
 """Probes of the exam, run in a sandbox: ``python3 -c <this file> NAME ARGUMENT...``.
 
-Each function prints what it saw. Needs Python 3.8 alone.
+Functions print what they saw. Needs Python 3.8 only.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def converse(host: str, port: str) -> None:
 
 def hog(mebibytes: str) -> None:
     """Hold memory for ten seconds."""
-    kept = bytearray(int(mebibytes) << 20)
+    block = bytearray(int(mebibytes) << 20)
     print("got it", flush=True)
     time.sleep(10)
-    print("kept", len(kept), flush=True)
+    print("kept", len(block), flush=True)
 
 
 def fill(size: str, each: str) -> None:
@@ -103,7 +103,7 @@ def _opens(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> bo
 
 
 def network(port: str, abstract: str) -> None:
-    """Print whether loopback, an abstract socket, the internet, vsock, netlink and raw packets are within reach."""
+    """Print reach of loopback, an abstract socket, the internet, vsock, netlink and raw packets."""
     print(_reaches(socket.AF_INET, ("127.0.0.1", int(port))), _reaches(socket.AF_UNIX, "\0" + abstract))
     print(_reaches(socket.AF_INET, ("1.1.1.1", 53)), _opens(40), _opens(16, socket.SOCK_RAW, 12), _opens(17, 3))
 

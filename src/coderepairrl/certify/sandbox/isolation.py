@@ -31,17 +31,17 @@ async def no_secrets(scene: Scene) -> str:
 
 async def no_writes(scene: Scene) -> str:
     """Nothing outside the workspace and the temporary folders can be written."""
-    theirs = scene.folder / "theirs"
-    theirs.mkdir(exist_ok=True)
-    theirs.chmod(0o777)
+    writable = scene.folder / "theirs"
+    writable.mkdir(exist_ok=True)
+    writable.chmod(0o777)
     if (user := scene.backend.info().user) is not None:
-        os.chown(theirs, user, user)
+        os.chown(writable, user, user)
     async with scene.open() as box:
-        output = await printed(box, "write_outside", f"crrl-probe-{os.getpid()}", str(theirs), timeout=60)
+        output = await printed(box, "write_outside", f"crrl-probe-{os.getpid()}", str(writable), timeout=60)
         expect(output == "[]\n[]\nFalse False\nTrue True True", output[:500])
     left = [place for place in ("/tmp", "/dev/shm") if Path(place, f"crrl-probe-{os.getpid()}").exists()]
     expect(not left, f"the host sees what was written in {left}")
-    control = theirs / "control"
+    control = writable / "control"
     control.touch()
     control.unlink()
     return "control: the temporary folder and the workspace are writable; the host writes where the probe cannot"

@@ -18,7 +18,7 @@ class Failed(Exception):
 
 
 class Scene(NamedTuple):
-    """Backend, task, and their surroundings on the host."""
+    """Backend, task, and surroundings on the host."""
 
     backend: SandboxBackend
     task: Task
@@ -43,11 +43,11 @@ def expect(condition: bool, otherwise: str) -> None:
 
 @functools.cache
 def program(name: str, *arguments: str) -> tuple[str, ...]:
-    """Command line of a function of `inside`."""
+    """Command line of a function in `inside`."""
     return ("python3", "-c", Path(inside.__file__).read_text(encoding="utf-8"), name, *arguments)
 
 
 async def printed(box: Sandbox, name: str, *arguments: str, timeout: float = 30.0) -> str:
-    """Output of a function of `inside`, with errors."""
+    """Output of a function in `inside`, with errors."""
     result = await box.exec(program(name, *arguments), timeout=timeout)
     return result.output.decode(errors="replace").strip()

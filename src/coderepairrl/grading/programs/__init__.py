@@ -1,14 +1,11 @@
-"""What runs beside code under test and reports how its checks ended: programs for Python 3.6 and later, Node,
-Java and `sh`.
+"""Programs that run with code under test and report how its checks ended: Python 3.6+, Node, Java, `sh`.
 
-Each program of Python or Node is given a random word, and only what it prints beside that word counts. The word, the
-outcomes so far, and what the runner is made of are kept in an audit hook (PEP 578): only the interpreter's list of
-hooks refers to it, so no frame, module or (since the collector's objects are frozen then) list of objects leads code
-under test there. A program speaks to its hook by ``sys.audit``, and the hook answers only the frames that it was made
-for. Python 3.6 and 3.7 have no audit hooks: there a walk through the frames finds it.
+Python and Node programs get a random word; only output marked with it counts. Word, outcomes and a snapshot of the
+runner live in an audit hook (PEP 578): only the interpreter's list of hooks refers to it, so code under test cannot
+reach it by frames, modules or the (frozen) collector. A program talks to its hook by ``sys.audit``; the hook answers
+known frames only. Python 3.6 and 3.7 have no audit hooks: a walk through the frames finds it.
 
-A program reaches the sandbox as one text: where its file imports another of this folder, that file's text stands. None
-of them is ever imported here.
+Programs reach the sandbox as one text, with imports from this folder inlined. None is imported here.
 """
 
 from __future__ import annotations
@@ -43,25 +40,25 @@ def _text(name: str) -> str:
 
 
 def _python(name: str) -> str:
-    """A program with the files that it imports, and without their docstrings, which scripts would find in theirs."""
+    """Program with its imports inlined, without docstrings, which scripts would find in theirs."""
     return _IMPORT.sub(lambda match: _python(match[1]), _DOCSTRING.sub("", _text(f"{name}.py")))
 
 
 def _named(program: str) -> str:
-    """`program` for ``python -c``, under a file name of its own: all other text that is compiled is ``<string>``."""
+    """`program` for ``python -c`` under a unique file name: other compiled text is ``<string>``."""
     return f"exec(compile({program!r}, '/dev/crrl', 'exec'))"
 
 
 JUNIT = _text("CrrlWitness.java")
-"""Runs a class of JUnit 4 and prints beside the word how each test ended."""
+"""Runs a JUnit 4 class and prints test outcomes with the word."""
 NODE = _text("node_guard.cjs")
-"""What Node loads first; `ABOUT` is to be replaced."""
+"""Loaded first by Node; `ABOUT` is replaced."""
 START = _python("pytest_start")
-"""Start-up code of every Python that a command with pytest starts; `PLUGIN` is to be replaced."""
+"""Start-up code of every Python started by a pytest command; `PLUGIN` is replaced."""
 PYTEST = '"""PYTEST_DONT_REWRITE"""\n' + _python("pytest_plugin")
-"""A plugin for pytest that writes beside the word how each test ended."""
+"""Pytest plugin that writes test outcomes with the word."""
 PYTEST_ALONE = _python("pytest_alone")
-"""Starts pytest in a Python that the environment does not reach; `PLUGIN` is to be replaced."""
+"""Starts pytest in a Python that ignores the environment; `PLUGIN` is replaced."""
 _TEXTS = ("ends", "integrity", "origins", "skips", "written")
 SCRIPT = _named(
     _python("run_script").replace(
@@ -69,20 +66,20 @@ SCRIPT = _named(
         f"ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = {tuple(map(_python, _TEXTS))!r}",
     )
 )
-"""Runs a script and prints the word only once it has reached its last line or ended itself."""
+"""Runs a script; prints the word after its last line or its regular exit."""
 UNITTEST = _named(_python("run_unittest"))
-"""Runs ``python -m unittest`` and prints beside the word how each test ended."""
+"""Runs ``python -m unittest`` and prints test outcomes with the word."""
 NEW_FILES = _text("new_files.sh")
-"""Prints which of its arguments are not there and would lie in no package that is."""
+"""Prints which of its arguments do not exist and would lie in no existing package."""
 PREPARE = _text("prepare.sh")
 """Puts word, start-up code and plugin (lengths of the first two: ``$1``, ``$2``; name: ``$0``) into a new folder."""
 WITH_PLUGIN = _text("with_plugin.sh")
 """Runs a command with the plugin ``$1`` of the folder ``$0`` in the workspace ``$2``."""
 WITH_GUARD = _text("with_guard.sh")
-"""Runs a command with standard input as what Node loads first."""
+"""Runs a command with standard input as Node's first module."""
 SWEBENCH_REPORT = _python("swebench_report")
-"""The verdict of SWE-bench's harness on logs; run, as the next two, outside of the sandbox, by the harness's Python."""
+"""Verdict of SWE-bench's harness on logs; like the next two run outside the sandbox, by the harness's Python."""
 MULTI_SWE_BENCH_REPORT = _python("multi_swe_bench_report")
-"""The verdict of Multi-SWE-bench on logs."""
+"""Verdict of Multi-SWE-bench on logs."""
 SWE_SMITH_REPORT = _python("swe_smith_report")
-"""The verdict of SWE-smith on logs, and how its tests are run."""
+"""Verdict of SWE-smith on logs, and how its tests are run."""

@@ -1,8 +1,8 @@
-"""Packages that a harness imports and that judging does not use."""
+"""Stand-ins for packages that a harness imports but judging does not use."""
 
 
 def absent(*names):
-    """Let ``import NAME`` and what lies below succeed: whatever is taken from there is a class without anything."""
+    """Let ``import NAME`` and submodules succeed; every attribute is an empty class."""
     import importlib.abc
     import importlib.machinery
     import sys
@@ -30,7 +30,7 @@ def absent(*names):
 
 
 def bare(name):
-    """Let `name` be the package of that name without what its ``__init__`` imports; its folder."""
+    """Register package `name` without running its ``__init__``; return its folder."""
     import importlib.machinery
     import importlib.util
     import sys

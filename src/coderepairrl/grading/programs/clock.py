@@ -1,10 +1,10 @@
-"""A time limit for each test."""
+"""Time limit per test."""
 
 
 class Clock:
-    """Ends a test that takes longer than `each` seconds, or than half of what is left of `whole` where that is 0.
+    """Interrupt a test after `each` seconds, or (0) after half of the rest of `whole`.
 
-    It raises in the main thread, again and again; no `except Exception` of the code under test catches that.
+    Raises in the main thread repeatedly; `except Exception` does not catch it.
     """
 
     class Late(BaseException):
@@ -22,7 +22,7 @@ class Clock:
         self.works = threading.current_thread() is threading.main_thread()
 
     def start(self):
-        """A test begins."""
+        """Begin a test."""
         self.late = False
         seconds = self.each or max((self.end - self.now()) / 2, 0.05)
 
@@ -35,7 +35,7 @@ class Clock:
             self.timer(self.real, seconds, max(seconds, 1.0))
 
     def stop(self):
-        """The test has ended; whether it took too long."""
+        """End the test; return whether it took too long."""
         if self.works:
             self.timer(self.real, 0)
             self.signal(self.alarm, self.default if self.before is None else self.before)

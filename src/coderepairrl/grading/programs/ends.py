@@ -1,11 +1,11 @@
-"""Compiles a script so that code under test cannot replace the functions with which it ends itself."""
+"""Compile a script so that code under test cannot replace its exit functions."""
 
 
 def sealed(source, script):
-    """The code of a script, the line number from which its ends have theirs, and names to add to its namespace.
+    """Compiled script, first line number of its exits, and names for its namespace.
 
-    An end is a call of `sys.exit`, `exit`, `quit` or `unittest.main`, or ``raise SystemExit``. Its line number lies
-    beyond the file, it calls Python's own function by a name that is no identifier, and a call that returns raises.
+    Exits are calls of `sys.exit`, `exit`, `quit`, `unittest.main`, and ``raise SystemExit``. Their line numbers lie
+    beyond the file; they call Python's function by a name that is no identifier, and raise if it returns.
     """
     import sys
 
@@ -37,24 +37,24 @@ def sealed(source, script):
         elif kind == "Name" and type(node.ctx).__name__ == "Store":
             bound.add(node.id)
         for alias in node.names if kind in ("Import", "ImportFrom") else []:
-            known = alias.asname or alias.name
+            bound_name = alias.asname or alias.name
             if kind == "Import" and alias.name in ends:
-                modules[known] = alias.name
+                modules[bound_name] = alias.name
             elif kind == "ImportFrom" and alias.name in ends.get(node.module, ()):
-                names[known] = alias.name
+                names[bound_name] = alias.name
             else:
-                bound.add(known)
+                bound.add(bound_name)
     for name in ("exit", "quit"):
         if name in bound:
             del names[name]
 
     def ended_by(call):
         """``exit``, ``main``, ... for a call that never returns; else None."""
-        what, kind = call.func, type(call.func).__name__
-        if kind == "Attribute" and type(what.value).__name__ == "Name":
-            name = what.attr if what.attr in ends.get(modules.get(what.value.id), ()) else None
+        target, kind = call.func, type(call.func).__name__
+        if kind == "Attribute" and type(target.value).__name__ == "Name":
+            name = target.attr if target.attr in ends.get(modules.get(target.value.id), ()) else None
         else:
-            name = names.get(what.id) if kind == "Name" else None
+            name = names.get(target.id) if kind == "Name" else None
         return None if name == "main" and any(each.arg in ("exit", None) for each in call.keywords) else name
 
     def guarded(call, name):
@@ -83,9 +83,9 @@ def sealed(source, script):
                 elif name:
                     setattr(node, field, guarded(each, name))
         if type(node).__name__ == "Raise" and node.exc is not None:
-            what = getattr(node.exc, "func", node.exc)
-            if getattr(what, "id", "") == "SystemExit":
-                what.id = ".SystemExit"
+            target = getattr(node.exc, "func", node.exc)
+            if getattr(target, "id", "") == "SystemExit":
+                target.id = ".SystemExit"
                 place(node, node.lineno)
     code = compile(tree, script, "exec", dont_inherit=True)
     return code, beyond, {".exit": sys.exit, ".SystemExit": SystemExit}

@@ -1,9 +1,11 @@
-"""Whether classes and functions of a test runner are still what they were."""
+"""Detect changed classes and functions of a test runner."""
 
 
 def snapshot(tops):
-    """Remember what the modules below `tops` are made of. Two functions: `changed` returns the name of a part that is
-    no longer what it was, or an empty string; `accept` takes parts as they are now, but for those of foreign code."""
+    """Record the modules below `tops`; return two functions.
+
+    `changed` names a changed part, or returns ""; `accept` takes the present parts, except those of foreign code.
+    """
     import builtins
     import sys
     import types
@@ -11,11 +13,11 @@ def snapshot(tops):
     kinds = (type, types.FunctionType, staticmethod, classmethod, property)
     absent = ("__getattribute__", "__getattr__", "__setattr__", "__init_subclass__", "__new__", "__call__")
     free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them
-    found, seen, modules = [], set(), sys.modules
+    parts, seen, modules = [], set(), sys.modules
 
     def add(space, name, value, label):
         inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-        found.append((space, name, value, inner, getattr(inner, "__code__", None), label))
+        parts.append((space, name, value, inner, getattr(inner, "__code__", None), label))
 
     def look(space, label):
         for name, value in list(space.items()):
@@ -32,26 +34,26 @@ def snapshot(tops):
 
     for name, module in list(modules.items()):
         if name.partition(".")[0] in tops and isinstance(module, types.ModuleType):
-            found.append((modules, name, module, module, None, name))
+            parts.append((modules, name, module, module, None, name))
             look(vars(module), name)
     for name, value in vars(builtins).items():
         if isinstance(value, (type, types.BuiltinFunctionType)) and name not in free:
             add(vars(builtins), name, value, "builtins." + name)
 
     def changed():
-        for space, name, value, inner, code, label in found:
+        for space, name, value, inner, code, label in parts:
             if space.get(name) is not value or (code is not None and inner.__code__ is not code):
                 return label
         return ""
 
     def accept(foreign):
         # what plugins and settings changed is as they want it; what code under test changed is not
-        for at, (space, name, value, inner, code, label) in enumerate(found):
+        for at, (space, name, value, inner, code, label) in enumerate(parts):
             now = space.get(name)
             if now is not value:
                 inner = getattr(now, "__func__", None) or getattr(now, "fget", None) or now
                 code = getattr(inner, "__code__", None)
                 if code is not None and not foreign(code):
-                    found[at] = (space, name, now, inner, code, label)
+                    parts[at] = (space, name, now, inner, code, label)
 
     return changed, accept

@@ -1,9 +1,9 @@
-"""The verdict of Multi-SWE-bench on the log of an instance's tests, by its own parsers and rules.
+"""Verdict of Multi-SWE-bench on an instance's log, by its parsers and rules.
 
-Run by the interpreter of an environment that has the package ``multi-swe-bench``. Reads JSON objects from standard
-input, one a line: ``log`` (of ``fix-run.sh``), ``org``, ``repo``, ``tag`` and ``number_interval`` of the instance;
-``run`` and ``test``, recorded statuses by name (PASS, FAIL, SKIP) without any patch and with that of the tests; and
-``named``, the tests that must end as recorded. Prints one for each: ``found``, ``resolved``, ``failed``, ``statuses``.
+Run by a Python with ``multi-swe-bench``. Reads JSON lines: ``log`` (of ``fix-run.sh``), ``org``, ``repo``, ``tag``,
+``number_interval``; ``run`` and ``test``, recorded statuses (PASS, FAIL, SKIP) without any patch and with that of the
+tests; ``named``, the tests that must end as recorded. Prints ``found``, ``resolved``, ``failed``, ``statuses`` for
+each.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from coderepairrl.grading.programs.absent import absent, bare
 
 
 def load(root: Any, org: str) -> None:
-    """Import the modules that register repositories of `org`, and not the two thousand others."""
+    """Import the modules of `org` alone, not the two thousand others."""
     registers = re.compile(rf"Instance\.register\(\s*[\"']{re.escape(org)}[\"']")
     folders = set()
     for path in sorted(root.rglob("*.py")):
@@ -31,18 +31,18 @@ def load(root: Any, org: str) -> None:
 
 
 def result(kind: Any, statuses: dict[str, str]) -> Any:
-    """The benchmark's own record of `statuses`."""
+    """Benchmark's record of `statuses`."""
     sets = [{name for name, status in statuses.items() if status == each} for each in ("PASS", "FAIL", "SKIP")]
     return kind(*map(len, sets), *sets)
 
 
 def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """What the benchmark makes of one log: as ``gen_report.py`` does (``gen_eval_reports``)."""
+    """Judge one log as ``gen_report.py`` does (``gen_eval_reports``)."""
     numbered = {"org": asked["org"], "repo": asked["repo"], "number": 0}
-    about = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
-    about |= {"base": harness["Base"]("", "", ""), "tag": asked["tag"], "number_interval": asked["number_interval"]}
+    details = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
+    details |= {"base": harness["Base"]("", "", ""), "tag": asked["tag"], "number_interval": asked["number_interval"]}
     config = harness["Config"](need_clone=False, global_env=None, clear_env=False)
-    instance = harness["Instance"].create(harness["PullRequest"](**numbered, **about), config)
+    instance = harness["Instance"].create(harness["PullRequest"](**numbered, **details), config)
     fixed = instance.parse_log(asked["log"])
     kind = harness["TestResult"]
     report = harness["Report"](
@@ -52,17 +52,17 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
         fix_patch_result=fixed,
     )
     statuses = {name: status.value for name, status in fixed._tests.items()}
-    kept = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
-    failed = [name for name in asked["named"] if name not in kept[asked["test"].get(name, "NONE")]]
+    by_status = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
+    failed = [name for name in asked["named"] if name not in by_status[asked["test"].get(name, "NONE")]]
     if not report.valid:  # then it has sorted none of them
         failed = [name for name in asked["named"] if statuses.get(name) != "PASS"]
         failed += [name for name, status in statuses.items() if status == "FAIL" and name not in failed]
-    found = fixed.all_count > 0
-    return {"found": found, "resolved": bool(report.valid) and not failed, "failed": failed, "statuses": statuses}
+    has_results = fixed.all_count > 0
+    return {"found": has_results, "resolved": bool(report.valid) and not failed, "failed": failed, "statuses": statuses}
 
 
 def main() -> None:
-    """Read what is asked, and print the verdicts."""
+    """Answer questions with verdicts."""
     absent("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
     root = bare("multi_swe_bench.harness")
     harness: dict[str, Any] = {}
@@ -70,11 +70,11 @@ def main() -> None:
         harness |= vars(importlib.import_module(f"multi_swe_bench.harness.{module}"))
     loaded = set()
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["org"] not in loaded:
-            load(root / "repos", asked["org"])
-            loaded.add(asked["org"])
-        print(json.dumps(verdict(harness, asked)), flush=True)
+        question = json.loads(line)
+        if question["org"] not in loaded:
+            load(root / "repos", question["org"])
+            loaded.add(question["org"])
+        print(json.dumps(verdict(harness, question)), flush=True)
 
 
 main()

@@ -1,21 +1,21 @@
-"""Which code belongs to the workspace and which to the checks."""
+"""Tell code of the workspace from that of the checks."""
 
 
 def origins(root, own, here, exact, guess, compiled=()):
-    """Three functions, each of which returns a file of the workspace outside of the checks, or an empty string.
+    """Three functions that return a workspace file outside the checks, or "".
 
-    `root` is the workspace and `own` the sources of the checks' files in it. `exact`: code that only carries the name
-    of such a file is not from it. `guess`: the checks name no files, so every file named like a test counts as theirs.
-    `compiled` are pairs of a file and its code, where that is not what the file alone compiles to.
+    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name is no proof of
+    origin. `guess`: the checks name no files, so files named like tests count. `compiled` pairs files with their code,
+    where compiling the file gives another.
     """
     import os
 
-    join, plain, prefix, base, known = os.path.join, os.path.normpath, root + os.sep, os.path.basename, {}
+    join, plain, prefix, base, codes_of = os.path.join, os.path.normpath, root + os.sep, os.path.basename, {}
     compiled = dict(compiled)
 
     def codes(name):
-        if name not in known:
-            known[name] = found = set()
+        if name not in codes_of:
+            codes_of[name] = found = set()
             left = [compiled[name]] if name in compiled else []
             if not left and name.endswith(".py"):
                 left = [compile(own[name], name, "exec", dont_inherit=True)]
@@ -23,10 +23,10 @@ def origins(root, own, here, exact, guess, compiled=()):
                 code = left.pop()
                 found.add(code)
                 left += [each for each in code.co_consts if hasattr(each, "co_consts")]
-        return known[name]
+        return codes_of[name]
 
     def foreign(code):
-        """The file of the workspace that `code` is from, unless it belongs to the checks."""
+        """Workspace file of `code`, unless of the checks."""
         name = plain(join(here, code.co_filename))
         if not name.startswith(prefix) or base(name) == "conftest.py" or base(name).startswith("<frozen "):
             return ""
@@ -38,7 +38,7 @@ def origins(root, own, here, exact, guess, compiled=()):
         return part
 
     def blamed(trace):
-        """The file of the code under test that raised, or through which it was raised."""
+        """File under test that raised, or that the exception passed through."""
         while trace:
             name = foreign(trace.tb_frame.f_code)
             if name:
@@ -47,7 +47,7 @@ def origins(root, own, here, exact, guess, compiled=()):
         return ""
 
     def beneath(frame, last):
-        """The file of the code under test that runs in `frame` or called it, up to the frame `last`."""
+        """File under test that runs in `frame` or called it, up to frame `last`."""
         while frame and frame is not last:
             name = foreign(frame.f_code)
             if name:

@@ -1,4 +1,4 @@
-"""Starts pytest in a Python that the environment does not reach; the first argument is the folder of `PLUGIN`."""
+"""Start pytest in a Python that ignores the environment; the first argument is the folder of `PLUGIN`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A plugin for pytest that writes beside the word how each test ended. PYTEST_DONT_REWRITE"""
+"""Pytest plugin that writes test outcomes marked with the word. PYTEST_DONT_REWRITE"""
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot
@@ -16,7 +16,7 @@ def _recorder():
     import sys
     import time
 
-    folder, here = os.path.dirname(os.path.abspath(__file__)), os.getcwd()
+    folder, folder_now = os.path.dirname(os.path.abspath(__file__)), os.getcwd()
     if not os.path.exists(folder + "/word"):
         return None  # a worker of xdist, which reports to its controller
     import pytest
@@ -35,25 +35,25 @@ def _recorder():
     inherited = getattr(rewrite, "_rewrite_test", None)
 
     def rewrites(fn, config):
-        """Use the code of a checks' file that its tests are compared with."""
-        found = []
+        """Use the code of a checks' file that tests are compared with."""
+        results = []
         if sys.dont_write_bytecode:  # else pytest stores the code with the file's status, which is None below
-            send("crrl", "rewrite", fn, config, found)
-        return (None, found[0]) if found else inherited(fn, config)
+            send("crrl", "rewrite", fn, config, results)
+        return (None, results[0]) if results else inherited(fn, config)
 
     if inherited and inherited.__code__.co_varnames[:2] == ("fn", "config"):
         rewrites.__module__ = inherited.__module__
         rewrite._rewrite_test = rewrites
 
     def keep():
-        """Keep the word and the outcomes out of reach, and write them once the recorder's last hook asks for it."""
+        """Keep word and outcomes out of reach until the recorder's last hook writes them."""
         with open(folder + "/word", encoding="utf-8", errors="surrogateescape") as file:
             words, root, *files = file.read().split("\n")
         root = os.path.realpath(root)
         os.unlink(folder + "/word")
-        word, each, whole = words.split()
-        own = sources(root, files)
-        foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
+        word, each, total = words.split()
+        check_sources = sources(root, files)
+        foreign, blamed, beneath = origins(root, check_sources, os.getcwd(), False, not files)
         modules, parse, compiled = {}, ast.parse, compile
         with_asserts = getattr(rewrite, "rewrite_asserts", None)
         rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == (
@@ -65,33 +65,33 @@ def _recorder():
 
         def compiles(file, config=None):
             if (file, id(config)) not in modules:
-                tree = parse(own[file], file)
+                tree = parse(check_sources[file], file)
                 if config:
-                    with_asserts(tree, own[file], file, config)
+                    with_asserts(tree, check_sources[file], file, config)
                 modules[file, id(config)] = compiled(tree, file, "exec", dont_inherit=True)
             return modules[file, id(config)] if rewritable or not config else None
 
         loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
         executed, chain, codes_of, differs, incomplete = written(
-            root, own, os.getcwd(), compiles, unittest.skip, loader
+            root, check_sources, os.getcwd(), compiles, unittest.skip, loader
         )
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
         tick, due, running, ways = time.monotonic, [0], [], []
         watched = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
-        found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
+        results, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
 
         def code_of(item):
             return chain(getattr(item, "_obj", None) or getattr(item, "obj", None))
 
         def other(item):
-            """Whether an item's function differs from the one of that name in its file."""
+            """Whether an item's function differs from its file's."""
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
             file, cls = os.path.realpath(str(item.fspath)), getattr(item, "cls", None)
             return isinstance(item, pytest.Function) and differs(cls, name, item.obj, file)
 
         def note(name, outcome):
-            found[name] = max(outcome, found.get(name, outcome))
+            results[name] = max(outcome, results.get(name, outcome))
 
         def strange(plugin):
             if isinstance(plugin, type(sys)):
@@ -118,16 +118,16 @@ def _recorder():
             check(manager, True)
             if problems:
                 sys.stderr.write("\n" + problems[0] + "\n")
-                for name in [*found, *(item.nodeid for item, _ in items.values())]:
-                    found[name] = 2
-            missed = [item for item, _ in items.values() if item.nodeid not in found]
-            well = int(exitstatus) == 0 and not missed and not problems and 2 not in found.values()
-            outcomes = {printed(name): outcome for name, outcome in found.items()}
+                for name in [*results, *(item.nodeid for item, _ in items.values())]:
+                    results[name] = 2
+            missed = [item for item, _ in items.values() if item.nodeid not in results]
+            well = int(exitstatus) == 0 and not missed and not problems and 2 not in results.values()
+            outcomes = {printed(name): outcome for name, outcome in results.items()}
             with opened(folder + "/outcomes", "w") as file:
                 file.write(dump({"word": word, "ok": well, "outcomes": outcomes}))
 
         def printed(name):
-            """The name as pytest prints it: relative to the folder in which it was started, not to its root."""
+            """Name as pytest prints it: relative to its starting folder, not to its root."""
             down, up = ways
             return name[len(up) :] if up and name.startswith(up) else down + name
 
@@ -141,59 +141,59 @@ def _recorder():
                 problems.extend([name + " traces the tests"] if name else [])
             if event != "crrl":
                 return
-            what, rest = args[0], args[1:]
-            if what == "skipping":
+            message, rest = args[0], args[1:]
+            if message == "skipping":
                 unseen[:] = [beneath(getframe(0), None)]
                 return
-            if what == "rewrite":
+            if message == "rewrite":
                 file = os.path.realpath(str(rest[0]))
-                if rewritable and file in own and getframe(depth).f_code is rewrites.__code__:
+                if rewritable and file in check_sources and getframe(depth).f_code is rewrites.__code__:
                     rest[2].append(compiles(file, rest[1]))
                 return
-            if what == "calling":  # of a case, after its setUp
+            if message == "calling":  # of a case, after its setUp
                 for item in running:
                     own_call = type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name
                     if own_call and chain(rest[1]) != items[id(item)][1]:
                         problems.append("code under test changes " + item.nodeid)
                 return
-            if not asking and what == "methods":
+            if not asking and message == "methods":
                 asking.update(rest[0])
             elif getframe(depth).f_code not in asking:
                 return
-            elif what == "begin":
+            elif message == "begin":
                 accept(foreign)
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
                 ways.extend(rest[1:])
-            elif what == "items":
-                problems.extend("code under test writes " + name for name in rewritten(own))
+            elif message == "items":
+                problems.extend("code under test writes " + name for name in rewritten(check_sources))
                 names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))]
                 problems.extend("code under test changes " + name for name in names if name)
                 items.update((id(item), (item, code_of(item))) for item in rest[0])
                 marked.update(item.nodeid for item in rest[0] if item.get_closest_marker("xfail"))
-            elif what == "check":
+            elif message == "check":
                 unseen.clear()
                 check(rest[0])
-            elif what == "begins":
+            elif message == "begins":
                 running[:] = [rest[0]] if id(rest[0]) in items else []
                 if running and code_of(rest[0]) != items[id(rest[0])][1]:
                     problems.append("code under test changes " + rest[0].nodeid)
-            elif what == "called":
+            elif message == "called":
                 item, late, raised = rest
-                known = items.get(id(item), (None, None))
-                same = known[0] is item and code_of(item)[:1] == known[1][:1]
+                registered = items.get(id(item), (None, None))
+                same = registered[0] is item and code_of(item)[:1] == registered[1][:1]
                 called[item.nodeid] = same and not late and not raised
                 if late:
                     note(item.nodeid, 2)
-            elif what == "blame":
+            elif message == "blame":
                 if blamed(rest[1]):
                     note(rest[0], 2)
-            elif what == "subtest":  # it decides for its test where it fails, or code under test skips it
+            elif message == "subtest":  # it decides for its test where it fails, or code under test skips it
                 name, outcome, distributed = rest
                 if outcome == 2 or any(unseen):
                     note(name, 2)
                 elif outcome and distributed:  # nobody saw why
                     note(name, 1)
-            elif what == "report":
+            elif message == "report":
                 name, outcome, distributed, xfailed = rest
                 if xfailed and outcome == 1 and (distributed or name in marked):
                     note(name, 0)
@@ -201,7 +201,7 @@ def _recorder():
                     note(name, 2 if outcome == 1 and any(unseen) else outcome)
                 else:
                     note(name, 2)  # no call of this test was seen, or it raised
-            elif what == "end":
+            elif message == "end":
                 end(*rest)
 
         send = getattr(sys, "audit", None)
@@ -211,10 +211,10 @@ def _recorder():
             freeze()
         else:
             depth, send = 2, lambda event, *args: hook(event, args)
-        return send, float(each), float(whole)
+        return send, float(each), float(total)
 
-    send, each, whole = keep()
-    clock = Clock(each, whole)
+    send, each, total = keep()
+    clock = Clock(each, total)
 
     def blame(nodeid, info):
         if info is not None and issubclass(info[0], skips):
@@ -239,8 +239,8 @@ def _recorder():
                 getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "forked", False)
             )
             root = str(getattr(session.config, "rootpath", None) or session.config.rootdir)
-            ways = [os.path.join(os.path.relpath(*pair), "") for pair in ((root, here), (here, root))]
-            send("crrl", "begin", session.config.pluginmanager, *(ways if root != here else ("", "")))
+            ways = [os.path.join(os.path.relpath(*pair), "") for pair in ((root, folder_now), (folder_now, root))]
+            send("crrl", "begin", session.config.pluginmanager, *(ways if root != folder_now else ("", "")))
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_finish(self, session):
@@ -312,12 +312,12 @@ _recorder = _recorder()
 
 
 def pytest_addoption(parser):
-    """Leave no trace in the environment, as early as pytest calls a plugin."""
+    """Clean the environment, as early as pytest calls a plugin."""
     if _recorder is not None:
         _recorder.settle()
 
 
 def pytest_configure(config):
-    """Let the recorder hear of every test."""
+    """Register the recorder."""
     if _recorder is not None:
         config.pluginmanager.register(_recorder)

@@ -1,12 +1,12 @@
-"""Start-up code (``sitecustomize``) of every Python that a command with pytest starts; `PLUGIN` is replaced."""
+"""Start-up code (``sitecustomize``) of every Python started by a pytest command; `PLUGIN` is replaced."""
 
 
 def start():
-    """Where this process is pytest, import all that it needs before any folder of the workspace is on the path."""
+    """Import pytest's needs before workspace folders are on the path."""
     import os
     import sys
 
-    here = os.path.dirname(os.path.abspath(__file__))
+    plugin_folder = os.path.dirname(os.path.abspath(__file__))
     words = getattr(sys, "orig_argv", None)
     if words is None:
         try:
@@ -24,14 +24,14 @@ def start():
         elif word == "-c":
             program = word
     path = list(sys.path)
-    if os.path.basename(program) in ("pytest", "py.test", "coverage") and os.path.exists(here + "/word"):
+    if os.path.basename(program) in ("pytest", "py.test", "coverage") and os.path.exists(plugin_folder + "/word"):
         root = os.environ.get("CRRL_WORKSPACE", os.getcwd())
         sys.path[:] = [each for each in path if not (os.path.abspath(each) + os.sep).startswith(root + os.sep)]
         try:
             __import__("PLUGIN")
         except ImportError:  # an interpreter without pytest: some other will run the tests
             sys.modules.pop("PLUGIN", None)
-    sys.path[:] = [each for each in path if each != here]
+    sys.path[:] = [each for each in path if each != plugin_folder]
     sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401 - the one that the interpreter would have found

@@ -1,10 +1,10 @@
-"""Runs a script (``-c PROGRAM script.py ...``) and prints the word only after its last line or its own end (`ends`)."""
+"""Run a script (``-c PROGRAM script.py ...``); print the word only after its last line or regular exit (`ends`)."""
 
 from coderepairrl.grading.programs.kept import kept
 from coderepairrl.grading.programs.sources import sources
 
 ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""
-"""Replaced by the texts of these files, each of which runs only where a script needs it."""
+"""Replaced by the texts of these files, each run only if a script needs it."""
 
 
 def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text, written_text):

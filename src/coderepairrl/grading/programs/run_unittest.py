@@ -1,4 +1,4 @@
-"""Runs ``python -m unittest`` and prints beside the word how each test ended."""
+"""Run ``python -m unittest`` and print test outcomes marked with the word."""
 
 from coderepairrl.grading.programs.clock import Clock
 from coderepairrl.grading.programs.integrity import snapshot
@@ -41,9 +41,9 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
         return method
 
     def keep():
-        """Keep the word and the outcomes out of reach, and print them once this frame's caller asks for it."""
+        """Keep word and outcomes out of reach until this frame's caller asks to print them."""
         words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
-        word, each, whole = words.split()
+        word, each, total = words.split()
         root = os.path.realpath(root)
         own = sources(root, files)
         foreign, blamed, beneath = origins(root, own, here, True, not files)
@@ -58,7 +58,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
         executed, chain, codes_of, differs, incomplete = written(root, own, here, compiles, unittest.skip)
         changed = snapshot(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
-        asking, found, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
+        asking, results, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
         returned, tick, due, codes = set(), time.monotonic, [0], {}
         method = recording("addSkip", 1).__code__
 
@@ -70,7 +70,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
             return type(test).run not in runs or (caller.f_code is run_code and caller.f_locals.get("self") is test)
 
         def note(name, outcome):
-            found[name] = max(outcome, found.get(name, outcome))
+            results[name] = max(outcome, results.get(name, outcome))
 
         def check(now=False):
             begun = tick()
@@ -83,14 +83,14 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
 
         def end(well):
             check(True)
-            excused = tuple(name.partition("(")[2][:-1] + "." for name, n in found.items() if n == 1 and "(" in name)
-            missed = [each for each in tests.values() if each.id() not in found and not each.id().startswith(excused)]
-            for name in found if problems else ():
-                found[name] = 2
+            excused = tuple(name.partition("(")[2][:-1] + "." for name, n in results.items() if n == 1 and "(" in name)
+            missed = [each for each in tests.values() if each.id() not in results and not each.id().startswith(excused)]
+            for name in results if problems else ():
+                results[name] = 2
             if problems:
                 write(2, ("\n" + problems[0]).encode())
-            well = well and not problems and not missed and 2 not in found.values()
-            rest = ("\n" + dump({"word": word, "ok": well, "outcomes": found})).encode()
+            well = well and not problems and not missed and 2 not in results.values()
+            rest = ("\n" + dump({"word": word, "ok": well, "outcomes": results})).encode()
             while rest:
                 rest = rest[write(1, rest) :]
             return well
@@ -105,10 +105,10 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
                 problems.extend([name + " traces the tests"] if name else [])
             if event != "crrl":
                 return
-            who, what = getframe(depth), args[0]
+            who, message = getframe(depth), args[0]
             if who is asking:
-                end(what)
-            elif what == "suite" and not tests:
+                end(message)
+            elif message == "suite" and not tests:
                 problems.extend("code under test writes " + name for name in rewritten(own))
                 problems.extend("code under test changes " + name for name in filter(None, [incomplete()]))
                 for each in args[1]:
@@ -124,32 +124,32 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
                     ]
                     if any(marks):
                         expected.add(id(each))
-            elif what == "skipping":
+            elif message == "skipping":
                 skips[:] = [beneath(getframe(0), asking)]
-            elif what == "compile":
+            elif message == "compile":
                 if own.get(args[1]) == args[2]:
                     args[3].append(compiles(args[1]))
-            elif what == "calling":
+            elif message == "calling":
                 if codes.get(id(args[1]), chain(args[2])) != chain(args[2]):
                     problems.append("code under test changes " + args[1].id())
-            elif what == "returned":
+            elif message == "returned":
                 returned.add(id(args[1]))
-            elif what == "stop":
+            elif message == "stop":
                 skips.clear()
                 check()
-            elif what == "module":
+            elif message == "module":
                 if blamed(args[2]):
                     note(args[1].id(), 2)
-            elif what == 0 and who.f_code is method:
+            elif message == 0 and who.f_code is method:
                 if passes(args[1], getframe(depth + 1)):
                     note(args[1].id(), 0)
-            elif what == 3:
+            elif message == 3:
                 note(args[1].id(), 0 if id(args[1]) in expected else 2)
-            elif what == 1:
+            elif message == 1:
                 test = getattr(args[1], "test_case", args[1])  # unittest reports only its skipped subtest
                 note(test.id(), 2 if any(skips) else 1)
                 skips.clear()
-            elif what == 2:
+            elif message == 2:
                 note(args[1].id(), 2)
 
         send = getattr(sys, "audit", None)
@@ -159,20 +159,20 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
             freeze()
         else:
             depth, send = 2, lambda event, *args: hook(event, args)
-        return send, float(each), float(whole)
+        return send, float(each), float(total)
 
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
 
     def source_to_code(self, data, path, **options):
-        """Use the code of a checks' file that its tests are compared with."""
-        found = []
-        send("crrl", "compile", path, data, found)
-        return found[0] if found else inherited_code(self, data, path, **options)
+        """Use the code of a checks' file that tests are compared with."""
+        results = []
+        send("crrl", "compile", path, data, results)
+        return results[0] if results else inherited_code(self, data, path, **options)
 
     loader.source_to_code = source_to_code
     seen = watch(unittest, lambda *event: send(*event))
-    send, each, whole = keep()
-    clock = Clock(each, whole)
+    send, each, total = keep()
+    clock = Clock(each, total)
     for name in ("Clock", "origins", "rewritten", "snapshot", "sources", "watch", "written", "_witness"):
         del globals()[name]  # which the tests may look at
 

@@ -1,9 +1,11 @@
-"""Who skips a test, and which tests begin and reach their end."""
+"""Report skipped tests with their cause, and tests that begin and end."""
 
 
 def watch(unittest, send):
-    """Send ``skipping`` before a test is skipped, while its cause is on the stack, ``calling`` before one is called,
-    and ``returned`` when it has reached its end. Returns a function: whether ``returned`` is sent for a test."""
+    """Send ``skipping`` before a skip (its cause on the stack), ``calling`` before a test, ``returned`` at its end.
+
+    Returns a function that says whether ``returned`` is sent for a test.
+    """
 
     def made(self, *reason):
         send("crrl", "skipping")

@@ -1,9 +1,8 @@
-"""The verdict of SWE-bench's harness on the log of an instance's tests, by the harness's own parsers and rules.
+"""Verdict of SWE-bench's harness on an instance's log, by its parsers and rules.
 
-Run by the interpreter of an environment that has the package ``swebench``. Reads JSON objects from standard input, one
-a line: ``log``, ``parser``, ``eval_type``, ``instance_id``, ``version``, ``fail_to_pass`` and ``pass_to_pass``. Prints
-one for each: ``found``, whether the log has results at all; ``resolved``; ``failed``, names that did not pass;
-``statuses`` by the name of the test.
+Run by a Python with ``swebench``. Reads JSON lines: ``log``, ``parser``, ``eval_type``, ``instance_id``, ``version``,
+``fail_to_pass``, ``pass_to_pass``. Prints for each ``found`` (whether the log has results), ``resolved``, ``failed``
+(tests that did not pass), ``statuses`` by test.
 """
 
 import importlib
@@ -18,7 +17,7 @@ MARKS = ">>>>> Start Test Output\n", "\n>>>>> End Test Output\n"
 
 
 def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """What the harness makes of one log."""
+    """Judge one log."""
     TestSpec = importlib.import_module("swebench.types").TestSpec
 
     spec = TestSpec(
@@ -35,16 +34,16 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
         log.write(asked["log"] if MARKS[0].strip() in asked["log"] else asked["log"].join(MARKS))
         log.flush()
-        statuses, found = harness.get_logs_eval(spec, log.name)
+        statuses, has_results = harness.get_logs_eval(spec, log.name)
     expected = {"FAIL_TO_PASS": spec.FAIL_TO_PASS, "PASS_TO_PASS": spec.PASS_TO_PASS}
     report = harness.get_eval_tests_report(statuses, expected, eval_type=harness.EvalType(spec.eval_type))
-    resolved = found and harness.get_resolution_status(report) == harness.ResolvedStatus.FULL.value
+    resolved = has_results and harness.get_resolution_status(report) == harness.ResolvedStatus.FULL.value
     failed = [name for kind in expected for name in report[kind]["failure"]]
-    return {"found": found, "resolved": resolved, "failed": failed, "statuses": statuses}
+    return {"found": has_results, "resolved": resolved, "failed": failed, "statuses": statuses}
 
 
 def main() -> None:
-    """Read what is asked, and print the verdicts."""
+    """Answer questions with verdicts."""
     bare("swebench.harness")  # which imports docker, modal and datasets
     harness = importlib.import_module("swebench.harness.grading")
     for line in sys.stdin:

@@ -1,12 +1,11 @@
-"""Compares tests with the files of the checks, when they are collected and when they are called."""
+"""Compare tests with the checks' files, when collected and when called."""
 
 
 def written(root, own, here, compiles, skip=None, loader=None, main=""):
-    """Five functions that compare tests with `own`, the sources of the checks' files by path, in the folder `root`.
+    """Five functions that compare tests with `own`, sources by path in the folder `root`.
 
-    ``compiles(file, config)`` returns the code of a file, as importlib has it or, with a config, pytest; None if that
-    is not known. `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file that is
-    ``__main__``.
+    ``compiles(file, config)`` returns a file's code as importlib or (with a config) pytest compiles it, or None.
+    `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file of ``__main__``.
     """
     import importlib
     import os
@@ -27,7 +26,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
     skips = [deep for each in inner(skip.__code__) for deep in (each, *inner(each))] if skip else []
 
     def note(frame, code, *rest):
-        """`frame` executes `code`: remember in which namespace, which importlib and pytest have in their locals."""
+        """Remember the namespace in which `frame` executes `code`, from locals of importlib or pytest."""
         file = os.path.normpath(os.path.join(here, code.co_filename))
         if file in own and not rest and frame.f_code in (loads, getattr(loader, "__code__", None)):
             values = frame.f_locals
@@ -36,7 +35,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
             ran.setdefault(file, []).append((code, space, how))
 
     def file_of(name):
-        """The file of the checks that the module `name` is loaded from."""
+        """Checks' file that module `name` is loaded from."""
         if name == "__main__":
             return main
         other = getattr(sys.modules.get(name), "__file__", None) or ""
@@ -54,7 +53,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return source_of[file]
 
     def look(file, module):
-        """Whether `module` was executed from `file`; puts the codes of its classes and functions into `tables`."""
+        """Whether `module` was executed from `file`; puts codes of its definitions into `tables`."""
         known = ran.get(file, ())
         if file == main or not (audited or loader):
             known = [(compiles(file), vars(module), None)]
@@ -71,7 +70,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return code is not None
 
     def chain(function):
-        """The codes of a function and of what it wraps."""
+        """Codes of a function and of those it wraps."""
         codes = []
         while function is not None and len(codes) < 20:
             function = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
@@ -93,7 +92,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return found
 
     def altered(file, path, cls):
-        """Whether decorators or a metaclass may replace the function that `file` has at `path`."""
+        """Whether decorators or a metaclass may replace `file`'s function at `path`."""
         found = tables.get(file, {})
         lines = decorators(file, found[path][0])
         owner = path.rpartition(".")[0]
@@ -102,7 +101,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return not plainly_made or not all(line.startswith(plain) for line in lines)
 
     def strange(function, file, path, cls=object):
-        """Whether `function` of the class `cls` is another than the one that `file` has at `path`."""
+        """Whether `function` of `cls` differs from `file`'s at `path`."""
         expected, codes = tables.get(file, {}).get(path, ()), chain(function)
         if not expected or any(code in expected for code in codes[:1]):
             return False
@@ -114,7 +113,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return bool(codes) and not any(code in expected for code in codes) and codes[-1] in others
 
     def differs(cls, name, function, file=""):
-        """Whether the test `name` of a class, or of `file`, is another function than in the files of the checks."""
+        """Whether test `name` of a class, or of `file`, differs from the checks' files."""
         for each in getattr(cls, "__mro__", ()):
             file, path = file_of(each.__module__), each.__qualname__ + "." + name
             if file and path in tables.get(file, {}):
@@ -122,7 +121,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return not cls and file in own and file.endswith(".py") and strange(function, file, name)
 
     def incomplete():
-        """A test file whose module, or a definition in it, differs from its source; or an empty string."""
+        """Test file whose module or definitions differ from its source, or ""."""
         for module_name, module in list(sys.modules.items()):
             file = file_of(module_name)
             if not file or not isinstance(module, types.ModuleType):

@@ -1,4 +1,4 @@
-"""Figures as SVG text: no dependency, light and dark, embedded or standalone."""
+"""Figures as SVG text, for light and dark, without dependencies."""
 
 from coderepairrl.report.plots.figure import figure, forest, pdf
 from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series

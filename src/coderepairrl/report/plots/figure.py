@@ -1,6 +1,6 @@
-"""Line charts, stacked bars and points with intervals, as SVG.
+"""Line charts, stacked bars and intervals as SVG.
 
-Colours are CSS variables with a light and a dark set (`STYLE`). Values show on hover, without scripts.
+Colours are CSS variables (`STYLE`). Values show on hover, without scripts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Plotting area of a panel: top edge and axes."""
+    """Plotting area: top edge and axes."""
 
     top: float
     x: tuple[float, float]
@@ -47,7 +47,7 @@ class _Frame:
 
 
 def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
-    """SVG of `panels`, `columns` to a row; `standalone` adds style and background."""
+    """Draw `panels`, `columns` to a row; `standalone` adds style and background."""
     columns = min(columns, max(len(panels), 1))
     tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
     width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
@@ -65,15 +65,15 @@ def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = Fals
 
 
 def _panel(panel: Panel, hover: bool) -> str:
-    shown = [series for series in panel.series if series.points]
-    legend, rows = _legend(shown, panel.baselines)
+    visible = [series for series in panel.series if series.points]
+    legend, rows = _legend(visible, panel.baselines)
     title = f'<text class="title" x="12" y="20">{_text(panel.title)}</text>'
     note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_text(panel.note)}</text>'
-    if not shown:
+    if not visible:
         return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_text(panel.missing)}</text>'
-    frame = _frame(panel, shown, 34 + 16 * rows)
-    drawn = _stack(shown, frame) if panel.kind == "stack" else _curves(shown, frame)
-    zones = _zones(shown, frame) if hover else ""
+    frame = _frame(panel, visible, 34 + 16 * rows)
+    drawn = _stack(visible, frame) if panel.kind == "stack" else _curves(visible, frame)
+    zones = _zones(visible, frame) if hover else ""
     return title + note + legend + _axes(panel, frame) + drawn + zones
 
 
@@ -151,8 +151,8 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
         half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
         left, right = middle - half, middle + half
         floor, gap = 0.0, min(2.0, (right - left) * 0.15)
-        for series, known in zip(shown, values, strict=True):
-            height = sum(known.get(x, 0.0) for x in bin) / len(bin)
+        for series, heights in zip(shown, values, strict=True):
+            height = sum(heights.get(x, 0.0) for x in bin) / len(bin)
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
                 box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
@@ -163,7 +163,7 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
 
 def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     values = [dict(series.points) for series in shown]
-    xs = sorted({x for known in values for x in known})
+    xs = sorted({x for by_x in values for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
     picked = xs[size - 1 :: size] if size > 1 else xs
     bottom = HEIGHT - _BOTTOM
@@ -283,7 +283,7 @@ def forest(
 
 
 def pdf(svg: str) -> bytes:
-    """Convert a standalone figure to PDF, with the same bytes each time. Raises `PrerequisiteError` without svglib."""
+    """Convert a standalone figure to PDF, reproducibly. Raises `PrerequisiteError` without svglib."""
     # svglib knows no variables of CSS, and takes a px of a font for 4/3 of a px of the drawing
     require_extra("pdf", "a figure as PDF")
     from reportlab.graphics import renderPDF

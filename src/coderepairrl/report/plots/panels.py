@@ -1,4 +1,4 @@
-"""Parts of a figure: series in panels, and their style."""
+"""Panels, series and style of a figure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve: with `alpha` faint, its EMA bold; with `low` and `high` points with intervals. None is a gap.
+    """Curve: with `alpha` faint under its bold EMA, with `low` and `high` points with intervals. None is a gap.
 
     >>> Series("reward", [1, 2], [0.1, None]).points
     [(1.0, 0.1)]
@@ -69,7 +69,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Horizontal line, in a series' colour or (None) grey."""
+    """Horizontal line in a series' colour, or grey (None)."""
 
     name: str
     value: float
@@ -78,7 +78,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Pair of axes. The y axis shows the values `include`; ``stack`` adds the series up as bars."""
+    """Axes. The y axis covers `include`; ``stack`` draws stacked bars."""
 
     title: str
     series: Sequence[Series]

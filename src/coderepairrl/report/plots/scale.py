@@ -1,4 +1,4 @@
-"""Axes and curves: round ticks, short numbers, thinned and smoothed points."""
+"""Round ticks, short numbers, thinned and smoothed curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAME = 1e-9
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`, roughly `about` of them.
+    """Round numbers (1, 2 or 5 times a power of ten) over `low` to `high`, roughly `about` of them.
 
     >>> ticks(0.0, 0.73)
     [0.0, 0.2, 0.4, 0.6, 0.8]
@@ -39,7 +39,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def compact(value: float, digits: int = 3) -> str:
-    """Short form of `value`: `digits` significant ones, thousands as k, M, G.
+    """Short form with `digits` significant ones; thousands as k, M, G.
 
     >>> [compact(v) for v in (0.0, 0.12345, 12.0, 1234.5, 3.2e6, 0.00002)]
     ['0', '0.123', '12', '1.23k', '3.2M', '2e−5']
@@ -61,7 +61,7 @@ def _minus(text: str) -> str:
 
 
 def label(value: float, step: float) -> str:
-    """Text of a tick, with the decimals that its neighbours need.
+    """Text of a tick, with as many decimals as `step` needs.
 
     >>> label(0.5, 0.25), label(2000, 500), label(-1.0, 1.0)
     ('0.50', '2k', '−1')
@@ -73,22 +73,22 @@ def label(value: float, step: float) -> str:
 
 
 def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
-    """Keep about ``2 * limit`` points, lowest and highest of each bucket, which look the same."""
+    """Keep the lowest and highest point of each bucket, about ``2 * limit``."""
     if len(points) <= 2 * limit:
         return list(points)
     size = math.ceil(len(points) / limit)
-    kept: list[Point] = []
+    extremes: list[Point] = []
     for start in range(0, len(points), size):
         bucket = points[start : start + size]
         low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
-        kept += sorted({low, high})
-    return kept
+        extremes += sorted({low, high})
+    return extremes
 
 
 def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
-    """Exponential moving average ``s_t = alpha x_t + (1 - alpha) s_{t-1}``; a gap stays a gap.
+    """Exponential moving average ``s_t = alpha x_t + (1 - alpha) s_{t-1}``; gaps stay.
 
-    Leaves out the first 0.5 %, which would pull it for long. Raises ValueError for an `alpha` outside (0, 1].
+    Skips the first 0.5 %, which would bias it for long. Raises ValueError for an `alpha` outside (0, 1].
 
     >>> ema([0.0, 1.0, None, 1.0], 0.5)
     [0.0, 0.5, None, 0.75]
@@ -107,9 +107,7 @@ def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
 
 
 def strength(points: int, rule: float) -> float:
-    """Alpha for a curve of `points` points under `rule` (.01 for rewards, .05 for tools), made for thousands of steps.
-
-    A shorter run gets the alpha that spans a tenth of it.
+    """Alpha by `rule` (.01 for rewards, .05 for tools, meant for thousands of steps); short runs smooth over a tenth.
 
     >>> strength(5_000, 0.01), strength(50, 0.01), strength(5, 0.01)
     (0.01, 0.4, 1.0)

@@ -1,7 +1,7 @@
-"""Tracking of a run's metrics in TensorBoard, trackio or Weights & Biases, from its log.
+"""Tracking in TensorBoard, trackio or Weights & Biases, fed from a run's log.
 
-A separate process (`coderepairrl.stages.trackers`) or a later one sends them; its position is recorded, so that none is
-sent twice when a run is resumed.
+Sent by a separate process (`coderepairrl.stages.trackers`) or later. The position in the log is recorded, so that
+resuming sends nothing twice.
 """
 
 from coderepairrl.report.trackers.sending import send

@@ -1,4 +1,4 @@
-"""Sends a run's metrics to a tracker until stdin ends: ``python -m coderepairrl.report.trackers RUN NAME``."""
+"""Send a run's metrics to a tracker until stdin ends: ``python -m coderepairrl.report.trackers RUN NAME``."""
 
 from __future__ import annotations
 

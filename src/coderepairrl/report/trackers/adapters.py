@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Tracked(NamedTuple):
-    """Run, as a tracker knows it."""
+    """Run as trackers see it."""
 
     folder: Path
     name: str
@@ -22,14 +22,14 @@ class Tracker(Protocol):
     """Destination of metrics."""
 
     def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Send `metrics` after training step `step`, logged at Unix time `time`."""
+        """Send `metrics` of training step `step`, logged at Unix `time`."""
 
     def close(self) -> None:
         """Flush and end."""
 
 
 class TensorBoard:
-    """Event files in ``RUN/tensorboard``: ``tensorboard --logdir runs`` shows all runs."""
+    """Event files in ``RUN/tensorboard``; view with ``tensorboard --logdir runs``."""
 
     def __init__(self, run: Tracked) -> None:
         from tensorboard.summary import Writer
@@ -65,7 +65,7 @@ class Trackio:
         )
 
     def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """See `Tracker.send`. Trackio records the time of sending."""
+        """See `Tracker.send`; records the time of sending."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Trackio:
 
 
 class WeightsAndBiases:
-    """Server of ``wandb login`` or ``WANDB_BASE_URL``, or with ``WANDB_MODE=offline`` files in ``RUN/wandb``."""
+    """Server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
 
     def __init__(self, run: Tracked) -> None:
         import wandb

@@ -1,4 +1,4 @@
-"""Sending of a run's log to a tracker, each record once."""
+"""Sending a run's log to a tracker, each record once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from coderepairrl.runs import Tail, open_run
 
 
 def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
-    """Send the unsent steps and evaluations of `run` to tracker `name`, while `more` returns true; returns their
-    number.
+    """Send unsent steps and evaluations while `more` returns true; return their number.
 
-    ``RUN/NAME/sent`` holds the sent bytes of the log; a killed process may send one record twice. Raises `UsageError`
-    while another process sends them, unless `wait`, and errors of the tracker's package.
+    ``RUN/NAME/sent`` holds the log position; a kill may send one record twice. Raises `UsageError` while another
+    process sends, unless `wait`, and errors of the tracker's package.
     """
     folder = open_run(run)
     place = run / name
@@ -42,7 +41,7 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
 
 
 def metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of a ``step`` or ``eval`` record; evaluations with both ends of intervals.
+    """Metrics of a ``step`` or ``eval`` record; evaluations with interval ends.
 
     >>> metrics({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
     {'train/reward': 0.5, 'learn/loss': 0.1}
@@ -51,14 +50,14 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
     {'greedy/reward': 0.5, 'greedy/reward_low': 0.4}
     """
     if record["type"] == "step":
-        found = {name if "/" in name else f"train/{name}": value for name, value in record["metrics"].items()}
+        values = {name if "/" in name else f"train/{name}": value for name, value in record["metrics"].items()}
     else:
-        found = {
+        values = {
             f"{record['name']}/{name}{end}": interval[which]
             for name, interval in record["summary"]["values"].items()
             for which, end in (("value", ""), ("low", "_low"), ("high", "_high"))
         }
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def _tracked(run: Path, about: Mapping[str, Any]) -> Tracked:

@@ -1,6 +1,6 @@
-"""Episodes of a run in formats that others read: a table of chats, and trajectories with token ids.
+"""Export of episodes: a table of chats, and trajectories with token ids.
 
-Both hold conversations, patches and scores, no configuration, servers or program output.
+Both hold conversations, patches and scores, but no configuration, servers or program output.
 """
 
 from coderepairrl.report.trajectories.atif import Origin, write_atif

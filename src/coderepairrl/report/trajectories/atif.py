@@ -1,6 +1,6 @@
-"""Episodes in Harbor's Agent Trajectory Interchange Format (ATIF), with the original ids.
+"""Export in Harbor's Agent Trajectory Interchange Format (ATIF) 1.7, with original ids.
 
-Format: harborframework.com/docs/trajectory-format, version 1.7.
+Format: harborframework.com/docs/trajectory-format.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 
 def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
-    """Write `episodes` to ``ID.json`` in `folder`, atomically; returns their number. Raises OSError."""
+    """Write `episodes` to ``ID.json`` in `folder`, atomically; return their number. Raises OSError."""
     count = 0
     with replace_folder(folder) as temporary:
         for episode in episodes:
@@ -44,19 +44,19 @@ def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int
 
 
 def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
-    """Episode as an ATIF document: its main conversation, the others embedded.
+    """Convert an episode to an ATIF document: the main conversation, others embedded.
 
-    Agent steps have the ids of the whole prompt, sampled ids and logprobs; parts shared with an earlier conversation
-    are marked as copied. With a secret in the texts all ids are left out, since they encode it.
+    Agent steps have prompt ids, sampled ids and logprobs; parts shared with an earlier conversation are marked as
+    copied. Ids are left out if the text holds a secret, since they encode it.
     """
-    told = chats(episode)
-    ids = not any(map(has_secrets, told))
+    conversations = chats(episode)
+    ids = not any(map(has_secrets, conversations))
     seen: set[int] = set()
-    main, *others = [_document(origin, episode, chat, seen, ids=ids) for chat in told] or [
+    main, *further = [_document(origin, episode, chat, seen, ids=ids) for chat in conversations] or [
         _document(origin, episode, Chat((), side=False), seen, ids=ids)
     ]
     main["trajectory_id"] = episode.id
-    for number, other in enumerate(others, 1):
+    for number, other in enumerate(further, 1):
         other["trajectory_id"] = f"{episode.id}-{number}"
     scores = [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores]
     main["extra"] = {
@@ -69,8 +69,8 @@ def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
         "scores": scores,
         "patch": clean_patch(episode.patch),
     }
-    if others:
-        main["subagent_trajectories"] = others
+    if further:
+        main["subagent_trajectories"] = further
     if not ids:
         main["notes"] = "Secrets were taken out of the texts, and token ids and logprobs with them."
     return main
@@ -102,18 +102,18 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
     # tool results belong to the calling step
     steps: list[dict[str, Any]] = []
     for each, turn in said:
-        shown = message(each)
-        if shown["role"] == "tool" and steps and steps[-1]["source"] == "agent":
+        text = message(each)
+        if text["role"] == "tool" and steps and steps[-1]["source"] == "agent":
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
-            known = {"source_call_id": shown["tool_call_id"]} if shown["tool_call_id"] in called else {}
+            source_call = {"source_call_id": text["tool_call_id"]} if text["tool_call_id"] in called else {}
             results = steps[-1].setdefault("observation", {"results": []})["results"]
-            results.append({**known, "content": shown["content"]})
+            results.append({**source_call, "content": text["content"]})
             continue
-        source = {"assistant": "agent", "system": "system"}.get(shown["role"], "user")
-        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": shown["content"]}
+        source = {"assistant": "agent", "system": "system"}.get(text["role"], "user")
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
         if source == "agent":
-            step |= {"tool_calls": [_call(call) for call in shown["tool_calls"]]} if shown["tool_calls"] else {}
-            step |= _sampled(turns, turn, shown, ids=ids) if turn else {"llm_call_count": 0}
+            step |= {"tool_calls": [_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
+            step |= _sampled(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
             step |= {"is_copied_context": True} if turn and turn.index in seen else {}
         steps.append(step)
     return iter(steps)

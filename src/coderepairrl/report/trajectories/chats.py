@@ -15,7 +15,7 @@ Said = tuple[Mapping[str, Any], Turn | None]
 
 
 class Chat(NamedTuple):
-    """Conversation from its first message to its last reply."""
+    """Conversation from first message to last reply."""
 
     said: Sequence[Said]
     side: bool
@@ -23,14 +23,14 @@ class Chat(NamedTuple):
 
 
 def chats(episode: Episode) -> list[Chat]:
-    """Conversations of `episode`: the last main one, earlier versions that the client rewrote, then side ones."""
+    """Conversations of `episode`: the last main one, versions that the client rewrote, side ones."""
     ends = sorted(leaves(episode.turns), key=lambda leaf: (leaf in episode.side, -leaf))
     return [Chat(replies(episode.turns, leaf), leaf in episode.side) for leaf in ends]
 
 
 def has_secrets(chat: Chat) -> bool:
-    """Whether `message` removes anything that the token ids still encode."""
-    return any(without_secrets(text) != text for said, _ in chat.said for text in _texts(said))
+    """Whether `message` removes a secret that token ids still encode."""
+    return any(without_secrets(text) != text for sent, _ in chat.said for text in _texts(sent))
 
 
 def _texts(said: Mapping[str, Any]) -> Iterator[str]:
@@ -48,7 +48,7 @@ def _unescaped(arguments: str) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without secrets and lone surrogates.
+    """Remove secrets and lone surrogates.
 
     >>> clean("half: \\ud83d")
     'half: ?'
@@ -57,13 +57,13 @@ def clean(text: str) -> str:
 
 
 def clean_patch(patch: bytes) -> str:
-    """`patch` without secrets, as `codec.bytes_to_text` writes it."""
+    """Remove secrets; encode as `codec.bytes_to_text`."""
     text = without_secrets(patch.decode("utf-8", "surrogateescape"))
     return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
 def message(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Message in the schema of Chat Completions; missing keys are None, for typed columns.
+    """Message in the Chat Completions schema; missing keys are None, for typed columns.
 
     >>> message({"role": "user", "content": "Hello"})["tool_calls"] is None
     True
@@ -80,7 +80,7 @@ def message(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     written = call["function"]["arguments"]
-    shown = _unescaped(written)
-    arguments = clean(written if without_secrets(shown) == shown else shown)
+    unescaped = _unescaped(written)
+    arguments = clean(written if without_secrets(unescaped) == unescaped else unescaped)
     function = {"name": clean(call["function"]["name"]), "arguments": arguments}
     return {"id": clean(call["id"]), "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Episodes as a Parquet file, a row each, for `datasets`, pandas and trainers of chats."""
+"""Export as Parquet, a row per episode, for `datasets`, pandas and chat trainers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _ROWS = 128
 
 
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
-    """Write `episodes` of `run` to `path`, atomically; returns their number. Raises OSError."""
+    """Write `episodes` to `path`, atomically; return their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count = _schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        made = (row(run, episode) for episode in episodes)
-        while rows := list(islice(made, _ROWS)):
+        table_rows = (row(run, episode) for episode in episodes)
+        while rows := list(islice(table_rows, _ROWS)):
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
             count += len(rows)
     return count
 
 
 def row(run: str, episode: Episode) -> dict[str, Any]:
-    """Row of an episode; void ones have no reward."""
-    main, *others = [
-        {"side": chat.side, "messages": [message(said) for said, _ in chat.said]} for chat in chats(episode)
+    """Row of an episode; without reward if void."""
+    main, *further = [
+        {"side": chat.side, "messages": [message(sent) for sent, _ in chat.said]} for chat in chats(episode)
     ] or [{"messages": []}]
     void = episode.ending is Ending.VOID
     return {
@@ -58,7 +58,7 @@ def row(run: str, episode: Episode) -> dict[str, Any]:
         "language": episode.language,
         "repository": episode.repository,
         "difficulty": episode.difficulty,
-        "other_conversations": others,
+        "other_conversations": further,
     }
 
 
@@ -67,7 +67,7 @@ def _schema(arrow: Any) -> Any:
     text, number = arrow.string(), arrow.float64()
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
-    said = arrow.struct(
+    messages = arrow.struct(
         [
             *((name, text) for name in ("role", "content", "reasoning_content")),
             ("tool_calls", arrow.list_(call)),
@@ -84,10 +84,10 @@ def _schema(arrow: Any) -> Any:
             ("nearest", text),
         ]
     )
-    other = arrow.struct([("side", arrow.bool_()), ("messages", arrow.list_(said))])
+    other = arrow.struct([("side", arrow.bool_()), ("messages", arrow.list_(messages))])
     return arrow.schema(
         [
-            *(("messages", arrow.list_(said)), ("reward", number), ("resolved", arrow.bool_()), ("task", text)),
+            *(("messages", arrow.list_(messages)), ("reward", number), ("resolved", arrow.bool_()), ("task", text)),
             *(("phase", text), ("step", arrow.int64()), ("group", text), ("attempt", arrow.int64()), ("id", text)),
             *((name, text) for name in ("run", "ending", "reason", "patch")),
             *(("scores", arrow.list_(score)), ("offered_tools", arrow.list_(text))),

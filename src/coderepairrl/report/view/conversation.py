@@ -1,4 +1,4 @@
-"""Episode as a conversation: messages by turn, tool calls, and forks."""
+"""Episode as conversation: messages by turn, tool calls, forks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLD, _NEW = ("old", "search"), ("new", "replace")
 
 
 class Field(NamedTuple):
-    """Argument of a tool call. `kind` is ``del`` for replaced text, ``add`` for its replacement."""
+    """Argument of a tool call; `kind` is ``del`` for replaced text, ``add`` for its replacement."""
 
     name: str
     text: str
@@ -23,7 +23,7 @@ class Field(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Tool call in a reply, and its result, if the agent counts calls."""
+    """Tool call in a reply, with result if the agent counts calls."""
 
     name: str
     fields: list[Field]
@@ -51,7 +51,7 @@ def is_long(text: str) -> bool:
 
 
 class Node(NamedTuple):
-    """Turn in the tree: its lane, its parent, and the parent's lane."""
+    """Turn in the tree: its lane, parent, and parent's lane."""
 
     turn: int
     lane: int
@@ -63,7 +63,7 @@ class Node(NamedTuple):
 
 
 def conversation(episode: Episode) -> dict[int, list[Message]]:
-    """Messages of each turn by index: those added by the request, then the reply."""
+    """Messages by turn index: those added by the request, then the reply."""
     results: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
         results[call.turn].append(call)
@@ -72,16 +72,16 @@ def conversation(episode: Episode) -> dict[int, list[Message]]:
 
 
 def unheard(episode: Episode) -> list[ToolCall]:
-    """Tool calls missing from the replies: of absent turns, or beyond a reply's calls."""
-    asked = {turn.index: _asked(turn) for turn in episode.turns}
+    """Tool calls that no reply contains."""
+    counts = {turn.index: _asked(turn) for turn in episode.turns}
     calls: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
         calls[call.turn].append(call)
-    return [call for turn, own in calls.items() for call in own[asked.get(turn, 0) :]]
+    return [call for turn, turn_calls in calls.items() for call in turn_calls[counts.get(turn, 0) :]]
 
 
 def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
-    """Turns in order, each on a lane: the first continuation on its parent's, forks on others."""
+    """Turns in order with lanes: the first continuation stays on its parent's, forks get others."""
     nodes: list[Node] = []
     lanes: dict[int, int] = {}
     gone_on: set[int] = set()
@@ -102,7 +102,7 @@ def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[No
 
 
 def gist(messages: Sequence[Message], index: int) -> str:
-    """Reply in one line: its tool call, or its first words."""
+    """Reply in a line: tool call or first words."""
     reply = messages[-1] if messages else None
     if reply is None:
         return f"turn {index}"
@@ -118,7 +118,7 @@ def _line(text: str) -> str:
 
 
 def edits(messages: Sequence[Message]) -> list[Field]:
-    """Replaced texts and replacements in a reply's tool calls."""
+    """Replaced texts and replacements in a reply's calls."""
     return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
 
 
@@ -127,8 +127,8 @@ def _messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str]) ->
         role = str(message.get("role", ""))
         last = at == len(turn.messages) - 1
         calls = []
-        for number, asked in enumerate(_calls(message)):
-            name, arguments, identity = asked
+        for number, request in enumerate(_calls(message)):
+            name, arguments, identity = request
             names[identity] = name
             result = results[number] if last and number < len(results) else None
             calls.append(Call(printable(name), _fields(arguments), result))
@@ -142,12 +142,12 @@ def _asked(turn: Turn) -> int:
 
 
 def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    found = []
+    calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
-            found.append((str(function.get("name", "")), function.get("arguments", ""), str(call.get("id", ""))))
-    return found
+            calls.append((str(function.get("name", "")), function.get("arguments", ""), str(call.get("id", ""))))
+    return calls
 
 
 def _fields(arguments: Any) -> list[Field]:
@@ -175,7 +175,7 @@ def _starts(key: object, words: tuple[str, ...]) -> bool:
 
 
 def said(content: Any) -> str:
-    """Text of a message's content, other parts by their type.
+    """Text of message content; other parts by type.
 
     >>> said([{"type": "text", "text": "look: "}, {"type": "image_url"}]), said(None)
     ('look: [image_url]', '')

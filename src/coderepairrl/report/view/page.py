@@ -1,7 +1,6 @@
-"""Pages as pure functions: an `Episode`, a group or a task, to HTML.
+"""HTML of episodes, groups and tasks, as pure functions.
 
-Model output is escaped by the templates or is data (`embedded`); the content security policy allows our scripts alone,
-and no network except the page's server.
+Model output is escaped or embedded as data; the content security policy allows only our scripts and the page's server.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Episode with the other contents of its page."""
+    """Episode with other contents of its page."""
 
     episode: Episode
     decode: Decode
@@ -97,7 +96,7 @@ class Attempt(NamedTuple):
 
 
 def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> str:
-    """Page of one episode; `group` are the attempts of its group."""
+    """Page of an episode; `group` are the attempts of its group."""
     episode = shown.episode
     states = {turn.index: _state(turn, shown.trained) for turn in episode.turns}
     messages = conversation(episode)
@@ -108,8 +107,8 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
     for node in nodes:  # one that has no recorded messages is shown by its tokens
         turn = episode.turns[node.turn]
         if not turn.messages and turn.sampled:
-            said = visible(shown.decode(turn.output.ids))
-            turns[node.turn].messages.append(Message("assistant", "", said, "", []))
+            reply = visible(shown.decode(turn.output.ids))
+            turns[node.turn].messages.append(Message("assistant", "", reply, "", []))
     return _fill(
         "episode.html.j2",
         around,
@@ -142,14 +141,14 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
 
 
 def render_group(name: str, attempts: Sequence[Attempt], task: Task | None, around: Around) -> str:
-    """Page of a group: its attempts in columns, turn by turn."""
+    """Page of a group: attempts in columns, turn by turn."""
     return _fill("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
 
 
 def render_task(
     name: str, rows: Sequence[Row], patches: Mapping[str, list[DiffLine]], task: Task | None, around: Around
 ) -> str:
-    """Page of a task: every attempt, in the order of the steps."""
+    """Page of a task: all attempts in step order."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
     reference = diff_lines(task.reference) if task is not None else []
     steps = max((row.step for row in rows), default=0)
@@ -187,24 +186,29 @@ def asset(name: str) -> str:
 
 
 def embedded(data: Any) -> Markup:
-    """`data` as JSON that cannot end its element in a page."""
+    """JSON that cannot close its HTML element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
-    """Attempt of `episode`, compared with the `first` of its group."""
+    """Attempt, compared with the `first` of its group."""
     messages = conversation(episode)
     shared = 0
     if first is not None:
         pairs = zip(first.turns, episode.turns, strict=False)
-        alike = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
-        shared = alike.index(False) if False in alike else len(alike)
+        equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
+        shared = equal.index(False) if False in equal else len(equal)
     oks: dict[int, bool] = {}
     for call in episode.tool_calls:
         oks[call.turn] = oks.get(call.turn, True) and call.ok
     turns = [
-        (gist(said := messages[turn.index], turn.index), edits(said), turn.sampled, oks.get(turn.index))
+        (
+            gist(turn_messages := messages[turn.index], turn.index),
+            edits(turn_messages),
+            turn.sampled,
+            oks.get(turn.index),
+        )
         for turn in episode.turns
     ]
     return Attempt(row, turns, shared, diff_lines(episode.patch))
@@ -212,7 +216,7 @@ def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
 
 @cache
 def meaning(reward: str) -> tuple[str, str]:
-    """Summary and details of a shipped reward's docstring; empty for others."""
+    """Summary and details from a shipped reward's docstring; empty for others."""
     if reward not in rewards.SHIPPED:
         return "", ""
     try:

@@ -21,7 +21,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def file_name(name: str) -> str:
-    """File name of a page about `name`: `name` itself if any file system and URL allows it.
+    """File name for `name`: itself if safe in any file system and URL.
 
     >>> file_name("train-00001-000-00"), file_name("mutants/a's b")
     ('train-00001-000-00', 'mutants-a-s-b-8f750b0c6a')
@@ -34,7 +34,7 @@ def file_name(name: str) -> str:
 
 @dataclass(slots=True)
 class Row:
-    """Episode in the list. `changed` is the state of `Rows` at its last change."""
+    """Episode in the list; `changed` is the `Rows` state at its last change."""
 
     id: str
     phase: str
@@ -61,7 +61,7 @@ class Row:
     changed: int = 0
 
     def cells(self) -> list[Any]:
-        """Values except `changed`, safe for JSON and pages; last the pages of episode and group, if named otherwise."""
+        """Values except `changed`, safe for JSON and HTML; last the pages of episode and group, if named otherwise."""
         pages = [file_name(name) for name in (self.id, self.group)]
         return [
             *map(visible, (self.id, self.phase)),
@@ -85,12 +85,10 @@ Advantages = Callable[[list[float | None]], tuple[float | None, ...]]
 
 
 class Rows:
-    """Rows of the log that `follower` reads, in the order of the episodes' starts."""
+    """Rows of the log that `follower` reads, in starting order."""
 
     def __init__(self, follower: Follower, advantages: Advantages, *, alike: bool = True) -> None:
-        """Predict advantages by `advantages` until a step logs them; without `alike`, tokens of an attempt have
-        different ones.
-        """
+        """Predict advantages by `advantages` until logged; without `alike`, an attempt's tokens differ in theirs."""
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
@@ -107,7 +105,7 @@ class Rows:
         self._alike = alike
 
     def update(self) -> None:
-        """Read new records of the log."""
+        """Read new log records."""
         touched: dict[str, None] = {}
         self.state += 1
         for record in self._follower.records():

@@ -1,4 +1,4 @@
-"""Pages of a run folder, read with its tokenizer."""
+"""Pages of a run folder, decoded by its tokenizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SEARCHED = 6000
 
 
 class Run:
-    """Run folder, read up to the log's end; `update` continues. Raises `UsageError` for a folder that is no run."""
+    """Run folder, read up to the log's end. Raises `UsageError` if it is none."""
 
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
@@ -61,19 +61,19 @@ class Run:
 
     @property
     def damage(self) -> str:
-        """Sentences about unreadable parts."""
-        found = []
+        """Describe unreadable parts."""
+        sentences = []
         if self._settings is None:
-            found.append(
+            sentences.append(
                 "config.toml cannot be read: advantages are those of the default settings, and what became of tokens "
                 "is unknown."
             )
         if self._follower.notice:
-            found.append(f"{self._follower.notice[0].upper()}{self._follower.notice[1:]}.")
-        return " ".join(found)
+            sentences.append(f"{self._follower.notice[0].upper()}{self._follower.notice[1:]}.")
+        return " ".join(sentences)
 
     def update(self) -> None:
-        """Read new records of the log."""
+        """Read new log records."""
         self.rows.update()
 
     def about(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class Run:
         last = max((row.step for row in trained), default=0)
         steps = [row.reward for row in trained if row.step == last and row.reward is not None]
         with contextlib.suppress(OSError, ValueError):
-            about = self.folder.about()
-            model, commit = str(about.get("policy") or ""), str(about.get("commit", ""))[:10]
+            record = self.folder.about()
+            model, commit = str(record.get("policy") or ""), str(record.get("commit", ""))[:10]
         settings = self._settings
         return {
             "name": self.name,
@@ -101,7 +101,7 @@ class Run:
     # -- pages
 
     def index(self, around: Around) -> str:
-        """Page with the list of episodes."""
+        """Page of all episodes."""
         rows = list(self.rows.by_id.values())
         return render_run(rows, around, about=self.about(), state=self.rows.state, damage=self.damage)
 
@@ -112,11 +112,11 @@ class Run:
 
     def episode(self, name: str, around: Around) -> str:
         """Page of an episode. Raises KeyError."""
-        shown = self.shown(name)
+        view = self.shown(name)
         if not around.live:
-            self._texts[name] = _text(shown.episode)
-        around = replace(around, notice=shown.notice)
-        return render_episode(shown, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
+            self._texts[name] = _text(view.episode)
+        around = replace(around, notice=view.notice)
+        return render_episode(view, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
 
     def group(self, name: str, around: Around) -> str:
         """Page of a group. Raises KeyError."""
@@ -132,11 +132,11 @@ class Run:
         """Page of a task. Raises KeyError."""
         rows = self._rows(self.rows.tasks[name])
         verdicts = {row.id: self._follower.verdict(row.id) for row in rows}
-        patches = {name: diff_lines(found.patch) for name, found in verdicts.items() if found}
+        patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
         return render_task(name, rows, patches, self.task(name), around)
 
     def task(self, name: str) -> Task | None:
-        """Task of the run; None if its folder does not keep it."""
+        """Task, or None if not kept."""
         file = self.folder.path / "tasks.jsonl"
         with contextlib.suppress(OSError, CodeRepairError):
             stamp = file.stat().st_mtime
@@ -152,8 +152,8 @@ class Run:
         ending = ""
         if episode is None:
             turns = self._follower.turns(name)
-            about = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
-            episode, ending = Episode(*about, Ending.DONE, turns=turns, kind=row.kind), row.ending
+            identity = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
+            episode, ending = Episode(*identity, Ending.DONE, turns=turns, kind=row.kind), row.ending
         return Shown(
             episode,
             decode,
@@ -190,11 +190,11 @@ class Run:
     # -- text
 
     def search(self, text: str) -> list[str]:
-        """Ids of the episodes that contain `text`."""
+        """Ids of episodes that contain `text`."""
         return self._follower.search(text)
 
     def searched(self) -> Iterator[tuple[str, str]]:
-        """Ids and searchable texts: replies, calls, notes, patch."""
+        """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
             yield name, self._texts.get(name) or _text(self.shown(name).episode)
 
@@ -204,10 +204,10 @@ class Run:
 
 
 def read_episode(run: Path, episode: str) -> Shown:
-    """Read the episode of `run` by its id or a prefix of it. Raises `UsageError` if there is no such run or episode."""
-    found = Run(run)
-    found.update()
-    return found.shown(find(found, episode))
+    """Read an episode by id or prefix. Raises `UsageError`."""
+    opened = Run(run)
+    opened.update()
+    return opened.shown(find(opened, episode))
 
 
 def _text(episode: Episode) -> str:
@@ -220,14 +220,14 @@ def _text(episode: Episode) -> str:
 
 
 def find(run: Run, wanted: str) -> str:
-    """Episode id that `wanted` names or begins. Raises `UsageError` for none and several."""
+    """Episode id that `wanted` names or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
-    found = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UsageError(
-            f"{wanted} begins the ids of {len(found)} episodes", fix=f"give more of it: {', '.join(found[:5])}"
+            f"{wanted} begins the ids of {len(matches)} episodes", fix=f"give more of it: {', '.join(matches[:5])}"
         )
     close = difflib.get_close_matches(wanted, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
@@ -235,7 +235,7 @@ def find(run: Run, wanted: str) -> str:
 
 
 def _advantages(terms: Train, *, refills: bool) -> Advantages:
-    """Predict the learner's advantages, if a group's rewards determine them."""
+    """Predict advantages, if a group's rewards determine them."""
     recipe = RECIPES.get(terms.algorithm)
     kind = recipe and (terms.advantage or recipe.baseline)
     further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated or terms.value_head
@@ -246,7 +246,7 @@ def _advantages(terms: Train, *, refills: bool) -> Advantages:
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
-    """Decoder of ids, and a notice without a tokenizer."""
+    """Decoder of ids, and a notice if there is no tokenizer."""
     places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
     with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
         places.append(models.folder(model))
@@ -269,13 +269,13 @@ def _as_numbers(ids: Sequence[int]) -> str:
 
 def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
     # pages ask for every token
-    known: dict[int, str] = {}
+    texts: dict[int, str] = {}
 
     def remembered(ids: Sequence[int]) -> str:
         if len(ids) != 1:
             return decode(ids)
-        if ids[0] not in known:
-            known[ids[0]] = decode(ids)
-        return known[ids[0]]
+        if ids[0] not in texts:
+            texts[ids[0]] = decode(ids)
+        return texts[ids[0]]
 
     return remembered

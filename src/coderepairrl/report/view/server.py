@@ -1,4 +1,4 @@
-"""Server of pages over HTTP, rendered on request, while the runs go on."""
+"""HTTP server of pages, rendered on request while runs go on."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _HEADERS = {
 
 
 class Server:
-    """HTTP server of the pages of `site`."""
+    """HTTP server of `site`."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._reading = asyncio.Lock()  # a run is read by one at a time
 
     async def start(self, port: int = 0) -> str:
-        """Listen on `port` of the loopback, or a free one; returns the URL. Raises `UsageError` when it is taken."""
+        """Listen on loopback `port` (0: any free); return the URL. Raises `UsageError` if taken."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._get)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -79,7 +79,7 @@ class Server:
 
 
 async def serve(site: Site, port: int, ready: Callable[[str], None]) -> None:
-    """Serve `site` until one of `signals.STOPPING`; `ready` gets the URL."""
+    """Serve `site` until a signal in `signals.STOPPING`; `ready` gets the URL."""
     with stoppable() as received:
         server = Server(site)
         ready(await server.start(port))

@@ -1,4 +1,4 @@
-"""Pages of one or several runs, by path: written to a folder, or on request."""
+"""Pages of runs by path, written to a folder or on request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Site:
     """Pages of `paths`: run folders, or folders of these. Raises `UsageError` without a run."""
 
     def __init__(self, paths: Sequence[Path], *, live: bool = False) -> None:
-        found = [run for path in paths for run in _runs(path)]
+        folders = [run for path in paths for run in _runs(path)]
         self.runs: dict[str, Run] = {}
-        for run in map(Run, {path.resolve(): path for path in found}.values()):
+        for run in map(Run, {path.resolve(): path for path in folders}.values()):
             name, number = file_name(run.name), 2
             while name in self.runs or name == "assets":
                 name, number = f"{file_name(run.name)}-{number}", number + 1
@@ -29,7 +29,7 @@ class Site:
             run.update()
 
     def page(self, path: str) -> str:
-        """Text of the page at `path`. Raises KeyError."""
+        """Page at `path`. Raises KeyError."""
         if path == "index.html":
             runs = [{**run.about(), "page": name} for name, run in self.runs.items()]
             return render_runs(runs, live=self.live)
@@ -52,14 +52,13 @@ class Site:
         return pages[kind](name, around)
 
     def answer(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Answer live pages: ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``,
-        ``RUN/search.json?text=TEXT``.
+        """Answer ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``.
 
         Raises KeyError and ValueError for unknown ones.
         """
-        folder, _, what = path.partition("/")
+        folder, _, request = path.partition("/")
         run = self.runs[folder]
-        match what:
+        match request:
             case "rows.json":
                 return run.changed(int(asked["since"]))
             case "state.json":
@@ -81,7 +80,7 @@ class Site:
         yield "index.html"
 
     def first(self, episode: str | None = None) -> str:
-        """First path: the list of runs or of the one run's episodes, or an `episode`. Raises `UsageError`."""
+        """Starting path: list of runs, the only run, or an `episode`. Raises `UsageError`."""
         if len(self.runs) > 1 and episode is None:
             return "index.html"
         [(folder, run)] = list(self.runs.items())[:1]
@@ -90,9 +89,9 @@ class Site:
         return f"{folder}/episode/{file_name(find(run, episode))}.html"
 
     def write(self, output: Path, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
-        """Write every page below `output`, each atomically; returns the first. `advance` gets pages written and total.
+        """Write all pages below `output`, each atomically; return the first. `advance` gets pages written and total.
 
-        Raises `UsageError` when writing fails; old pages stay.
+        Raises `UsageError` if writing fails; old pages stay.
         """
         paths = list(self.paths())
         for done, path in enumerate(paths):
@@ -101,21 +100,18 @@ class Site:
         return output / self.first()
 
     def _name(self, folder: str, kind: str, page: str) -> str:
-        known = self._names.setdefault((folder, kind), {})
-        if page not in known:
-            known |= {file_name(name): name for name in _kinds(self.runs[folder])[kind]}
-        return known[page]
+        names = self._names.setdefault((folder, kind), {})
+        if page not in names:
+            names |= {file_name(name): name for name in _kinds(self.runs[folder])[kind]}
+        return names[page]
 
 
 def write_one(run: Path, episode: str, output: Path | None) -> Path:
-    """Write a standalone page of one episode to `output`, or the run's ``report/``.
-
-    Raises `UsageError` for an unknown run or episode, or a file that cannot be written.
-    """
-    [found] = Site([run]).runs.values()
-    shown = found.shown(find(found, episode))
-    path = output or found.folder.path / "report" / f"{file_name(shown.episode.id)}.html"
-    return _write(path, render_episode(shown, Around(found.name, notice=shown.notice)))
+    """Write a standalone page of an episode to `output` (default: the run's ``report/``). Raises `UsageError`."""
+    [opened] = Site([run]).runs.values()
+    view = opened.shown(find(opened, episode))
+    path = output or opened.folder.path / "report" / f"{file_name(view.episode.id)}.html"
+    return _write(path, render_episode(view, Around(opened.name, notice=view.notice)))
 
 
 def _write(path: Path, text: str) -> Path:

@@ -14,7 +14,7 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 
 
 def templates(package: str, **filters: Callable[..., Any]) -> Environment:
-    """Templates of `package`, with escaping and strict variables."""
+    """Templates of `package`, escaping, with strict variables."""
     environment = Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -23,19 +23,19 @@ def templates(package: str, **filters: Callable[..., Any]) -> Environment:
 
 
 class Piece(NamedTuple):
-    """Text of one token. A character split over tokens is at the first; `part` marks the others."""
+    """Text of a token. A character over several tokens is at the first; `part` marks the others."""
 
     text: str
     part: bool = False
 
 
 def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """Text of each token of `ids`; concatenated, the text of all.
+    """Text of each token; concatenated, the text of all.
 
     >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
     [Piece(text='é', part=False), Piece(text='', part=True)]
     """
-    shown: list[Piece] = []
+    texts: list[Piece] = []
     at = 0
     while at < len(ids):
         text, width = decode(ids[at : at + 1]), 1
@@ -45,14 +45,14 @@ def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[P
             together = decode(ids[at : at + wider])
             if not together.endswith("\ufffd"):
                 text, width = together, wider
-        shown.append(Piece(text))
-        shown += [Piece("", part=True)] * (width - 1)
+        texts.append(Piece(text))
+        texts += [Piece("", part=True)] * (width - 1)
         at += width
-    return shown
+    return texts
 
 
 class DiffLine(NamedTuple):
-    """Line of a patch and its kind: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+    """Line of a patch; kind ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
 
     kind: str
     text: str
@@ -66,8 +66,8 @@ def diff_lines(patch: bytes) -> list[DiffLine]:
     """
     lines: list[DiffLine] = []
     body = False
-    shown = patch[:_SHOWN]
-    for text in shown.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
+    excerpt = patch[:_SHOWN]
+    for text in excerpt.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
         if text.startswith("diff --git "):
             body = False
         elif text.startswith("@@ "):
@@ -79,6 +79,6 @@ def diff_lines(patch: bytes) -> list[DiffLine]:
         else:
             kind = {"+": "add", "-": "del"}.get(text[:1], "same")
         lines.append(DiffLine(kind, visible(text)))
-    if left_out := len(patch) - len(shown):
+    if left_out := len(patch) - len(excerpt):
         lines.append(DiffLine("file", f"({left_out:,} bytes more are not shown)"))
     return lines

@@ -1,6 +1,6 @@
-"""Trajectories that others published or that agents logged, one reader per format.
+"""Readers of published or logged trajectories, one per format.
 
-A reader takes one file or row and returns a `Trajectory`, or raises `ValueError`.
+A reader takes a file or row and returns a `Trajectory`, or raises `ValueError`.
 """
 
 from coderepairrl.report.trajectories.others.files import FORMATS, Damaged, Window, read

@@ -1,4 +1,4 @@
-"""Harbor's Agent Trajectory Interchange Format (ATIF), as written by `crrl export RUN TARGET --to atif`, and others."""
+"""Reader of Harbor's Agent Trajectory Interchange Format (ATIF), ours (``crrl export --to atif``) and others'."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Main conversation in `row`. Raises `ValueError` for a malformed document."""
+    """Read the main conversation. Raises `ValueError`."""
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")
     extra = row.get("extra")
-    about: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
-    passed = [score.get("passed") for score in about.get("scores") or () if score.get("passed") is not None]
-    reward = about.get("reward")
+    notes: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
+    passed = [score.get("passed") for score in notes.get("scores") or () if score.get("passed") is not None]
+    reward = notes.get("reward")
     return Trajectory(
-        str(about.get("task") or about.get("instance_id") or name.rpartition("/")[2].partition(".json")[0]),
+        str(notes.get("task") or notes.get("instance_id") or name.rpartition("/")[2].partition(".json")[0]),
         conversation([message for step in steps for message in _messages(step)]),
         schemas(agent.get("tool_definitions")),
         str(row.get("trajectory_id") or row.get("session_id") or name),
@@ -29,23 +29,23 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
         str(agent.get("model_name") or ""),
         resolved=all(passed) if passed else None,
         reward=float(reward) if isinstance(reward, int | float) else None,
-        patch=str(about.get("patch") or ""),
+        patch=str(notes.get("patch") or ""),
     )
 
 
 def _messages(step: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(step, Mapping) or step.get("source") not in _SOURCES:
         raise ValueError("a step has no source")
-    said: dict[str, Any] = {"role": _SOURCES[step["source"]], "content": step.get("message")}
+    reply: dict[str, Any] = {"role": _SOURCES[step["source"]], "content": step.get("message")}
     if thoughts := step.get("reasoning_content"):
-        said["reasoning_content"] = thoughts
-    said["tool_calls"] = [
+        reply["reasoning_content"] = thoughts
+    reply["tool_calls"] = [
         {"id": call.get("tool_call_id"), "function": {"name": call.get("function_name"), "arguments": _written(call)}}
         for call in step.get("tool_calls") or ()
     ]
-    yield said
+    yield reply
     for result in (step.get("observation") or {}).get("results") or ():
-        role = {"role": "tool"} if step["source"] == "agent" and said["tool_calls"] else {"role": "user"}
+        role = {"role": "tool"} if step["source"] == "agent" and reply["tool_calls"] else {"role": "user"}
         yield {**role, "content": result.get("content"), "tool_call_id": result.get("source_call_id")}
 
 

@@ -1,4 +1,4 @@
-"""Files and folders of trajectories, each read or reported as damaged."""
+"""Files and folders of trajectories, each item read or reported as damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Damaged(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Filter of an agent's logs: local start times, and a part of the model's name."""
+    """Filter of an agent's logs: local start times, part of the model's name."""
 
     after: datetime | None = None
     before: datetime | None = None
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 
 def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
-    """Read the trajectories in `path`, a file or a folder of format `form`, by name. Raises `UsageError` if none."""
+    """Read the trajectories in `path` by name. Raises `UsageError` if empty."""
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
@@ -72,12 +72,14 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
     try:
         if not isinstance(row, Mapping):
             raise ValueError("no object")
-        found = reader(row, where)
-        if not math.isfinite(found.reward or 0.0):
-            raise ValueError(f"its reward {found.reward} is no number")
-        "".join((found.task, found.id, found.agent, found.model, found.named)).encode()  # half a character is no text
-        found.patch.encode("utf-8", "surrogateescape")
-        return found
+        attempt = reader(row, where)
+        if not math.isfinite(attempt.reward or 0.0):
+            raise ValueError(f"its reward {attempt.reward} is no number")
+        "".join(
+            (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
+        ).encode()  # half a character is no text
+        attempt.patch.encode("utf-8", "surrogateescape")
+        return attempt
     except (
         ValueError,
         TypeError,
@@ -126,8 +128,8 @@ def _logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
     for folder in folders:
         try:
             if window.takes(nano.began(folder)):
-                found = nano.read(folder)
-                if window.model in found.model:
-                    yield found
+                attempt = nano.read(folder)
+                if window.model in attempt.model:
+                    yield attempt
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
             yield Damaged(str(folder), str(error) or type(error).__name__)

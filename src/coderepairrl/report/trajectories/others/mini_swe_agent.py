@@ -1,4 +1,4 @@
-"""mini-swe-agent: ``INSTANCE.traj.json``, both versions."""
+"""Reader of mini-swe-agent's ``INSTANCE.traj.json``, both versions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _BASH = {
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Attempt in `row`, from the file `name`. Raises `ValueError` for malformed ones."""
-    about = row.get("info")
-    about = about if isinstance(about, Mapping) else {}
-    config = about.get("config") if isinstance(about.get("config"), Mapping) else {}
+    """Read an attempt. Raises `ValueError`."""
+    info = row.get("info")
+    info = info if isinstance(info, Mapping) else {}
+    config = info.get("config") if isinstance(info.get("config"), Mapping) else {}
     model = config.get("model") if isinstance(config, Mapping) else {}
     raw = row.get("messages")
-    said = conversation([each for each in raw if not _exit(each)] if isinstance(raw, list) else raw)
+    messages = conversation([each for each in raw if not _exit(each)] if isinstance(raw, list) else raw)
     return Trajectory(
         str(row.get("instance_id") or name.rpartition("/")[2].partition(".traj")[0]),
-        said,
-        (_BASH,) if any(each.get("tool_calls") for each in said) else (),
+        messages,
+        (_BASH,) if any(each.get("tool_calls") for each in messages) else (),
         name,
         "mini-swe-agent",
         str(model.get("model_name") or "") if isinstance(model, Mapping) else "",
-        patch=str(about.get("submission") or ""),
+        patch=str(info.get("submission") or ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""Nano's logs, ``~/.nano/TIME-ID/``, such as those of an interrupted collection."""
+"""Reader of Nano's logs, ``~/.nano/TIME-ID/``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ MESSAGES = "messages.jsonl"
 
 
 def read(folder: Path) -> Trajectory:
-    """Attempt logged in `folder`. Raises `ValueError` if unfinished or damaged."""
-    said = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
-    about = _json(folder / "metadata.json")
+    """Read an attempt. Raises `ValueError` if unfinished or damaged."""
+    logged = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
+    metadata = _json(folder / "metadata.json")
     patch = _text(folder / "diff.txt")
-    ended = bool(said) and isinstance(said[-1], Mapping) and said[-1].get("role") == "assistant"
-    if not patch.strip() and not (ended and not said[-1].get("tool_calls")):
+    ended = bool(logged) and isinstance(logged[-1], Mapping) and logged[-1].get("role") == "assistant"
+    if not patch.strip() and not (ended and not logged[-1].get("tool_calls")):
         raise ValueError("it was not finished")
-    messages = conversation(said)
+    messages = conversation(logged)
     return Trajectory(
         "",
         messages,
         schemas(_json(folder / "tools.json")),
         folder.name,
         "nano",
-        str(about.get("model") or "") if isinstance(about, Mapping) else "",
+        str(metadata.get("model") or "") if isinstance(metadata, Mapping) else "",
         issue=issue_in(messages),
         patch=patch,
     )
 
 
 def began(folder: Path) -> datetime:
-    """Local start time, from the name of `folder`. Raises `ValueError`."""
+    """Local start time, from the folder's name. Raises `ValueError`."""
     return datetime.fromisoformat(folder.name.rpartition("-")[0])
 
 

@@ -1,7 +1,7 @@
-"""OpenHands: published rows of chats, and ``output.jsonl`` of its evaluations.
+"""Reader of OpenHands: published rows of chats, and ``output.jsonl`` of evaluations.
 
-Rows: nebius/SWE-rebench-openhands-trajectories (``trajectory``) and SWE-Gym's sampled ones (``messages``). Evaluations
-have whole replies in ``tool_call_metadata``.
+Rows: nebius/SWE-rebench-openhands-trajectories (``trajectory``), SWE-Gym (``messages``). Evaluations keep replies in
+``tool_call_metadata``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Attempt in `row`. Raises `ValueError` for malformed ones."""
+    """Read an attempt. Raises `ValueError`."""
     task = row.get("instance_id")
     if not isinstance(task, str):
         raise ValueError("it has no instance_id")
     if "history" in row:
         return _evaluated(task, row, name)
     result = row.get("test_result")
-    found = row.get("resolved", result.get("resolved") if isinstance(result, Mapping) else None)
+    verdict = row.get("resolved", result.get("resolved") if isinstance(result, Mapping) else None)
     return Trajectory(
         task,
         conversation(row.get("trajectory", row.get("messages"))),
@@ -29,7 +29,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
         "openhands",
         str(row.get("model") or ""),
         str(row.get("repo") or ""),
-        resolved=known(found),
+        resolved=known(verdict),
         patch=str(row.get("model_patch") or ""),
     )
 
@@ -60,15 +60,15 @@ def _messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for event in events:
         if "kind" in event:
             raise ValueError("its events are those of OpenHands' SDK, which are not read")
-        about, arguments = _table(event.get("tool_call_metadata")), _table(event.get("args"))
+        metadata, arguments = _table(event.get("tool_call_metadata")), _table(event.get("args"))
         if "observation" in event:
-            if about:
-                yield {"role": "tool", "content": event.get("content"), "tool_call_id": about.get("tool_call_id")}
-        elif event.get("action") in ("system", "message") and not about:
+            if metadata:
+                yield {"role": "tool", "content": event.get("content"), "tool_call_id": metadata.get("tool_call_id")}
+        elif event.get("action") in ("system", "message") and not metadata:
             role = {"user": "user", "agent": "assistant"}.get(str(event.get("source")), "system")
             yield {"role": "system" if event["action"] == "system" else role, "content": arguments.get("content")}
-        elif about:
-            response = _table(about.get("model_response"))
+        elif metadata:
+            response = _table(metadata.get("model_response"))
             choices = response.get("choices")
             if not isinstance(choices, list) or not choices:
                 raise ValueError("a reply is not recorded whole")

@@ -1,4 +1,4 @@
-"""SWE-agent: ``INSTANCE.traj``, and rows of nebius/SWE-agent-trajectories."""
+"""Reader of SWE-agent's ``INSTANCE.traj``, and of nebius/SWE-agent-trajectories."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """Attempt in `row`, or in the file `name`. Raises `ValueError` for malformed ones."""
+    """Read an attempt. Raises `ValueError`."""
     if "instance_id" in row and isinstance(row.get("trajectory"), list):
-        said = [_published(each) for each in row["trajectory"]]
+        messages = [_published(each) for each in row["trajectory"]]
         return Trajectory(
             str(row["instance_id"]),
-            conversation(said),
+            conversation(messages),
             id=name,
             agent="swe-agent",
             model=str(row.get("model_name") or ""),
             resolved=known(row.get("target")),
             patch=str(row.get("generated_patch") or ""),
         )
-    history, about = row.get("history"), row.get("info")
+    history, info = row.get("history"), row.get("info")
     if not isinstance(history, list):
         raise ValueError("it has no history")
-    about = about if isinstance(about, Mapping) else {}
-    own = [each for each in history if not (isinstance(each, Mapping) and each.get("is_demo"))]
+    info = info if isinstance(info, Mapping) else {}
+    attempt = [each for each in history if not (isinstance(each, Mapping) and each.get("is_demo"))]
     return Trajectory(
         name.rpartition("/")[2].partition(".traj")[0],
-        conversation(own),
+        conversation(attempt),
         id=name,
         agent="swe-agent",
-        patch=str(about.get("submission") or ""),
+        patch=str(info.get("submission") or ""),
     )
 
 

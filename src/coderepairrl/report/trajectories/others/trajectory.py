@@ -1,4 +1,4 @@
-"""Results of the readers: a conversation in the schema of Chat Completions, and its known task."""
+"""Result of the readers: a conversation in the Chat Completions schema, and its task."""
 
 from __future__ import annotations
 
@@ -36,41 +36,39 @@ class Trajectory:
 
     @property
     def repository(self) -> str:
-        """Stated repository, else that of an id of SWE-bench: ``OWNER__NAME-NUMBER``."""
-        found = _INSTANCE.fullmatch(self.task)
-        return self.named or (f"{found[1]}/{found[2]}" if found else "")
+        """Stated repository, else from a SWE-bench id ``OWNER__NAME-NUMBER``."""
+        match = _INSTANCE.fullmatch(self.task)
+        return self.named or (f"{match[1]}/{match[2]}" if match else "")
 
 
 def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Normalise messages up to the last reply: text as one string, calls with ids and text arguments. Raises
-    ValueError.
-    """
+    """Normalise messages up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
         raise ValueError("messages are no list")
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for number, each in enumerate(raw):
         if not isinstance(each, Mapping) or each.get("role") not in _ROLES:
             raise ValueError(f"message {number} has no role of a conversation")
-        shown: dict[str, Any] = {"role": each["role"], "content": text(each.get("content"))}
+        message: dict[str, Any] = {"role": each["role"], "content": text(each.get("content"))}
         if each["role"] == "assistant":
             if thoughts := each.get("reasoning_content") or each.get("reasoning"):
-                shown["reasoning_content"] = text(thoughts)
+                message["reasoning_content"] = text(thoughts)
             if calls := [_call(call, f"call_{number}_{at}") for at, call in enumerate(each.get("tool_calls") or ())]:
-                shown["tool_calls"] = calls
+                message["tool_calls"] = calls
                 open_calls = [call["id"] for call in calls]
         elif each["role"] == "tool":
-            shown["tool_call_id"] = _answered(each, open_calls)
-        said.append(shown)
-    while said and said[-1]["role"] != "assistant":
-        said.pop()
-    if not said:
+            message["tool_call_id"] = _answered(each, open_calls)
+        messages.append(message)
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not messages:
         raise ValueError("it has no reply")
-    return tuple(said)
+    return tuple(messages)
 
 
 def text(content: Any) -> str:
-    """Text of a message, perhaps in parts. Raises ValueError for other parts."""
+    """Text of a message, perhaps in parts. Raises ValueError."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list | tuple):
@@ -85,19 +83,19 @@ def text(content: Any) -> str:
 
 
 def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Schemas of tools, plain or as JSON. Raises ValueError."""
-    found = _decoded(raw) or ()
-    made = []
-    for each in found if isinstance(found, list | tuple) else [None]:
+    """Tool schemas, plain or JSON. Raises ValueError."""
+    tools = _decoded(raw) or ()
+    plain = []
+    for each in tools if isinstance(tools, list | tuple) else [None]:
         schema = _without_none(_decoded(each))
         if not isinstance(schema, dict) or not isinstance(schema.get("function"), dict):
             raise ValueError("tools are no schemas of functions")
-        made.append(schema)
-    return tuple(made)
+        plain.append(schema)
+    return tuple(plain)
 
 
 def known(value: Any) -> bool | None:
-    """Verdict, perhaps written as 0 or 1; else None."""
+    """Verdict, perhaps as 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 
@@ -113,8 +111,8 @@ def _call(raw: Any, otherwise: str) -> dict[str, Any]:
 
 def _answered(message: Mapping[str, Any], open_calls: list[str]) -> str:
     # as stated, else the first unanswered call
-    said = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
-    name = str(said or next(iter(open_calls), ""))
+    identity = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
+    name = str(identity or next(iter(open_calls), ""))
     if not name:
         raise ValueError("a tool answers without a call")
     if name in open_calls:

@@ -1,6 +1,6 @@
 """Attacks on a sandbox, each with a control.
 
-``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/measurements/redteam.md``.
+``python -m coderepairrl.certify.redteam NAME ...`` prints a row for each attack (`docs/measurements/redteam.md`).
 
 An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believe. Its control is a plain
 process of the same user in a plain clone: a probe that fails there proves nothing.

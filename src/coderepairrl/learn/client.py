@@ -22,7 +22,7 @@ from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 28)}
-"""glibc returns the memory of large tensors to the system and asks for it again: 15 % of a step on CPUs."""
+"""glibc would return the memory of each large tensor to the system and ask for it again."""
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE = 5.0
 PATIENCE = 3600.0
@@ -36,7 +36,8 @@ class Learner:
     """Learner of one or several processes, serving one request at a time.
 
     Methods raise `LearnerFault` when a process died or refused, `RunError` for failed reads and writes, `UsageError`
-    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device.
+    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device. A cancelled request is
+    completed. All processes are killed when one dies or exceeds `patience` seconds.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Learner:
         return result
 
     async def put_away(self) -> int:
-        """Move everything to host memory, where only `save` works; returns bytes."""
+        """Move everything to host memory, where only `save` works; returns bytes. One process only."""
         size: int = await self._call("put_away")
         return size
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from coderepairrl import config as configs
-from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.errors import ConfigError, exit_on_error
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan.plan import Plan, resolve
 from coderepairrl.rewards.costs import repeated_failures
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines

@@ -34,7 +34,7 @@ from typing import Any
 
 from benchmarks.stages import Stages, Turns
 from coderepairrl import config as configs
-from coderepairrl.assembly.plan import Plan, resolve
+from coderepairrl.plan.plan import Plan, resolve
 from coderepairrl.rollout import Curriculum, Share
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History

@@ -31,7 +31,7 @@ from trl.chat_template_utils import qwen3_template
 from benchmarks.stages import Stages, Turns
 from coderepairrl.agents.nano import Nano
 from coderepairrl.agents.tools import Result, Tools
-from coderepairrl.assembly.plan import Plan
+from coderepairrl.plan.plan import Plan
 from coderepairrl.protocols import Sandbox
 from coderepairrl.rewards import score
 from coderepairrl.types import Ending, Episode, Task, ToolCall, total

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import grading, sandbox, tasks
-from coderepairrl.certify import data
+from coderepairrl.checks import data
 from coderepairrl.environments import Specification, build
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.caches import user_cache

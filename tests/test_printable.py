@@ -142,8 +142,8 @@ cli.main()
 
 
 ELSEWHERE = (
-    "certify/attacks/",
-    "certify/sandbox/inside.py",
+    "checks/attacks/",
+    "checks/sandbox/inside.py",
     "environments/layers.py",
     "environments/programs/",
     "grading/programs/",

@@ -14,7 +14,7 @@ import pytest
 
 from coderepairrl import agents, config, engines, registry, rewards, sandbox, stages, tasks
 from coderepairrl.apps import fix, serve
-from coderepairrl.certify import data, exams, task_source
+from coderepairrl.checks import data, exams, task_source
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding, protocol_members

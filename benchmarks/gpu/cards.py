@@ -16,13 +16,13 @@ import argparse
 import functools
 from collections.abc import Iterator
 
-from coderepairrl.assembly.learner import settings
-from coderepairrl.assembly.sizing import estimate
-from coderepairrl.assembly.sizing.estimate import GB, Estimate
-from coderepairrl.assembly.sizing.fit import nearest
-from coderepairrl.assembly.sizing.learner import RESERVE
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
+from coderepairrl.plan.learner import settings
+from coderepairrl.plan.sizing import estimate
+from coderepairrl.plan.sizing.estimate import GB, Estimate
+from coderepairrl.plan.sizing.fit import nearest
+from coderepairrl.plan.sizing.learner import RESERVE
 
 BASES = {"bf16": "none", "nf4": "nf4"}
 """`model.quantise` by what the weights below adapters are."""

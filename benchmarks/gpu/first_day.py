@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import torch
 
 from coderepairrl import models
-from coderepairrl.assembly.sizing import PUBLISHED
 from coderepairrl.engines.vllm.server import default_python, installed
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.plan.sizing import PUBLISHED
 from learner import TOY  # benchmarks/gpu, where this script is
 
 BENCHMARKS = Path(__file__).resolve().parents[1]

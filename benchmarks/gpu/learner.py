@@ -8,7 +8,7 @@ layers, bf16, gradient checkpointing, AdamW; rows of mixed lengths up to the giv
 trained. What does not fit is reported as such, and so is what fails otherwise, which the exit code then says, too. One
 contestant is in memory at a time. Each result is on stderr as soon as it is known; stdout has all of them at the end.
 
-Peak memory stands beside what the plan says of it (`coderepairrl.assembly.sizing`, ``crrl train --dry-run``), and
+Peak memory stands beside what the plan says of it (`coderepairrl.plan.sizing`, ``crrl train --dry-run``), and
 beside what the driver says is taken of the device, so that a run on a GPU checks the plan and its reserve.
 
 - step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``plain, padded``: transformers'
@@ -56,12 +56,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as hf_logging
 
-from coderepairrl.assembly.sizing import PUBLISHED, Architecture, learner_memory
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.pack import micro_batches, pack
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan.sizing import PUBLISHED, Architecture, learner_memory
 from coderepairrl.types import Sample
 
 Contestant = Callable[[], object]

@@ -10,7 +10,7 @@ memory of all processes and what is taken of the host's (the driver's pages may 
 carried over, and how far the server's logprobs are from the learner's. Exits with 1 if a request was lost.
 
 What to look at: ``asleep`` is what a sleeping server leaves on the GPU and ``away`` what a learner leaves; the plan
-takes each for 2 GB (`assembly.sizing`), and the moves for 20 GB/s. By how much ``away_host_mib`` is above
+takes each for 2 GB (`plan.sizing`), and the moves for 20 GB/s. By how much ``away_host_mib`` is above
 ``start_host_mib``: the plan's ``turns.host_gb`` to ``host_at_most_gb``.
 """
 

@@ -18,7 +18,7 @@ from coderepairrl.agents.endpoint import Answer
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.agents.localising import Source, elements_named, lines_named
 from coderepairrl.agents.proposals import draft, passing
-from coderepairrl.certify.agent import examine
+from coderepairrl.checks.agent import examine
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError, GatewayFault
 from coderepairrl.gateway import Gateway, PolicySource

@@ -11,7 +11,7 @@ from nano_play import DONE, ISSUE, patch, play, shell
 from coderepairrl import agents
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.agents.scripted import ScriptedAgent
-from coderepairrl.certify.agent import examine
+from coderepairrl.checks.agent import examine
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits, Task
 

@@ -11,7 +11,7 @@ from nano_play import DONE, FILES, Outcome, play
 from coderepairrl import agents
 from coderepairrl.agents.endpoint import Answer
 from coderepairrl.agents.texts import Wording, fill, tool_schemas
-from coderepairrl.certify.agent import examine
+from coderepairrl.checks.agent import examine
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits
 

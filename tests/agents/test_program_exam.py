@@ -6,7 +6,7 @@ import pytest
 from programs import sandbox_or_skip
 
 from coderepairrl.agents.command import Command
-from coderepairrl.certify import programs
+from coderepairrl.checks import programs
 
 PROGRAM = """
 import json, subprocess, sys, urllib.request

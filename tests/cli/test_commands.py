@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from coderepairrl.assembly.names import check_names
 from coderepairrl.cli import app, main
 from coderepairrl.config import load, shipped
+from coderepairrl.plan.names import check_names
 from commands import CRRL
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,11 @@ import transformers
 
 from coderepairrl import models, tokens
 from coderepairrl.apps.serve import resolve
-from coderepairrl.assembly.model import LocalModel
-from coderepairrl.assembly.replying import replying
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import merge
+from coderepairrl.plan.model import LocalModel
+from coderepairrl.plan.replying import replying
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
 from coderepairrl.sync import weights

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.certify import crash
+from coderepairrl.checks import crash
 from coderepairrl.learn.stitch import Account
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import SUMS
@@ -101,7 +101,7 @@ def test_where_order_is_by_chance_it_sees_what_may_not_differ(
 
 ORPHANED = """
 import asyncio, subprocess, sys
-from coderepairrl.certify import crash, descendants
+from coderepairrl.checks import crash, descendants
 with descendants.adopting():
     subprocess.run(["bash", "-c", f"(exec -a '{sys.argv[1]}' sleep {sys.argv[2]}) > /dev/null & exit 0"])
     asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))

@@ -17,10 +17,10 @@ from safetensors.numpy import save_file
 
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
-from coderepairrl.assembly.replying import Part, opening, parts
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
+from coderepairrl.plan.replying import Part, opening, parts
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 from engines import fake_vllm

@@ -10,9 +10,9 @@ import pytest
 
 from coderepairrl import models
 from coderepairrl.apps.serve import resolve
-from coderepairrl.assembly.model import LocalModel
-from coderepairrl.assembly.replying import replying
 from coderepairrl.gateway import PolicySource
+from coderepairrl.plan.model import LocalModel
+from coderepairrl.plan.replying import replying
 from coderepairrl.runs.storage import SUMS, damage
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling

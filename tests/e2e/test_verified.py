@@ -9,8 +9,8 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import stages
-from coderepairrl.assembly.plan import resolve
-from coderepairrl.assembly.verify import verify
+from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.verify import verify
 
 from .conftest import Project
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from coderepairrl.certify.engine import Reference
+from coderepairrl.checks.engine import Reference
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.protocols import Engine

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from coderepairrl.certify import engine as exam
-from coderepairrl.certify.engine import QUESTIONS, Finding, Reference, examine
+from coderepairrl.checks import engine as exam
+from coderepairrl.checks.engine import QUESTIONS, Finding, Reference, examine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.protocols import Chunk

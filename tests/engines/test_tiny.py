@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from coderepairrl.certify.engine import TOLERANCE, Reference
+from coderepairrl.checks.engine import TOLERANCE, Reference
 from coderepairrl.engines import TinyEngine, make
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import ConfigError, EngineFault
@@ -204,7 +204,7 @@ async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Pat
 
 def test_the_controller_stays_light() -> None:
     program = (
-        "import sys, coderepairrl.engines, coderepairrl.certify.engine\n"
+        "import sys, coderepairrl.engines, coderepairrl.checks.engine\n"
         "print({'torch', 'transformers'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

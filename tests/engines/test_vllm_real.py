@@ -17,8 +17,8 @@ import pytest_asyncio
 import torch
 
 from coderepairrl.apps import evaluate
-from coderepairrl.certify import engine as exam
-from coderepairrl.certify.engine import QUESTIONS, TOLERANCE, Reference, examine
+from coderepairrl.checks import engine as exam
+from coderepairrl.checks.engine import QUESTIONS, TOLERANCE, Reference, examine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.runs import RunFolder

@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.assembly.problems import Made, Problems
-from coderepairrl.assembly.tasks import check_workspaces
-from coderepairrl.certify import data
+from coderepairrl.checks import data
 from coderepairrl.environments import (
     CondaFile,
     Specification,
@@ -30,6 +28,8 @@ from coderepairrl.environments import (
 )
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.plan.problems import Made, Problems
+from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import alone
 from coderepairrl.sandbox.environment import environment_of

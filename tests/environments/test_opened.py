@@ -13,8 +13,8 @@ import pytest
 
 import coderepairrl
 from coderepairrl import grading
-from coderepairrl.certify import redteam
-from coderepairrl.certify import sandbox as exam
+from coderepairrl.checks import redteam
+from coderepairrl.checks import sandbox as exam
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import rootfs

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.certify import data
-from coderepairrl.certify.task_source import study
+from coderepairrl.checks import data
+from coderepairrl.checks.task_source import study
 from coderepairrl.grading import Outcome, Verdict, grade, judge
 from coderepairrl.grading.steering import left_out
 from coderepairrl.sandbox import make

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.assembly.sizing.architecture import KINDS
+from coderepairrl.plan.sizing.architecture import KINDS
 
 VOCABULARY = 265
 WINDOW = 11

@@ -116,7 +116,7 @@ def test_a_file_that_is_left_beside_shards_is_refused(folder):
 
 
 async def test_the_exam_refuses_what_the_learner_refuses(folder):
-    from coderepairrl.certify.model import examine
+    from coderepairrl.checks.model import examine
 
     assert all(check.ok for check in await examine(folder))
     rewrite(folder, lambda t: {name: v for name, v in t.items() if name != NORM})

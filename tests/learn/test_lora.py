@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.tiny import Tiny
@@ -16,6 +15,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan.learner import settings
 from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]

@@ -12,13 +12,13 @@ import torch
 from gradient import gradient_of_step
 from test_reference import MIXED, make_groups, paths
 
-from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, batch
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.learn.values import explained, value_loss
+from coderepairrl.plan.learner import settings
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Sample
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.assembly.names import check_names
 from coderepairrl.config import load
 from coderepairrl.errors import ConfigError, RewardFault, TaskError
+from coderepairrl.plan.names import check_names
 from coderepairrl.rewards import PRESETS, SHIPPED, make, only, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks

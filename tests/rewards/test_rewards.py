@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl import cli
-from coderepairrl.certify.reward import examine
+from coderepairrl.checks.reward import examine
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import (

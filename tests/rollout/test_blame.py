@@ -14,12 +14,12 @@ from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.apps.fix.command import USE, Repair, fix
 from coderepairrl.apps.fix.repository import Repository
-from coderepairrl.assembly.plan import resolve_attempt
-from coderepairrl.assembly.problems import Made, Problems
-from coderepairrl.certify import programs
+from coderepairrl.checks import programs
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.plan.plan import resolve_attempt
+from coderepairrl.plan.problems import Made, Problems
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts

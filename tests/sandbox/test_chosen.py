@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.certify import machine
+from coderepairrl.checks import machine
 from coderepairrl.errors import ExitCode, PrerequisiteError
 from coderepairrl.registry import Finding
 from coderepairrl.runs import open_run

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from coderepairrl import grading, sandbox
-from coderepairrl.certify import redteam
-from coderepairrl.certify import sandbox as exam
+from coderepairrl.checks import redteam
+from coderepairrl.checks import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import container
 from coderepairrl.sandbox.container import Container

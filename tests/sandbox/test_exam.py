@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coderepairrl
-from coderepairrl.certify import sandbox as exam
+from coderepairrl.checks import sandbox as exam
 from coderepairrl.sandbox import make, sandlock
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -63,7 +63,7 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         os.chown(path, SOMEBODY, SOMEBODY)
     program = (
         "import asyncio, json, os\n"
-        "from coderepairrl.certify import sandbox as exam; from coderepairrl.sandbox import make\n"
+        "from coderepairrl.checks import sandbox as exam; from coderepairrl.sandbox import make\n"
         "assert os.getuid() != 0\n"
         "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
         f"print(json.dumps(asyncio.run(exam.examine(make('{name}')))))"

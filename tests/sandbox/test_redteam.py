@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.certify import redteam
-from coderepairrl.certify.attacks import probes
+from coderepairrl.checks import redteam
+from coderepairrl.checks.attacks import probes
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import backend as backends
 from coderepairrl.sandbox.backend import GuestBackend

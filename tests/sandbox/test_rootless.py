@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import coderepairrl
-from coderepairrl.certify import redteam
-from coderepairrl.certify import sandbox as exam
+from coderepairrl.checks import redteam
+from coderepairrl.checks import sandbox as exam
 
 from .conftest import python_for_all
 from .images import import_image
@@ -24,8 +24,8 @@ Run = Callable[[str], Any]
 PREAMBLE = """
 import asyncio, json, os
 from coderepairrl import sandbox
-from coderepairrl.certify import redteam
-from coderepairrl.certify import sandbox as exam
+from coderepairrl.checks import redteam
+from coderepairrl.checks import sandbox as exam
 from coderepairrl.sandbox.container import Podman
 assert os.getuid() != 0
 def make(**limits): return Podman(image="localhost/crrl-test:1", flags=FLAGS, **limits)

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from coderepairrl import sandbox
-from coderepairrl.certify import sandbox as exam
+from coderepairrl.checks import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.sandlock import MACHINES, PACKAGE, PORTS, Sandlock

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from coderepairrl import models, tokens
-from coderepairrl.assembly import examples
-from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
-from coderepairrl.assembly.learned import learned_by
-from coderepairrl.assembly.learner import settings
 from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load
 from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan import examples
+from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
+from coderepairrl.plan.learned import learned_by
+from coderepairrl.plan.learner import settings
 from coderepairrl.report.analysis import analyse
 from coderepairrl.report.reading import read as read_run
 from coderepairrl.report.view import Site

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
+from coderepairrl.plan.learner import settings
 from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.stages.policy import informative, make_batch
 from coderepairrl.stages.train import lacking

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.account import run_account
+from coderepairrl.plan.learner import settings
 from coderepairrl.rollout import Curriculum, Share, due
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy

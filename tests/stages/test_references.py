@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import rewards, runs
-from coderepairrl.assembly.tasks import check_references
 from coderepairrl.config import Config
+from coderepairrl.plan.tasks import check_references
 from coderepairrl.rewards import with_patch
 from coderepairrl.rewards.tests import group_drawn
 from coderepairrl.rewards.verified import LARGEST, unfit

@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from coderepairrl.assembly.route import check_route
 from coderepairrl.config import Config, load
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines import make
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
+from coderepairrl.plan.route import check_route
 from coderepairrl.protocols import Chunk
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.streamed import Streamed

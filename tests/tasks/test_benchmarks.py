@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import rewards, tasks
-from coderepairrl.certify.task_source import examine
+from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.grading import grade
 from coderepairrl.rewards.text import TextReward

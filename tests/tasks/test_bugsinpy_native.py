@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import grading, sandbox
-from coderepairrl.certify.task_source import study
+from coderepairrl.checks.task_source import study
 from coderepairrl.environments import Specification
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks import make

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import rewards
-from coderepairrl.certify.task_source import about_source
+from coderepairrl.checks.task_source import about_source
 from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.rewards.verify import Trial, answers
 from coderepairrl.sandbox import contents

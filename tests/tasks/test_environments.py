@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.certify.task_source import study
+from coderepairrl.checks.task_source import study
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environment_folder
 from coderepairrl.tasks import JsonlSource, write_jsonl

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from coderepairrl import sandbox
 from coderepairrl.agents.blocks import Block, applied
-from coderepairrl.assembly.plan import resolve
-from coderepairrl.certify.task_source import examine
+from coderepairrl.checks.task_source import examine
 from coderepairrl.config import load
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.plan.plan import resolve
 from coderepairrl.tasks.masking import functions, parses
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.types import Task

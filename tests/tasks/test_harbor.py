@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from coderepairrl import grading
-from coderepairrl.certify import audit as auditing
-from coderepairrl.certify import data
+from coderepairrl.checks import audit as auditing
+from coderepairrl.checks import data
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading.reports import Outcome, harbor

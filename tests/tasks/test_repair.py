@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import sandbox, tasks
 from coderepairrl.agents.blocks import applied, between, read, write
-from coderepairrl.certify.task_source import examine
+from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rewards import make
 from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import rewards
-from coderepairrl.certify.task_source import examine
+from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, make, write_jsonl

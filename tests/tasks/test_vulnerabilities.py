@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.certify.task_source import examine
+from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.stats.clusters import clusters_by
 from coderepairrl.tasks import make

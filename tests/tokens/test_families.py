@@ -406,7 +406,7 @@ def test_the_page_says_what_is_tested(name: str) -> None:
 
 async def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path) -> None:
     """One that passes is in tests/learn/test_loading.py."""
-    from coderepairrl.certify.model import examine
+    from coderepairrl.checks.model import examine
 
     checks = {check.name: check for check in await examine(FAMILIES["Qwen3-Coder"].write(tmp_path))}
     assert "qwen3_coder" in checks["tool calls are read"].detail

@@ -18,8 +18,8 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import models, stages
-from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.errors import exit_on_error
+from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
 from coderepairrl.stages.sft import sft

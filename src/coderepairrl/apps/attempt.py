@@ -12,9 +12,9 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.fix.trace import Trace
-from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError, RunError, UsageError
+from coderepairrl.plan.plan import AgentPlan
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump

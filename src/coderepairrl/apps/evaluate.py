@@ -13,14 +13,14 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import tasks
-from coderepairrl.assembly.model import named
-from coderepairrl.assembly.plan import AgentPlan
-from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.replying import Opens, opening, parts
-from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, as_called, several
+from coderepairrl.plan.model import named
+from coderepairrl.plan.plan import AgentPlan
+from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.replying import Opens, opening, parts
+from coderepairrl.plan.tasks import collected_share
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.processes.signals import until_interrupted

@@ -11,10 +11,10 @@ from typing import Literal
 
 from coderepairrl import config as configs
 from coderepairrl import models
-from coderepairrl.assembly.learned import learned_by
-from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import check_weights, language_model, merge, survived
+from coderepairrl.plan.learned import learned_by
+from coderepairrl.plan.plan import require_trackers
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run

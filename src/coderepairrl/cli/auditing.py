@@ -34,8 +34,8 @@ def audit(
     and checks reject mutants of it.
     """
     from coderepairrl import config
-    from coderepairrl.certify import audit as auditing
-    from coderepairrl.certify import data
+    from coderepairrl.checks import audit as auditing
+    from coderepairrl.checks import data
     from coderepairrl.runs.folder import write_atomic
 
     name, source_options = data.recognised(dataset, config.parse_options(options or [], "path"))

@@ -46,7 +46,7 @@ def collect(
     """Attempt the held-out share of training tasks with any policy, and keep what is worth learning from."""
     from coderepairrl.apps import collect as collecting
     from coderepairrl.apps import evaluate as evaluating
-    from coderepairrl.assembly.model import relayed
+    from coderepairrl.plan.model import relayed
 
     settings = [*(given or []), *relayed(model_name, key_env)]
     more: dict[str, Any] = {"limit": limit, "agents": agent or [], "output": output, "resume": resume, "prices": prices}

@@ -32,7 +32,7 @@ def data_list(
 ) -> None:
     """List the tasks of SOURCE by split and id, and whether each is ready; else the shipped sources."""
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
 
     if source is not None:
         tasks = data.listed(data.load(source, config.parse_options(options or [], "path")))
@@ -58,7 +58,7 @@ def data_prepare(
 ) -> None:
     """Fetch and build what the tasks of SOURCE need, for use without a network, and count them."""
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
     from coderepairrl.tasks.prepare import prepare
 
     tasks = list(data.load(source, config.parse_options(options or [], "path")))
@@ -97,7 +97,7 @@ def data_verify(
 ) -> None:
     """Verify tasks: checks fail before and pass after the reference, and rewards tell these apart."""
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
 
     tasks = data.load(source, config.parse_options(options or [], "path"))
     place = backend(sandbox, sandbox_option)
@@ -129,7 +129,7 @@ def data_export(
 ) -> None:
     """Write the tasks of SOURCE as JSON lines or Harbor tasks, which `jsonl` and `harbor` read."""
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
 
     if form not in ("jsonl", "harbor"):
         raise UsageError(f"tasks are not written as {form!r}", fix="--format jsonl, or --format harbor")
@@ -152,7 +152,7 @@ def data_overlap(
     Options of the first are a.KEY=VALUE, of the second b.KEY=VALUE.
     """
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
 
     sides = config.parse_options(options or [], "a.path")
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):

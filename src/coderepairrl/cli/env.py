@@ -25,7 +25,7 @@ def env_verify(
 ) -> None:
     """Verify that the environments and images of SOURCE's tasks exist and are as built, reading every file."""
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
     from coderepairrl.environments import states
 
     environments = states(list(data.load(source, config.parse_options(options or [], "path"))))

@@ -54,7 +54,7 @@ def eval(
 ) -> None:
     """Measure a policy on a benchmark, without training: a table with intervals, and predictions."""
     from coderepairrl.apps import evaluate as evaluating
-    from coderepairrl.assembly.model import relayed
+    from coderepairrl.plan.model import relayed
 
     settings = [*(given or []), *relayed(model_name, key_env)]
     more: dict[str, Any] = {"preset": preset, "limit": limit, "attempts": attempts, "agents": agent or []}
@@ -143,7 +143,7 @@ def grade(
 ) -> None:
     """Grade patches of any origin by a benchmark's tests and rules, natively or in its images."""
     from coderepairrl import config
-    from coderepairrl.certify import data
+    from coderepairrl.checks import data
     from coderepairrl.runs import foreign
     from coderepairrl.stages import grade as grading
     from coderepairrl.stages import harness as official

@@ -122,8 +122,8 @@ def check(
 ) -> None:
     """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
     from coderepairrl import config
-    from coderepairrl.certify import exams
-    from coderepairrl.certify.machine import line, machine
+    from coderepairrl.checks import exams
+    from coderepairrl.checks.machine import line, machine
     from coderepairrl.registry import Finding
 
     if every and (kind != "sandbox" or name is not None or options):

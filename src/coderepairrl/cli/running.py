@@ -80,8 +80,8 @@ def sft(
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect` and `select`, or on a teacher's distribution over them."""
     from coderepairrl import config, stages
-    from coderepairrl.assembly.imitation import resolve_imitation
     from coderepairrl.errors import UsageError
+    from coderepairrl.plan.imitation import resolve_imitation
     from coderepairrl.runs.examples import NAME
     from coderepairrl.stages import sft as stage
 
@@ -109,7 +109,7 @@ def config(
 ) -> None:
     """Print every setting with its value, default, and origin: a preset, a file, or an override."""
     from coderepairrl import config as configs
-    from coderepairrl.assembly.names import check_names
+    from coderepairrl.plan.names import check_names
 
     settings = configs.explain(file, overrides or [])
     show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.as_text(settings))

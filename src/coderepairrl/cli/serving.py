@@ -30,7 +30,7 @@ def fix(
     """Let a model repair your repository: progress on stderr, the diff on stdout."""
     note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
     from coderepairrl.apps import fix
-    from coderepairrl.assembly.model import relayed
+    from coderepairrl.plan.model import relayed
 
     settings = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
     repair = fix.resolve(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
@@ -68,7 +68,7 @@ def serve(
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
     from coderepairrl.apps import serve as served
-    from coderepairrl.assembly.model import relayed
+    from coderepairrl.plan.model import relayed
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")

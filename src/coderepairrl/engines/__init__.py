@@ -1,6 +1,6 @@
 """Inference engines: `make` an `EngineSpec` by name or import path, then `start` its `Engine`.
 
-Engines from ``package.module:Class`` must pass the same exam (`coderepairrl.certify.engine`).
+Engines from ``package.module:Class`` must pass the same exam (`coderepairrl.checks.engine`).
 """
 
 from __future__ import annotations

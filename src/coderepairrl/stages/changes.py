@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from coderepairrl.assembly.numerics import check_clip
 from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
+from coderepairrl.plan.numerics import check_clip
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages.history import History, read_history

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
-from coderepairrl.assembly.conditions import TRAINING, conditions, differences
-from coderepairrl.assembly.learned import learned_by
-from coderepairrl.assembly.learner import settings
-from coderepairrl.assembly.plan import Plan, resolve
-from coderepairrl.assembly.sizing import DoesNotFit, require
-from coderepairrl.assembly.verify import verify
 from coderepairrl.config import Config, run_of, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
+from coderepairrl.plan.conditions import TRAINING, conditions, differences
+from coderepairrl.plan.learned import learned_by
+from coderepairrl.plan.learner import settings
+from coderepairrl.plan.plan import Plan, resolve
+from coderepairrl.plan.sizing import DoesNotFit, require
+from coderepairrl.plan.verify import verify
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from coderepairrl import models
-from coderepairrl.assembly.conditions import TRAINING, Difference, conditions, differences
-from coderepairrl.assembly.learned import learned_by
-from coderepairrl.assembly.model import LocalModel, Use
-from coderepairrl.assembly.plan import AgentPlan, resolve_evaluation
-from coderepairrl.assembly.replying import Opens, replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
+from coderepairrl.plan.conditions import TRAINING, Difference, conditions, differences
+from coderepairrl.plan.learned import learned_by
+from coderepairrl.plan.model import LocalModel, Use
+from coderepairrl.plan.plan import AgentPlan, resolve_evaluation
+from coderepairrl.plan.replying import Opens, replying
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from coderepairrl.assembly.plan import AgentPlan, Plan
-from coderepairrl.assembly.workers import worker_setup
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
+from coderepairrl.plan.plan import AgentPlan, Plan
+from coderepairrl.plan.workers import worker_setup
 from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, warm_up
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log

@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 from coderepairrl import __version__, models
 from coderepairrl import config as configs
-from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
+from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.printable import counted
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.registry import nearest

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from coderepairrl.assembly.conditions import unlike
 from coderepairrl.errors import UsageError
+from coderepairrl.plan.conditions import unlike
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.log import sealed

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coderepairrl import models, tokens
-from coderepairrl.assembly.imitation import ImitationPlan
-from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded, survived, torchrun_command
+from coderepairrl.plan.imitation import ImitationPlan
+from coderepairrl.plan.plan import Plan
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder

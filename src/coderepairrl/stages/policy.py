@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, advantages, batch
+from coderepairrl.plan.learner import settings
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage

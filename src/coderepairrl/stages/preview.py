@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from coderepairrl import engines
-from coderepairrl.assembly.devices import VISIBLE, check_named
-from coderepairrl.assembly.learner import settings
-from coderepairrl.assembly.plan import Plan, resolve
-from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.prompts import LongestPrompt
-from coderepairrl.assembly.sizing import require
-from coderepairrl.assembly.verify import as_planned
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
+from coderepairrl.plan.devices import VISIBLE, check_named
+from coderepairrl.plan.learner import settings
+from coderepairrl.plan.plan import Plan, resolve
+from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.prompts import LongestPrompt
+from coderepairrl.plan.sizing import require
+from coderepairrl.plan.verify import as_planned
 from coderepairrl.printable import counted
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
-from coderepairrl.assembly import examples
-from coderepairrl.assembly.imitation import ImitationPlan
-from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Account, Form, Learner
+from coderepairrl.plan import examples
+from coderepairrl.plan.imitation import ImitationPlan
+from coderepairrl.plan.learned import learned_by
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable

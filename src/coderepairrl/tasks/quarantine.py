@@ -18,7 +18,7 @@ from coderepairrl.types import Task
 
 
 class Verified(NamedTuple):
-    """A verified task: its usable form (`certify.task_source.Study`), if any, and its problem."""
+    """A verified task: its usable form (`checks.task_source.Study`), if any, and its problem."""
 
     task: Task
     settled: Task | None

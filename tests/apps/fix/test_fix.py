@@ -17,8 +17,8 @@ import pytest
 
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.apps.fix.command import USE
-from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
-from coderepairrl.assembly.problems import Problems
+from coderepairrl.plan.plan import AgentPlan, resolve_attempt
+from coderepairrl.plan.problems import Problems
 from coderepairrl.types import Task
 from commands import CRRL
 from fix.conftest import PATCH, SHORT, Home, call, says

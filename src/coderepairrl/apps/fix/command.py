@@ -9,11 +9,11 @@ from typing import Any
 
 from coderepairrl.apps.fix.repository import Repository, open_repository, read_issue
 from coderepairrl.apps.fix.trace import Trace
-from coderepairrl.assembly.model import Use
-from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
-from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.replying import replying
 from coderepairrl.gateway import Gateway
+from coderepairrl.plan.model import Use
+from coderepairrl.plan.plan import AgentPlan, resolve_attempt
+from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.rollout import Attempt, attempt, warm_up
 from coderepairrl.runs.codec import dump

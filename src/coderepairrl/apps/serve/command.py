@@ -15,12 +15,12 @@ from coderepairrl import config as configs
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.apps.serve.visitors import Visitors
-from coderepairrl.assembly.model import LocalModel, RemoteModel, Use
-from coderepairrl.assembly.plan import ServingPlan, resolve_serving
-from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.replying import replying
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
+from coderepairrl.plan.model import LocalModel, RemoteModel, Use
+from coderepairrl.plan.plan import ServingPlan, resolve_serving
+from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.replying import replying
 from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import stoppable

@@ -1,1 +1,0 @@
-"""Attacks of `coderepairrl.certify.redteam`."""

@@ -1,0 +1,171 @@
+"""Stages of attacks: a sandbox, or a plain process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from coderepairrl.checks.attacks.probes import KEEPER, NAIVE_DIFF
+from coderepairrl.errors import SandboxFault
+from coderepairrl.protocols import Sandbox
+from coderepairrl.sandbox.privileges import command_as
+from coderepairrl.types import ExecResult
+
+PATIENCE = 120.0
+"""Seconds for a probe; CPU time is slow on a busy machine."""
+
+
+class Stage(Protocol):
+    """Place of an attack."""
+
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
+        """Run a bash script in the workspace."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file as an agent's file tool. Raises OSError."""
+        ...
+
+    async def patch(self) -> bytes:
+        """Change as graders get it; empty on failure."""
+        ...
+
+    async def exchange(self, script: str) -> bytes:
+        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound."""
+        ...
+
+
+class Target(NamedTuple):
+    """Attacked host."""
+
+    folder: Path
+    word: str
+    """Held by secrets alone; probes know its halves."""
+    env: Mapping[str, str]
+    user: int | None
+    """User id of plain processes, for root."""
+
+    @property
+    def plant(self) -> Path:
+        """File outside every workspace, writable to the sandbox's user."""
+        return self.folder / "outside" / "plant"
+
+    def gained(self, output: bytes) -> bool:
+        """Whether a probe printed the word, or left a file on the host."""
+        planted = self.plant.exists()
+        self.plant.unlink(missing_ok=True)
+        return planted or self.word.encode() in output
+
+
+@dataclass
+class Inside:
+    """Open sandbox."""
+
+    box: Sandbox
+    target: Target
+
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
+        """Implement `Stage.run`."""
+        return await self.box.exec(
+            ["bash", "-c", script], env=self.target.env, timeout=timeout, max_bytes=max_bytes, stdin=b""
+        )
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Implement `Stage.write`."""
+        await self.box.write(path, data)
+
+    async def patch(self) -> bytes:
+        """Implement `Stage.patch`."""
+        return await self.box.diff()
+
+    async def exchange(self, script: str) -> bytes:
+        """Implement `Stage.exchange`: attack and question are two commands."""
+        try:
+            async with asyncio.timeout(60):
+                output = (await self.run(script, timeout=10)).output
+                if self.target.word.encode() in output:
+                    return output
+                return (await self.box.exec(["echo", "fine"])).output
+        except (SandboxFault, TimeoutError):
+            return b""
+
+
+@dataclass
+class Outside:
+    """Unprotected clone with all its history."""
+
+    work: Path
+    target: Target
+    user: int | None
+
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
+        """Implement `Stage.run`; daemons stay."""
+        return await asyncio.to_thread(self._run, ["bash", "-c", script], timeout)
+
+    def _run(self, argv: Sequence[str], timeout: float) -> ExecResult:
+        with tempfile.TemporaryFile() as out:  # a pipe would wait for daemons that hold it
+            process = subprocess.Popen(
+                command_as(self.user, argv),
+                cwd=self.work,
+                env={**os.environ, **self.target.env, "HOME": str(self.work.parent), "LC_ALL": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            timed_out = False
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                timed_out = True
+            out.seek(0)
+            return ExecResult(process.returncode & 0xFF, out.read(), timed_out=timed_out)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Implement `Stage.write`."""
+        (self.work / path).write_bytes(data)
+
+    async def patch(self) -> bytes:
+        """Implement `Stage.patch` by plain git."""
+        done = await asyncio.to_thread(self._run, [sys.executable, "-c", NAIVE_DIFF], 5.0)
+        return done.output if done.exit_code == 0 and not done.timed_out else b""
+
+    async def exchange(self, script: str) -> bytes:
+        """Implement `Stage.exchange` with a parent whose socket `script` inherits."""
+        return await asyncio.to_thread(self._exchange, script)
+
+    def _exchange(self, script: str) -> bytes:
+        ours, keeper_end = socket.socketpair()
+        with ours:
+            with keeper_end:
+                argv = [sys.executable, "-P", "-c", KEEPER, str(keeper_end.fileno()), script]
+                keeper = subprocess.Popen(
+                    command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
+                    env={**self.target.env, "PATH": os.environ["PATH"]},
+                    cwd="/",
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[keeper_end.fileno()],
+                )
+            ours.settimeout(3.0)
+            output = b""
+            with contextlib.suppress(TimeoutError):
+                while data := ours.recv(4096):
+                    output += data
+            keeper.kill()
+            keeper.wait()
+        return output
+
+
+_SACRIFICED = 61_000 + os.getpid() % 4000  # User id without other processes: it may signal only those started here.

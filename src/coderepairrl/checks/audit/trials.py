@@ -1,0 +1,404 @@
+"""Trials of each task, in fresh sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from coderepairrl import grading
+from coderepairrl.checks import task_source
+from coderepairrl.checks.audit.history import History, history, later
+from coderepairrl.checks.audit.wrong import Made, Texts, WrongPatch, wrong_patches
+from coderepairrl.environments import check_environments
+from coderepairrl.errors import (
+    CodeRepairError,
+    Fault,
+    GraderFault,
+    PrerequisiteError,
+    Several,
+    TaskError,
+    UsageError,
+)
+from coderepairrl.grading import Outcome, Verdict
+from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
+from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.runs.log import Lines
+from coderepairrl.tasks import quarantine
+from coderepairrl.tasks.prepare import prepare
+from coderepairrl.types import Checks, Task
+
+Say = Callable[[str], None]
+Row = dict[str, Any]
+_SHOWN = 300
+
+
+class Settings(NamedTuple):
+    """Settings of an audit."""
+
+    dataset: str
+    """Source and options, as written."""
+    sandbox: str
+    repeat: int = 1
+    """Runs of the checks on the reference, the untouched workspace, and passing wrong patches."""
+    mutants: int = 5
+    """Most wrong patches of a task."""
+    seed: int = 0
+
+
+class Accepted(NamedTuple):
+    """Wrong patch, and whether checks always passed; None: not run."""
+
+    wrong: WrongPatch
+    accepted: bool | None
+    problem: str
+
+
+class Audited(NamedTuple):
+    """Results of a task; unanswered questions are None, with reasons in `faults`."""
+
+    task: Task
+    passes: bool | None
+    """Whether the checks always pass on the reference."""
+    fails: bool | None
+    """Whether they always fail on the untouched repository."""
+    flaky: tuple[str, ...] | None
+    """Tests that ended differently; None for one run."""
+    history: History | None
+    wrong: tuple[Accepted, ...]
+    no_wrong: str
+    """Reason for trying no wrong patch."""
+    same: int
+    """Mutants drawn that equal the reference."""
+    problems: tuple[str, ...]
+    settled: Task | None
+    """Usable task (`task_source.settle`); None also if unknown."""
+    faults: Mapping[str, str]
+    """Reasons by trial."""
+
+
+def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
+    """Draw `limit` tasks (0: all) by `seed`, in source order; larger draws include smaller ones.
+
+    Raises `UsageError` for no tasks and for a source that breaks the rules; `TaskError`.
+    """
+    findings, tasks = task_source.about_source(source)
+    if not tasks:
+        raise UsageError(f"{source.name} has no tasks", fix="crrl data list shows those of a source")
+    if wrong := next((each for each in findings if not each.ok), None):
+        raise UsageError(f"{source.name}: {wrong.name}: no ({wrong.detail})", fix="give each task an id of its own")
+    order = list(range(len(tasks)))
+    Random(f"{seed}/tasks").shuffle(order)
+    return [tasks[at] for at in sorted(order[: limit or None])]
+
+
+async def audit(
+    source: TaskSource,
+    tasks: Sequence[Task],
+    sandbox: SandboxBackend,
+    settings: Settings,
+    file: Path,
+    *,
+    resume: bool = False,
+    jobs: int = 2,
+    say: Say = lambda _: None,
+) -> list[Audited]:
+    """Run the trials of `settings` on `tasks`, in order; with `resume`, those missing in `file`.
+
+    Prepares the tasks' needs first. Infrastructure faults are not written, so that `resume` retries them.
+
+    Raises `UsageError` for an existing `file` (without `resume`) or another audit's, `PrerequisiteError`, and
+    `TaskError` for an environment changed since it was built.
+    """
+    rows = Lines.read(file) if resume else []
+    if file.exists() and not resume:
+        raise UsageError(f"{file} exists already", fix="continue it with --resume, or name another folder with -o")
+    header = {"audit": settings._asdict()}
+    if rows and rows[0] != header:
+        raise UsageError(
+            f"{file} holds another audit: {json.dumps(rows[0])[:_SHOWN]}", fix="name another folder with -o"
+        )
+    rows_by_run = _known(file, rows[1:], tasks)
+    await _prepare(tasks, jobs, say)
+    lines = Lines(file)
+    try:
+        if not rows:
+            lines.append(header)
+        trials = _Trials(source, sandbox, settings, lines, rows_by_run, asyncio.Semaphore(jobs), say)
+        doors, done = asyncio.Semaphore(jobs), 0
+
+        async def one(task: Task) -> Audited:
+            nonlocal done
+            async with doors:  # so that some tasks are done while others have not begun
+                result = await trials.of(task)
+            done += 1
+            say(f"[{done}/{len(tasks)}] {in_short(result)}")
+            return result
+
+        async with asyncio.TaskGroup() as pending:
+            begun = [pending.create_task(one(task)) for task in tasks]
+    except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled
+        raise several.exceptions[0] from None
+    finally:
+        lines.close()
+    return [each.result() for each in begun]
+
+
+async def _prepare(tasks: Sequence[Task], jobs: int, say: Say) -> None:
+    try:
+        await prepare(tasks, jobs=jobs, say=say)
+    except CodeRepairError as error:
+        problems = error.problems if isinstance(error, Several) else [error]
+        if any(isinstance(each, PrerequisiteError) for each in problems):
+            raise
+        say(f"not everything is ready: {error}")
+    await asyncio.to_thread(check_environments, tasks)
+
+
+def _known(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple[str, str, int], Row]:
+    """Rows by task, trial and run. Raises `UsageError`."""
+    digests, rows_by_run = {task.id: _digest(task) for task in tasks}, {}
+    for number, row in enumerate(rows, 2):
+        try:
+            key = row["task"], row["what"], row["run"]
+            same = digests.get(row["task"], row["of"]) == row["of"]
+        except KeyError as error:
+            raise UsageError(f"{file}, line {number}: no trial ({error})", fix="name another folder") from None
+        if not same:
+            raise UsageError(
+                f"{file}, line {number}: task {row['task']} has changed since", fix="name another folder with -o"
+            )
+        rows_by_run[key] = row
+    return rows_by_run
+
+
+def _digest(task: Task) -> str:
+    place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
+    content = (place, task.environment, task.checks, task.reference)
+    return hashlib.sha256(repr(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class _Trials:
+    def __init__(
+        self,
+        source: TaskSource,
+        sandbox: SandboxBackend,
+        settings: Settings,
+        lines: Lines,
+        known: dict[tuple[str, str, int], Row],
+        slots: asyncio.Semaphore,
+        say: Say,
+    ) -> None:
+        self._source = source
+        self._sandbox, self._settings, self._lines = sandbox, settings, lines
+        self._known, self._slots, self._say = known, slots, say
+
+    async def of(self, task: Task) -> Audited:
+        solution = None if task.reference else self._source.oracle(task.id)
+        faults: dict[str, str] = {}
+        if not task.reference and solution is None:
+            faults["reference"] = "it has no reference, and its source no solution"
+        elif not task.checks:
+            faults["reference"] = "it has no checks"
+        survey = None
+        if "it has no reference" not in faults.get("reference", ""):
+            survey = await self._try(task, "survey", 0, lambda: self._survey(task, solution), faults, "history")
+        audited = Audited(
+            task, None, None, None, History.of(survey["history"]) if survey else None, (), "", 0, (), None, faults
+        )  # fmt: skip
+        if faults.get("reference"):
+            return audited._replace(no_wrong="its checks cannot be tried")
+        runs = range(self._settings.repeat)
+        repaired_task = task if solution is None else replace(task, checks=solution)
+
+        def repaired(run: int) -> Awaitable[Verdict | None]:
+            return self._verdict(task, "reference", run, lambda: self._reference(repaired_task), faults)
+
+        def untouched(run: int) -> Awaitable[Verdict | None]:
+            return self._verdict(task, "untouched", run, lambda: task_source.graded(task, self._sandbox, b""), faults)
+
+        tried = await asyncio.gather(*map(repaired, runs), *map(untouched, runs))
+        good = [each for each in tried[: len(runs)] if each is not None]
+        bug = [each for each in tried[len(runs) :] if each is not None]
+        if len(good) == len(runs):
+            audited = audited._replace(passes=not any(each.problem for each in good))
+        if len(bug) == len(runs):
+            audited = audited._replace(fails=all(each.problem for each in bug))
+        if None in (audited.passes, audited.fails):
+            return audited._replace(no_wrong="its checks could not run")
+        audited = audited._replace(
+            flaky=tuple(task_source.flaky(task, bug, good)) if len(runs) > 1 else None,
+            problems=tuple(
+                f"{each.name}: no ({each.detail})" for each in task_source.answers(task, bug, good) if not each.ok
+            ),
+        )
+        audited = audited._replace(settled=task_source.settle(task, bug, good))
+        if not (audited.passes and audited.fails):
+            return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
+        if survey is None:
+            return audited._replace(no_wrong="the reference could not be read in the sandbox")
+        return await self._wrong(audited, survey)
+
+    async def _wrong(self, about: Audited, survey: Row) -> Audited:
+        wrong, no_wrong = [WrongPatch.of(each) for each in survey["wrong"]], survey["no_wrong"]
+        faults = dict(about.faults)
+        if wrong and not about.task.reference:
+            patch = survey["solution"].encode("utf-8", "surrogateescape")
+            verdict = await self._verdict(
+                about.task, "solution as a patch", 0, lambda: self._patched(about.task, patch), faults
+            )
+            if verdict is None or verdict.problem:
+                wrong, no_wrong = [], "the solution does more than change files of the workspace"
+        accepted = await asyncio.gather(*(self._accepted(about.task, each, faults) for each in wrong))
+        return about._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"], faults=faults)
+
+    async def _accepted(self, task: Task, wrong: WrongPatch, faults: dict[str, str]) -> Accepted:
+        # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
+        question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
+        for run in range(self._settings.repeat):
+            verdict = await self._verdict(task, question, run, lambda: self._patched(task, wrong.patch), faults)
+            if verdict is None or verdict.problem:
+                return Accepted(
+                    wrong, None if verdict is None else False, faults[question] if verdict is None else verdict.problem
+                )
+        return Accepted(wrong, True, "")
+
+    async def _patched(self, task: Task, patch: bytes) -> Verdict:
+        return (await task_source.graded(task, self._sandbox, patch))._replace(outcomes={})
+
+    async def _reference(self, task: Task) -> Verdict:
+        # Raises `GraderFault` without a sign that the checks began.
+        verdict = await task_source.graded(task, self._sandbox, task.reference)
+        if verdict.doubtful:
+            raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
+        return verdict
+
+    async def _verdict(
+        self, task: Task, what: str, run: int, job: Callable[[], Awaitable[Verdict]], faults: dict[str, str]
+    ) -> Verdict | None:
+        async def made() -> Row:
+            verdict = await job()
+            outcomes = {name: outcome.name.lower() for name, outcome in verdict.outcomes.items()}
+            return {"problem": verdict.problem, "outcomes": outcomes}
+
+        row = await self._try(task, what, run, made, faults, what)
+        if row is None:
+            return None
+        return Verdict(row["problem"], {name: Outcome[each.upper()] for name, each in row["outcomes"].items()})
+
+    async def _try(
+        self,
+        task: Task,
+        what: str,
+        run: int,
+        job: Callable[[], Awaitable[Row]],
+        faults: dict[str, str],
+        question: str,
+    ) -> Row | None:
+        """Earlier or new row; None on failure."""
+        earlier = self._known.get((task.id, what, run))
+        if earlier is not None:
+            return earlier
+        async with self._slots:
+            began = time.monotonic()
+            try:
+                row = await job()
+            except (Fault, TaskError) as error:
+                faults[question] = f"{error}: {error.fix}" if error.fix else str(error)
+                self._say(f"{task.id}, {what}: not tried: {faults[question]}")
+                return None
+            seconds = round(time.monotonic() - began, 1)
+        self._lines.append({"task": task.id, "of": _digest(task), "what": what, "run": run, "seconds": seconds, **row})
+        return row
+
+    async def _survey(self, task: Task, solution: Checks | None) -> Row:
+        async with self._sandbox.open(task) as fresh:
+            objects = await later(fresh)
+            patch = task.reference if solution is None else await _solve(fresh, solution)
+        try:
+            files = parse(patch)
+        except MalformedPatch as error:
+            raise TaskError(f"the reference cannot be read: {error}") from error
+        async with self._sandbox.open(task) as fresh:
+            before = {each.path: await _content(fresh, each.path) for each in files}
+            refused = await _apply(fresh, task, patch)
+            paths = {each.new or each.path for each in files}
+            after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
+        async with self._sandbox.open(task) as fresh:
+            leaks = await history(fresh, objects, before, after)
+        mutants = Made((), 0, refused)
+        if self._settings.mutants and not refused:
+            drawn_by = f"{self._settings.seed}/{task.id}"
+            mutants = await asyncio.to_thread(wrong_patches, patch, before, after, self._settings.mutants, drawn_by)
+        return {
+            "history": leaks.as_json(),
+            "wrong": [each.as_json() for each in mutants.patches],
+            "no_wrong": mutants.why,
+            "same": mutants.same,
+            "solution": "" if solution is None else patch.decode("utf-8", "surrogateescape"),
+        }
+
+
+async def _apply(fresh: Sandbox, task: Task, patch: bytes) -> str:
+    rules = grading.harness.judged_by(task.checks)
+    if rules is not None and rules.apply:
+        return await grading.harness.apply(fresh, patch, rules)
+    return await grading.apply(fresh, patch)
+
+
+async def _content(fresh: Sandbox, path: str) -> bytes | None:
+    try:
+        return await fresh.read(path)
+    except OSError:
+        return None
+
+
+async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
+    """Changes of `solution`'s first command, except its files."""
+    if problem := await grading.checks.restore(fresh, solution):
+        raise TaskError(f"the solution cannot be put in place: {problem}")
+    await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)
+    parts = re.split(rb"(?=^diff --git )", await fresh.diff(), flags=re.MULTILINE)
+    heads = {f"diff --git a/{path} b/{path}\n".encode("utf-8", "surrogateescape") for path in solution.restore}
+    return b"".join(part for part in parts if not any(part.startswith(head) for head in heads))
+
+
+def in_short(found: Audited) -> str:
+    """Summarise a task in a line."""
+    if found.faults and found.passes is None:
+        return f"{found.task.id}: cannot be tried: {next(iter(found.faults.values())).partition(chr(10))[0]}"
+    marks = []
+    if found.passes is not None:
+        marks.append("reference passes" if found.passes else "reference FAILS")
+    if found.fails is not None:
+        marks.append("untouched fails" if found.fails else "untouched PASSES")
+    if found.flaky:
+        marks.append(f"FLAKY: {found.flaky[0]}")
+    if found.history is not None and (found.history.repair or found.history.commits):
+        marks.append(f"history LEAKS: {found.history.repair or f'{found.history.commits} later commits'}")
+    judged = [each for each in found.wrong if each.accepted is not None]
+    marks.append(f"{sum(map(bool, (each.accepted for each in judged)))} of {len(judged)} mutants accepted")
+    return f"{found.task.id}: {', '.join(marks)}"
+
+
+def apart(found: Iterable[Audited]) -> list[quarantine.Verified]:
+    """Tried tasks with their problems, for `quarantine.write`.
+
+    A history with the repair makes a task unusable; accepted patches are for a human to judge.
+    """
+    verified = []
+    for each in found:
+        if each.passes is None or each.fails is None:
+            continue
+        leak = each.history.repair if each.history is not None else ""
+        reason = f"its history holds {leak}" if leak else next(iter(each.problems), "")
+        verified.append(quarantine.Verified(each.task, None if leak else each.settled, reason))
+    return verified

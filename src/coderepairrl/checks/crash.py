@@ -1,0 +1,388 @@
+"""Crash test: kill a small run at random moments, resume, compare with an undisturbed one.
+
+Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
+resumed to their end. A seed draws moments and victims. Each must have the undisturbed run's weights after every step
+and files in its last checkpoint, and train every attempt once. No process may survive the controller's death, and no
+temporary folder, shared memory or control group resuming.
+
+With ``staleness`` steps depend on timing: a replay of the log must give the last checkpoint, and no sample be too old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import sandbox
+from coderepairrl.checks.descendants import adopting, below, freeze, kill_all
+from coderepairrl.errors import PrerequisiteError, RunError, UsageError
+from coderepairrl.learn.account import run_account
+from coderepairrl.printable import logged
+from coderepairrl.processes.extras import require_train
+from coderepairrl.registry import Finding, nearest
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.storage import SUMS
+from coderepairrl.sandbox import cgroups
+from coderepairrl.sync.shared import shared_path
+
+STEPS, TASKS, ATTEMPTS = 3, 2, 4
+CONFIG = f"""extends = "hello"
+[run]
+name = "crash"
+steps = {STEPS}
+checkpoint_every = 2
+[tasks]
+verify = false
+options = {{ split = "train", quoted = 1 }}
+[reward]
+patch_edits = 1.0
+[rollout]
+tasks_per_step = {TASKS}
+group_size = {ATTEMPTS}
+seconds = 600
+[eval]
+before = false
+after = false
+"""
+# Part of the command line of processes other than the controller.
+_MARKS = {
+    "engine": b"coderepairrl.engines.tiny.server",
+    "learner": b"coderepairrl.learn.learner",
+    "guest": b"guest.pyc",
+}
+_BUBBLEWRAP = b"bwrap --unshare"
+VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
+"""`everything`: all processes at once; `gateway`: the controller during an episode."""
+EACH = "each"
+_WITH_THE_CONTROLLER = ("everything", "controller", "gateway")
+GONE = 3.0
+"""Seconds for all processes to end after the controller."""
+_IN_A_ROW = 4
+_PATIENCE = 600.0
+
+
+@dataclass(slots=True)
+class Kill:
+    """Kill, and its result."""
+
+    victim: str
+    moment: float
+    """Drawn seconds after the start of the process."""
+    at: float = 0.0
+    """Time of the kill (`time.time`)."""
+    gone: float = 0.0
+    """Seconds until the last process ended, except `half_started`."""
+    orphans: list[str] = field(default_factory=list)
+    """Command lines of processes after `GONE` seconds."""
+    half_started: int = 0
+    """Children of a bubblewrap killed at its start."""
+    seconds: float = 0.0
+    """Seconds until the next finished step or the end."""
+    problems: list[str] = field(default_factory=list)
+
+
+async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int = 0) -> AsyncIterator[Finding]:
+    """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
+
+    `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim, `PrerequisiteError` except on
+    Linux, `RunError` if the undisturbed run fails.
+    """
+    if victim not in (EACH, *VICTIMS):
+        raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
+    if sys.platform != "linux":
+        raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
+    sandbox.make(sandbox.choose().name).require()
+    require_train()
+    chance = random.Random(seed)
+    with adopting(), _workplace() as work:
+        untouched = _Trial(work, "untouched", staleness)
+        began = time.monotonic()
+        if (code := await untouched.run()) != 0:
+            raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
+        duration = time.monotonic() - began
+        expected = RunResult.of(untouched.folder)
+        every = [bool(step["account"]["trained"]) for step in expected.steps]
+        trained = any(every) if staleness else all(every)  # which attempts make a step is a matter of chance then
+        yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
+        caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
+
+        planned = _planned(victim, kills, duration, chance)
+        done: list[Kill] = []
+        wrong = False
+        while planned:
+            trial = _Trial(work, f"run-{len(done):03d}", staleness)
+            struck = await _struck(trial, planned, kills, len(done))
+            problems = [*trial.problems, *expected.differences(trial.folder, staleness)]
+            if staleness and not problems:
+                problems += await trial.replay()
+            problems += trial.left(caches)
+            for kill in struck:
+                kill.problems = problems
+                kill.seconds = _until_it_went_on(trial.folder, kill.at)
+            wrong = wrong or bool(problems)
+            if not problems:
+                trial.remove()
+            done += struck
+        for name in VICTIMS:
+            if kills_of_victim := [kill for kill in done if kill.victim == name]:
+                yield _row(name, kills_of_victim)
+        slowest = max(kill.gone for kill in done)
+        orphans = sorted({words for kill in done for words in kill.orphans})
+        half = sum(kill.half_started for kill in done)
+        late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
+        detail = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
+        yield Finding("orphans end", slowest <= GONE, detail)
+        if wrong:
+            remains = work.rename(work.with_name(f"{work.name}-failed"))
+            yield Finding("runs", False, f"those that went wrong are kept in {remains}")
+
+
+def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
+    """Spread kills over a run, sorted within rows, the next last."""
+    victims = VICTIMS if victim == EACH else (victim,)
+    moments = [whole * (number + chance.random()) / kills for number in range(kills)]
+    chance.shuffle(moments)
+    planned = [Kill(victims[number % len(victims)], moment) for number, moment in enumerate(moments)]
+    rows = (planned[first : first + _IN_A_ROW] for first in range(0, kills, _IN_A_ROW))
+    return [kill for row in rows for kill in sorted(row, key=lambda kill: kill.moment)][::-1]
+
+
+async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
+    struck: list[Kill] = []
+    while True:
+        seen = len(struck)
+        with trial.started() as process:
+            while planned and len(struck) < _IN_A_ROW and await trial.reached(process, planned[-1]):
+                struck.append(planned.pop())
+                await trial.strike(process, struck[-1])
+                which = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
+                print(logged(f"{which}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
+            code = await _ended(process)
+        if len(struck) == seen:
+            break
+    if not struck and planned:  # the run was faster than the untouched one, or had no such process so late
+        planned[-1].moment *= 0.8
+    if code != 0:
+        trial.problems.append(f"it ended with {code}: {trial.last_words()}")
+    return struck
+
+
+class _Trial:
+    def __init__(self, work: Path, name: str, staleness: int) -> None:
+        self.home = work / name
+        self.home.mkdir()
+        self.config = self.home / "crash.toml"
+        self.config.write_text(CONFIG)
+        self._otherwise = [f"rollout.max_staleness={staleness}", "train.old_logprobs=recomputed"] if staleness else []
+        self.folder = RunFolder(self.home / "runs" / "crash")
+        self.temporary = self.home / "tmp"
+        self.temporary.mkdir()
+        for folder in (self.home, self.temporary):
+            folder.chmod(0o711)  # of root, sandboxes are another user's
+        self.output = self.home / "output"
+        self.problems: list[str] = []
+        self._states: set[str] = set()
+        self._began = 0.0
+
+    async def run(self) -> int:
+        """Start or resume the run; return its exit code."""
+        with self.started() as process:
+            return await _ended(process)
+
+    async def replay(self) -> list[str]:
+        """Replay the log alone; return the differences."""
+        files = RunResult.of(self.folder).files
+        shutil.rmtree(self.folder.checkpoints)
+        if (code := await self.run()) != 0:
+            return [f"a replay of its log ended with {code}: {self.last_words()}"]
+        return [] if RunResult.of(self.folder).files == files else ["a replay of its log gives another last checkpoint"]
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Process of the run, killed at the end."""
+        resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config), *self._otherwise]
+        with self.output.open("ab") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "coderepairrl.cli", "train", *resume],
+                cwd=self.home,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+        self._began = time.monotonic()
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill_all(process.pid)
+                process.wait()
+
+    async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
+        self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
+        if kill.victim == "everything":
+            targets = freeze(process.pid)
+        else:
+            targets = [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _of(process.pid, kill.victim)[:1]
+        kill.at = time.time()
+        for target in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, signal.SIGKILL)
+        if process.pid in targets:
+            process.wait()
+            await all_gone(kill)
+
+    async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
+        """Wait for moment and victim; False if the run ended before."""
+        is_present: Callable[[], object] = lambda: True  # noqa: E731
+        if kill.victim in _MARKS:
+            is_present = lambda: _of(process.pid, kill.victim)  # noqa: E731
+        elif kill.victim == "gateway":
+            is_present = self._in_an_episode
+        while process.poll() is None:
+            if time.monotonic() - self._began >= kill.moment and is_present():
+                return True
+            await asyncio.sleep(0.005)
+        return False
+
+    def _logged(self) -> bool:
+        try:
+            return open_run(self.folder.path).log.stat().st_size > 0
+        except (UsageError, OSError):
+            return False
+
+    def _in_an_episode(self) -> bool:
+        kinds = [record["type"] for record in self.folder.records()] if self._logged() else []
+        since = kinds[len(kinds) - kinds[::-1].index("start") :] if "start" in kinds else []
+        return since.count("episode") > since.count("verdict")
+
+    def left(self, caches: Container[str]) -> list[str]:
+        """Remains of an ended run, except `caches` of libraries."""
+        remains = [f"process {words.decode(errors='replace')}" for words in below(os.getpid()).values()]
+        remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
+        remains += [str(path) for path in [shared_path(self.folder)] if path.exists()]
+        parents = set(cgroups.find().parents.values())
+        remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
+        return [f"left: {remnant}" for remnant in remains]
+
+    def last_words(self) -> str:
+        return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
+
+    def remove(self) -> None:
+        shutil.rmtree(self.home)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of a run."""
+
+    steps: list[Mapping[str, Any]]
+    files: str
+    """`SUMS` of its last checkpoint."""
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> RunResult:
+        """Read the result of the run in `folder`."""
+        saved = folder.saved_checkpoints()
+        files = (saved[max(saved)] / SUMS).read_text() if saved else ""
+        return cls([record for record in folder.records() if record["type"] == "step"], files)
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the last step's weights."""
+        return str(self.steps[-1]["checksum"]) if self.steps else ""
+
+    def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
+        """Differences of the run in `folder`; `staleness` allows other weights."""
+        try:
+            result = RunResult.of(folder)
+            balanced = run_account(folder.records()).balanced
+        except (UsageError, RunError, OSError) as error:
+            return [f"no run: {error}"]
+        problems = [] if balanced else ["the account of its tokens is not balanced"]
+        if [step["step"] for step in result.steps] != [step["step"] for step in self.steps]:
+            return [*problems, f"it has the steps {[step['step'] for step in result.steps]}"]
+        for step_record, untouched in zip(result.steps, self.steps, strict=True):
+            if (oldest := step_record["metrics"].get("learn/staleness_max", 0)) > staleness:
+                problems.append(f"step {step_record['step']} trained tokens of {oldest} versions before")
+            if not staleness and step_record["checksum"] != untouched["checksum"]:
+                problems.append(f"other weights after step {step_record['step']}")
+            if not staleness and step_record["account"]["trained"] != untouched["account"]["trained"]:
+                problems.append(f"step {step_record['step']} trained {step_record['account']['trained']} tokens")
+        if not staleness and result.files != self.files:
+            problems.append("other files in the last checkpoint")
+        consumed = [episode.split("-retry")[0] for step in result.steps for episode in step["episodes"]]
+        if len(consumed) != len(set(consumed)) or len(consumed) != STEPS * TASKS * ATTEMPTS:
+            problems.append(f"{len(consumed)} attempts trained, {len(set(consumed))} different ones")
+        return problems
+
+
+def _until_it_went_on(folder: RunFolder, at: float) -> float:
+    later = [r["time"] for r in folder.records() if r["type"] in ("step", "end") and r["time"] > at]
+    return min(later) - at if later else 0.0
+
+
+def _row(victim: str, kills: list[Kill]) -> Finding:
+    recovered = [kill for kill in kills if not kill.problems]
+    seconds = [kill.seconds for kill in kills]
+    wrong = sorted({problem for kill in kills for problem in kill.problems})
+    counts = f"{len(kills):3d} kills, {len(recovered):3d} recovered, next step after {sum(seconds) / len(kills):.1f} s"
+    return Finding(victim, not wrong, "; ".join([f"{counts} (at most {max(seconds):.1f})", *wrong]))
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    deadline = time.monotonic() + _PATIENCE
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            kill_all(process.pid)
+        await asyncio.sleep(0.02)
+    return process.wait()
+
+
+def _of(controller: int, victim: str) -> list[int]:
+    return [pid for pid, words in below(controller).items() if _MARKS[victim] in words]
+
+
+async def all_gone(kill: Kill) -> None:
+    """Wait until a killed run's processes are gone; kill the rest after 30 s.
+
+    Remains of a bubblewrap killed at its start are only counted: the next run ends them.
+    """
+    began = time.monotonic()
+    while left := below(os.getpid()):
+        seconds = time.monotonic() - began
+        survivors = [words for words in left.values() if _BUBBLEWRAP not in words]
+        if seconds > GONE and not survivors:
+            kill.half_started = len(left)
+            return
+        if seconds > GONE and not kill.orphans:
+            kill.orphans += [words.decode(errors="replace")[:200] for words in survivors]
+        if seconds > 30:
+            for pid in left:
+                kill_all(pid)
+        await asyncio.sleep(0.01)
+        if survivors:
+            kill.gone = time.monotonic() - began
+
+
+@contextmanager
+def _workplace() -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="crash-"))
+    work.chmod(0o711)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

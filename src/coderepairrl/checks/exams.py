@@ -1,0 +1,198 @@
+"""Exams of implementations, with their real neighbours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+from coderepairrl import agents, engines, models, rewards, sandbox, tasks
+from coderepairrl.config.sections.episodes import Route
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import EngineSpec, TaskSource
+from coderepairrl.registry import Finding, check_options, check_types, nearest
+from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Published
+from coderepairrl.types import Sample
+
+Options = Mapping[str, Any]
+
+
+async def examine_sandboxes() -> AsyncIterator[Finding]:
+    """Examine all sandboxes that work here; of others report what is missing (not `required`)."""
+    for backend in sandbox.available():
+        yield backend
+        if backend.ok and backend.name != "unsafe-local":
+            async for finding in examine("sandbox", backend.name):
+                yield finding._replace(name=f"{backend.name}: {finding.name}")
+
+
+def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
+    """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
+
+    Sandboxes' come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an unknown
+    implementation or option.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
+    default, sit = KINDS[kind]
+    return sit(name or default, _plain(kind, options or {}))
+
+
+def _plain(kind: str, options: Options) -> Options:
+    # ``engine.options.slots=1``, as in a run's settings, means ``slots=1`` here.
+    match options.get(kind):
+        case {"options": Mapping() as own, **rest}:
+            further = {key: value for key, value in options.items() if key != kind}
+            return {**further, **own, **({kind: rest} if rest else {})}
+    return options
+
+
+async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
+    from coderepairrl.checks import redteam
+    from coderepairrl.checks.sandbox import sit
+
+    backend = sandbox.make(name, **options)
+    backend.require()
+    async for finding in sit(backend):
+        yield finding
+    async for finding in redteam.examine(backend):
+        yield finding
+
+
+async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
+    """Examine an engine against the real learner on a random policy.
+
+    ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
+    """
+    from coderepairrl.checks.engine import Publish
+    from coderepairrl.checks.engine import examine as sit
+
+    route, sleeps, options = _of_section(options)
+    spec = engines.make(name, **options)
+    _check_route(spec, route)
+    spec = spec.with_sleep() if sleeps else spec
+    spec.require()
+    with scratch("exam") as folder:
+        work = Path(folder)
+        model = work / "model"
+        await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)
+        settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
+        async with AsyncExitStack() as parts:
+            learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
+            parts.push_async_callback(learner.close)
+            engine = await spec.start(model, log_dir=work)
+            parts.push_async_callback(engine.close)
+            publish: Publish | None = None
+            if route is not None:
+                engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
+            findings = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish, sleeps=sleeps)
+    for finding in findings:
+        yield finding
+
+
+def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
+    """``engine.weights``, whether devices are shared by turns, other options. Raises `ConfigError`."""
+    plain_options = {key: value for key, value in options.items() if key != "engine"}
+    match options.get("engine", {}):
+        case {"weights": route, **others} if route in get_args(Route) and not others:
+            return route, False, plain_options
+        case {"share_devices": "turns", **others} if not others:
+            return None, True, plain_options
+        case {**others} if not others:
+            return None, False, plain_options
+    routes = ", ".join(get_args(Route))
+    fix = f"engine.weights is one of {routes}, or engine.share_devices is turns"
+    raise ConfigError(f"engine={options['engine']} is no option here", fix=fix)
+
+
+def _check_route(spec: EngineSpec, route: Route | None) -> None:
+    from coderepairrl.plan.devices import visible
+
+    if route is not None and not spec.receives:
+        raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
+    if route == "nccl" and not visible():
+        raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
+
+
+async def _offer(learner: Learner, route: Route, version: int) -> Published:
+    """Learner's weights by `route`, trained beyond `version`."""
+    trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
+    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any row will do
+    samples = [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign, ids in rows.items()]
+    while learner.version <= version:
+        await learner.step(samples)
+    return await learner.offer(route)
+
+
+async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
+    from coderepairrl.checks import programs
+    from coderepairrl.checks.agent import examine as sit
+
+    agent = agents.make(name, **options)
+    if agent.placement == "sandbox":
+        choice = sandbox.choose()
+        sandbox.check_agent(choice, agent.name, agent.not_in)
+        backend = sandbox.make(choice.name, agent.binds)
+        backend.require()
+        findings = await programs.examine(agent, backend)
+    else:
+        findings = await sit(agent)
+    for finding in findings:
+        yield finding
+
+
+async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
+    from coderepairrl.checks.reward import examine as sit
+
+    if options:
+        raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
+    reward = rewards.only(name)
+    for finding in await sit(reward, sandbox.make(sandbox.choose().name)):
+        yield finding
+
+
+def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
+    # Preparing may take minutes, in which an event loop would keep signals from ending it.
+    source = tasks.make(name, **options)
+    source.prepare()
+    return _prepared(source)
+
+
+async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
+    from coderepairrl.checks.task_source import examine as sit
+
+    for finding in await sit(source, sandbox.make(sandbox.choose().name)):
+        yield finding
+
+
+async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
+    from coderepairrl.checks.model import examine as sit
+
+    check_options("model", name, sit, options)
+    for finding in await sit(models.folder(models.hub.fetch(name) if models.hub.is_name(name) else name), **options):
+        yield finding
+
+
+def _crash(name: str, options: Options) -> AsyncIterator[Finding]:
+    from coderepairrl.checks.crash import examine as sit
+
+    check_options("crash", name, sit, options)
+    check_types("crash", name, sit, options)
+    return sit(name, **options)
+
+
+KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Finding]]]] = {
+    "sandbox": ("bwrap", _sandbox),
+    "engine": ("tiny", _engine),
+    "agent": ("nano", _agent),
+    "reward": ("patch_edits", _reward),
+    "tasks": ("handmade", _tasks),
+    "model": ("builtin:tiny", _model),
+    "crash": ("each", _crash),
+}
+"""Seams, models and the crash test, with default implementations."""

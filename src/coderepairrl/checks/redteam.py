@@ -1,0 +1,166 @@
+"""Attacks on a sandbox, each with a control.
+
+``python -m coderepairrl.checks.redteam NAME ...`` prints a row for each attack (`docs/measurements/redteam.md`).
+
+An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believe. Its control is a plain
+process of the same user in a plain clone: a probe that fails there proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from coderepairrl.checks.attacks.acts import FRESH, Attack, attacks
+from coderepairrl.checks.attacks.host import clone, prepare
+from coderepairrl.checks.attacks.stages import Inside, Outside, Target
+from coderepairrl.errors import CodeRepairError, ConfigError
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.registry import Finding
+from coderepairrl.types import Task
+
+TIGHT: Mapping[str, Any] = {
+    "processes": 64,
+    "memory": 128 << 20,
+    "file_bytes": 8 << 20,
+    "tmp_bytes": 16 << 20,
+    "disk_bytes": 32 << 20,
+    "files": 2000,
+    "cpu_seconds": 2,
+    "open_files": 256,
+}
+"""Limits small enough to be exceeded on a host."""
+
+
+NOT_KEPT: Mapping[str, tuple[str, ...]] = {
+    "sandlock": ("tmp_bytes", "disk_bytes", "files"),
+}
+
+
+def tight(name: str) -> dict[str, Any]:
+    """`TIGHT`, without limits that backend `name` refuses."""
+    return {limit: value for limit, value in TIGHT.items() if limit not in NOT_KEPT.get(name, ())}
+
+
+class AttackResult(NamedTuple):
+    """Result of an attack; `control` is None if impossible here."""
+
+    family: str
+    name: str
+    succeeded: bool
+    control: bool | None
+
+
+async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[AttackResult]:
+    """Run attacks of `families` (default: all) on `backend`.
+
+    Family ``limits`` strains this host, too: use small ones (`TIGHT`). Raises `ConfigError` for a backend without
+    isolation.
+    """
+    info = backend.info()
+    if not info.isolates:
+        raise ConfigError(f"{backend.name} isolates nothing: every attack succeeds", fix="attack another sandbox")
+    selected = [attack for attack in attacks() if not families or attack.family in families]
+    outcomes = []
+    limit_names = tight(backend.name)
+    limits = {name: info.limits.get(name, value) if name in limit_names else value for name, value in TIGHT.items()}
+    with contextlib.ExitStack() as stack:
+        target, repository = prepare(stack, limits, info.user)
+        task = Task("attack/1", "", "python", f"dir:{repository}", b"")
+        shared: Sandbox | None = None
+        async with contextlib.AsyncExitStack() as opened:
+            for attack in selected:
+                if attack.family in FRESH:
+                    async with backend.open(task) as box:
+                        succeeded = await attack.act(Inside(box, target), target)
+                else:
+                    if shared is None:
+                        shared = await opened.enter_async_context(backend.open(task))
+                    succeeded = await attack.act(Inside(shared, target), target)
+                outcomes.append(
+                    AttackResult(
+                        attack.family, attack.name, succeeded, await _control(attack, target) if controls else None
+                    )
+                )
+    return outcomes
+
+
+async def _control(attack: Attack, target: Target) -> bool | None:
+    user = target.user
+    if attack.needs == "root":
+        if os.geteuid() != 0:
+            return None
+        user = None
+    if attack.family == "keeper" and os.geteuid() != 0 and "everything" in attack.name:
+        return None  # it would end our own session
+    async with clone(target, user) as work:
+        if await attack.act(Outside(work, target, user), target):
+            return True
+    return None if attack.name in _NOT_EVERYWHERE else False
+
+
+# Lacking on some machines, or refused to everybody.
+_NOT_EVERYWHERE = frozenset((
+    "the internet", "vsock", "io_uring_setup", "userfaultfd", "perf_event_open", "init_module", "delete_module",
+    "kexec_load", "kexec_file_load", "userfaultfd by its device", "what runs when a control group is empty",
+    "priority of all of a user's processes", "sysrq",
+    "the kernel's memory", "a disk", "a control group", "a new device", "answers in this package",
+    "a search for answers",
+))  # fmt: skip
+
+
+async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
+    """Yield one `Finding` per family except limits, which the exam covers."""
+    for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
+        title = f"No attack of the family {family!r} succeeds"
+        try:
+            outcomes = await run(backend, [family])
+        except (CodeRepairError, OSError) as error:
+            yield Finding(title, False, str(error))
+            continue
+        bad = [f"{outcome.name} succeeds" for outcome in outcomes if outcome.succeeded]
+        bad += [
+            f"{outcome.name} fails even where nothing stops it, and proves nothing"
+            for outcome in outcomes
+            if outcome.control is False
+        ]
+        confirmed = sum(outcome.control is True for outcome in outcomes)
+        detail = (
+            ", ".join(bad) or f"{len(outcomes)}, of which {confirmed} were seen to succeed where nothing stops them"
+        )
+        yield Finding(title, not bad, detail)
+
+
+def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
+    """Markdown table: attacks by backends."""
+    names = list(results)
+    lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
+    words = {True: "succeeds", False: "**fails: the probe is broken**", None: "not on this machine"}
+    family = ""
+    for row in zip(*results.values(), strict=True):
+        first = row[0]
+        cells = ["**succeeds**" if outcome.succeeded else "fails" for outcome in row]
+        family_cell = first.family if first.family != family else ""
+        family = first.family
+        lines.append(f"| {family_cell} | {first.name} | {words[first.control]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(names: Sequence[str]) -> int:
+    """Attack the named backends, print the table; return 1 for successful attacks or failed controls."""
+    from coderepairrl.sandbox import make
+
+    results: dict[str, list[AttackResult]] = {}
+    for name in names:
+        results[name] = asyncio.run(run(make(name, **tight(name)), controls=not results))  # one control serves all
+    sys.stdout.write(table(results))
+    bad = [entry for rows in results.values() for entry in rows if entry.succeeded or entry.control is False]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["bwrap"]))

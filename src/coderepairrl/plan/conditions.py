@@ -1,0 +1,134 @@
+"""Conditions of attempts, and how evaluations differ from training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from coderepairrl import __version__
+from coderepairrl.agents.command import Program
+from coderepairrl.agents.listing import program
+from coderepairrl.config import Config
+from coderepairrl.environments import fingerprints
+from coderepairrl.plan.plan import AgentPlan, Plan
+from coderepairrl.protocols import Agent
+from coderepairrl.rollout import Terms
+from coderepairrl.types import Task
+
+TRAINING = "train"
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+class Difference(NamedTuple):
+    """A condition that differs between an evaluation and training.
+
+    >>> print(Difference("eval", "temperature", "1", "0.2", meant=True))
+    evaluation eval has temperature 0.2, and training 1
+    """
+
+    evaluation: str
+    condition: str
+    training: str
+    here: str
+    meant: bool
+    """Whether the configuration says so."""
+
+    def __str__(self) -> str:
+        return f"evaluation {self.evaluation} has {self.condition} {self.here}, and training {self.training}"
+
+
+def conditions(plan: AgentPlan) -> dict[str, Any]:
+    """Conditions of training (``train``) and of each evaluation with tasks, as plain data."""
+    evaluations = {
+        name: _of(name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
+        for name, tasks in plan.eval_tasks.items()
+        if tasks
+    }
+    if not isinstance(plan, Plan):
+        return evaluations
+    when = plan.config.eval
+    evaluations = evaluations if when.before or when.every or when.after else {}
+    sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
+
+
+def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
+    used = [kinds[name].of(phase) for name in sorted({task.kind if task.kind in kinds else "" for task in tasks})]
+    agents = [{"name": _named(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used]
+    sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
+    return {
+        "environments": fingerprints(tasks),
+        "agents": agents,
+        "sandboxes": [{"name": name, **limits} for name, limits in sandboxes.items()],
+        "sampling": dict(sampling),
+    }
+
+
+def _named(agent: Agent) -> str:
+    return f"{agent.name}, shown files of the reference" if agent.reads_reference else agent.name
+
+
+def _version(agent: Agent) -> str:
+    return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
+
+
+def differences(
+    found: Mapping[str, Any], training: Mapping[str, Any], config: Config | None = None
+) -> list[Difference]:
+    """Conditions of evaluations that training does not share.
+
+    `meant` marks what `config` sets for the evaluation; without a `config`, all of agent, limits and sampling.
+    """
+    training_facts, result = _facts(training), []
+    for name, evaluation in found.items():
+        evaluation_facts = _facts(evaluation)
+        for fact in sorted(training_facts.keys() & evaluation_facts.keys()) if name != TRAINING else ():
+            if not evaluation_facts[fact] <= training_facts[fact]:
+                one, other = (", ".join(sorted(side)) for side in (training_facts[fact], evaluation_facts[fact]))
+                result.append(Difference(name, fact, one, other, _meant(name, fact, config)))
+    return result
+
+
+def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Differences between the conditions of two parts of an evaluation, without what only one recorded.
+
+    >>> one, two = ({"eval": {"environments": [], "agents": [], "sandboxes": [], "sampling": {"top_p": p}}}
+    ...             for p in (1.0, 0.9))
+    >>> unlike(one, two), unlike(one, one), unlike(one, {})
+    (['eval: top_p 1 against 0.9'], [], [])
+    """
+    messages = []
+    for name in sorted(first.keys() & other.keys()):
+        first_facts, other_facts = _facts(first[name]), _facts(other[name])
+        for fact in sorted(first_facts.keys() & other_facts.keys()):
+            if first_facts[fact] != other_facts[fact]:
+                sides = (", ".join(sorted(side)) or "none" for side in (first_facts[fact], other_facts[fact]))
+                messages.append(f"{name}: {fact} {' against '.join(sides)}")
+    return messages
+
+
+def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
+    parts = (*about["agents"], *about["sandboxes"])
+    limits = {key for part in parts for key in part} - {"name", "version"}
+    return {
+        # kinds, since tasks of other projects have other environments
+        "environments of kind": {each["kind"] for each in about["environments"]},
+        "agent": {f"{each['name']} ({each['version']})" for each in about["agents"]},
+        "sandbox": {each["name"] for each in about["sandboxes"]},
+        **{key: {f"{part[key]:g}" for part in parts if key in part} for key in limits},
+        **{key: {f"{value:g}"} for key, value in about["sampling"].items()},
+        **{f"environment {each['name']}": {each["digest"]} for each in about["environments"] if each["digest"]},
+    }
+
+
+def _meant(name: str, fact: str, config: Config | None) -> bool:
+    if fact.startswith("environment") or fact == "sandbox":
+        return False
+    if config is None:
+        return True
+    if fact == "agent" and config.eval.each[name].agent is not None:
+        return True
+    if fact in _SAMPLING:
+        return fact in config.eval.model_fields_set or fact in config.eval.also.get(name, {})
+    return bool(config.kinds)  # agents and limits are the run's but for what a kind has of its own

@@ -1,0 +1,203 @@
+"""Open the model of a plan, the same way for every command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from coderepairrl import models
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.gateway import PolicySource, Remote, ReplySource
+from coderepairrl.learn import merge, rounded
+from coderepairrl.plan import devices
+from coderepairrl.plan.model import LocalModel, RemoteModel, engine_of
+from coderepairrl.plan.plan import ServingPlan
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import Engine, EngineSpec
+from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.sync import weights
+
+Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
+"""Signature of `replying`."""
+
+
+@asynccontextmanager
+async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
+    """A running reply source for the model of `plan`: a supervised engine, or the remote endpoint.
+
+    Adapters are version 1, or merged into a temporary copy if the engine takes none. Raises `UsageError` for an unknown
+    remote model, `EngineFault` and `RemoteFault`.
+    """
+    model, config = plan.model, plan.config
+    if isinstance(model, RemoteModel):
+        options = model.options.model_dump(exclude={"model_name", "key_env"})
+        async with Remote(model.url, model=model.options.model_name, key=model.key, **options) as remote:
+            yield remote
+        return
+    async with AsyncExitStack() as parts:
+        folder, adapter = model.folder, model.adapter
+        form = config.model.quantise
+        if _to_round(plan):
+            home = parts.enter_context(scratch("rounded"))
+            await rounded(folder, home, form, config.train.precision, log_dir=log_dir)
+            folder = home
+        if adapter is not None and not model.engine.adapters:
+            home = parts.enter_context(scratch("merged"))
+            await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
+            folder, adapter = home, None
+
+        async def start() -> Engine:
+            return await model.engine.start(folder, log_dir=log_dir)
+
+        engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
+        parts.push_async_callback(engine.close)
+        if adapter is not None:
+            await engine.load(adapter, 1, await asyncio.to_thread(weights.checksum, adapter))
+        yield PolicySource(model.codec, engine)
+
+
+class Part(NamedTuple):
+    """Plans whose models are open together, at most `at_once` of them."""
+
+    numbers: tuple[int, ...]
+    """Indices of the plans."""
+    at_once: int
+    shared: bool = False
+    """Whether one engine serves all."""
+
+
+def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
+    """Split `plans` into parts that run one after another.
+
+    Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one part;
+    others run one by one. Raises `ConfigError` for several at once on Ray.
+    """
+    if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
+        raise ConfigError(
+            "several policies at once, and rollout.executor=ray, of which a process has one cluster once",
+            fix="leave --jobs out: rollout.concurrency says how many attempts are made at once",
+        )
+    shared_parts, alone, left = list[Part](), list[int](), list(range(len(plans)))
+    while left:
+        sharing = [each for each in left if each == left[0] or _alike(plans[left[0]], plans[each])]
+        if _share([plans[each] for each in sharing]):
+            shared_parts.append(Part(tuple(sharing), at_once, shared=True))
+        else:
+            sharing = sharing[:1]
+            alone += sharing
+        left = [each for each in left if each not in sharing]
+    free = [each for each in alone if at_once > 1 and not _exclusive(plans[each])]
+    in_turn = [each for each in alone if each not in free]
+    return [
+        *shared_parts,
+        *([Part(tuple(free), at_once)] if free else []),
+        *([Part(tuple(in_turn), 1)] if in_turn else []),
+    ]
+
+
+@asynccontextmanager
+async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> AsyncIterator[Opens]:
+    """Like `replying`, for `part` of `plans`. A shared engine logs to `log_dir`."""
+    if not part.shared:
+        yield replying
+        return
+    async with AsyncExitStack() as engines_of_part:
+        yield (await _Shared.start([plans[each] for each in part.numbers], engines_of_part, log_dir)).replying
+
+
+class _Shared:
+    """One engine for several plans, each of which is a version."""
+
+    def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
+        self._plans, self._log_dir = plans, log_dir
+        self._adapters = [plan.model.adapter if isinstance(plan.model, LocalModel) else None for plan in plans]
+        self._spec = _with_room(plans)
+        self._engine: Engine | None = None
+        self._starting = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, plans: Sequence[ServingPlan], parts: AsyncExitStack, log_dir: Path) -> _Shared:
+        """Start an engine that runs until `parts` close. Raises as `replying`."""
+        shared = cls(plans, log_dir)
+        parts.push_async_callback(shared._close)
+        await shared._served()
+        return shared
+
+    @asynccontextmanager
+    async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
+        """Like the function `replying`."""
+        assert isinstance(plan.model, LocalModel)
+        version = next(self._version(number) for number, each in enumerate(self._plans) if each is plan)
+
+        async def start() -> Engine:
+            return (await self._served()).at(version)
+
+        engine = SupervisedEngine(await start(), start, restarts=plan.config.run.retries)
+        yield PolicySource(plan.model.codec, engine)
+
+    def _version(self, number: int) -> int:
+        return 0 if self._adapters[number] is None else number + 1
+
+    async def _served(self) -> Engine:
+        """Engine with all adapters, restarted if it has died."""
+        model = self._plans[0].model
+        assert isinstance(model, LocalModel)
+        async with self._starting:
+            if self._engine is not None:
+                try:
+                    await self._engine.health()
+                    return self._engine
+                except EngineFault:
+                    await self._close()
+            engine = await self._spec.start(model.folder, log_dir=self._log_dir)
+            try:
+                for number, adapter in enumerate(self._adapters):
+                    if adapter is not None:
+                        checksum = await asyncio.to_thread(weights.checksum, adapter)
+                        await engine.load(adapter, self._version(number), checksum)
+            except BaseException:
+                await engine.close()
+                raise
+            self._engine = engine
+            return engine
+
+    async def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+
+def _share(plans: Sequence[ServingPlan]) -> bool:
+    """Whether one engine serves these adapters on the same weights."""
+    if len(plans) == 1 or any(_to_round(plan) for plan in plans):
+        return False
+    adapters = sum(isinstance(plan.model, LocalModel) and plan.model.adapter is not None for plan in plans)
+    return adapters > 0 and _with_room(plans).adapters
+
+
+def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
+    adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
+    ranks = [weights.adapter_rank(adapter) for adapter in adapters if adapter is not None]
+    config = plans[0].config
+    spec = engine_of(config, None)
+    return devices.serving(config, spec.with_adapters(max(ranks), len(ranks)) if ranks else spec)
+
+
+def _exclusive(plan: ServingPlan) -> bool:
+    return isinstance(plan.model, LocalModel) and plan.model.engine.exclusive
+
+
+def _to_round(plan: ServingPlan) -> bool:
+    """Whether the weights still have to be rounded to their quantised values."""
+    form = plan.config.model.quantise
+    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised(plan.model.folder) != form
+
+
+def _alike(one: ServingPlan, other: ServingPlan) -> bool:
+    first, second = one.model, other.model
+    if not (isinstance(first, LocalModel) and isinstance(second, LocalModel)):
+        return False
+    return first.folder.resolve() == second.folder.resolve() and one.config.engine == other.config.engine

@@ -1,0 +1,280 @@
+"""Memory a run needs on each GPU, by arithmetic alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coderepairrl import models
+from coderepairrl.config import Config
+from coderepairrl.config.sections.train import Model
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import LearnSettings
+from coderepairrl.plan.sizing import engine as engine_side
+from coderepairrl.plan.sizing import learner as learner_side
+from coderepairrl.plan.sizing.architecture import KINDS, Architecture
+from coderepairrl.plan.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
+from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.plan.sizing.published import known
+
+GB = 1e9
+_SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedServer:
+    """A local server and its GPUs."""
+
+    settings: EngineSettings
+    memory: EngineMemory
+    gpus: tuple[int, ...]
+    room: float | None
+    """Bytes taken of each GPU, None if their size is unknown."""
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens in the cache of one replica."""
+        return None if self.room is None else self.memory.cached(self.room)
+
+
+class Moves(NamedTuple):
+    """Bytes moved when engine and learner take turns on a GPU."""
+
+    host: int
+    """Most bytes in host memory at once: page-locked copies are kept."""
+    step: int
+    """Bytes per step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
+
+    @property
+    def locked(self) -> int:
+        """Host memory that may be taken: torch rounds page-locked blocks up to powers of two
+        (ATen/core/CachingHostAllocator.h)."""
+        return 2 * self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A run in numbers. `memory`: bytes of each GPU, None if unknown."""
+
+    config: Config
+    settings: LearnSettings
+    model: Architecture
+    memory: float | None
+    learner: LearnerMemory
+    """Memory of each learner process."""
+    server: PlannedServer | None
+    """None if no local server takes GPUs."""
+
+    @property
+    def serving(self) -> tuple[int, ...]:
+        """Numbers of the server's GPUs."""
+        return self.server.gpus if self.server else ()
+
+    @property
+    def learning(self) -> tuple[int, ...]:
+        """Numbers of the learner's GPUs; empty if torchrun starts it (``train.listen``)."""
+        if self.config.train.listen:
+            return ()
+        return self.config.train.devices or tuple(range(self.config.train.processes))
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the run uses GPUs, as far as is known here."""
+        return self.memory is not None or bool(self.config.train.devices or self.server)
+
+    def needs(self, gpu: int) -> float:
+        """Bytes taken of a GPU. By turns the larger turn counts, plus what the other process keeps."""
+        overhead = learner_side.RESERVE * self.on_gpus
+        learner = self.learner.peak + overhead if gpu in self.learning else 0
+        if self.server is None or gpu not in self.server.gpus:
+            return learner
+        engine = self.server.room or self.server.memory.fixed
+        if learner and self.turns:
+            return max(engine + overhead, learner + engine_side.RESERVE)
+        return learner + engine
+
+    @property
+    def trained(self) -> int:
+        """Number of trained parameters."""
+        lora, model = self.settings.lora, self.model
+        return model.adapters(lora.rank, lora.targets) if lora else model.parameters
+
+    @property
+    def turns(self) -> bool:
+        """Whether the engine sleeps while the learner steps."""
+        return self.config.engine.share_devices == "turns"
+
+    def moves(self) -> Moves | None:
+        """Bytes moved to host memory and back; None unless engine and learner take turns."""
+        if self.server is None or not self.turns:
+            return None
+        engine, learner = self.server.memory, self.learner
+        served = (engine.weights + engine.adapters) * self.server.settings.gpus
+        trained = learner.adapters + learner.optimizer
+        held = learner.weights + trained
+        return Moves(served + held, 2 * served + held + (trained if self.settings.lora else held))
+
+    @property
+    def problem(self) -> str:
+        """Reason why it cannot run, or an empty string."""
+        server = self.server
+        if server and server.settings.context > self.model.context and not self.model.scaled:
+            return (
+                f"engine.options.context={server.settings.context:,}, and the positions of {self.config.model.path} "
+                f"reach to {self.model.context:,}"
+            )
+        if self.memory is None:
+            return ""
+        alone = self.learner.peak + learner_side.RESERVE
+        if self.config.train.listen and alone > self.memory:
+            return (
+                f"each GPU of the learner (train.listen) is assumed to have {self.memory / GB:.1f} GB, and"
+                f" {alone / GB:.1f} are needed"
+            )
+        if server and server.room and (tokens := server.memory.cached(server.room)) < server.settings.context:
+            return (
+                f"GPU {server.gpus[0]}: the engine has {server.room / GB:.1f} GB ({server.settings.share:g} of the "
+                f"memory) and needs {server.memory.fixed / GB:.1f} beside its cache, in which {tokens:,} tokens then "
+                f"fit: less than one sequence of {server.settings.context:,}"
+            )
+        for gpu in sorted({*self.serving, *self.learning}):
+            if (needs := self.needs(gpu)) > self.memory:
+                parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu)]
+                return (
+                    f"GPU {gpu} has {self.memory / GB:.1f} GB, and {needs / GB:.1f} are needed: {', '.join(parts)} "
+                    f"(of work and logits the larger counts{', of engine and learner as well' * self.turns})"
+                )
+        return ""
+
+    def shown(self) -> dict[str, Any]:
+        """Plan as ``--dry-run`` prints it; GB are 10^9 bytes."""
+        plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
+        if self.model.experts:
+            plan["active_parameters"] = self.model.active
+        for names, gpu in self._alike():
+            plan[names] = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu)}
+            plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
+            if self.on_gpus:
+                plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
+        if self.config.train.listen:
+            plan["each learner GPU"] = {
+                f"{name}_gb": round(size / GB, 2) for name, size in self._learner_parts() if size
+            }
+        if moved := self.moves():
+            plan["turns"] = {
+                "host_gb": round(moved.host / GB, 2),
+                "host_at_most_gb": round(moved.locked / GB, 2),
+                "moved_in_a_step_gb": round(moved.step / GB, 2),
+            }
+        if self.server and (tokens := self.server.kv_tokens) is not None:
+            server = self.server.settings
+            plan["kv_tokens"] = tokens * server.replicas
+            plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
+        return plan
+
+    def _parts(self, gpu: int) -> list[tuple[str, float]]:
+        return [(name, size) for name, size in self._all_parts(gpu) if size]
+
+    def _all_parts(self, gpu: int) -> Iterator[tuple[str, float]]:
+        if self.server and gpu in self.server.gpus:
+            engine = self.server.memory
+            yield "engine weights", engine.weights
+            yield "engine adapters", engine.adapters
+            yield "engine work", engine.work
+            yield "engine reserve", engine_side.RESERVE
+            if self.server.room is not None:
+                yield "engine KV cache", self.server.room - engine.fixed
+        if gpu in self.learning:
+            yield from self._learner_parts()
+
+    def _learner_parts(self) -> Iterator[tuple[str, float]]:
+        yield from self.learner._asdict().items()
+        yield "reserve", learner_side.RESERVE * self.on_gpus
+
+    def _alike(self) -> Iterator[tuple[str, int]]:
+        """Groups of GPUs with equal contents, by name, and one GPU of each."""
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for gpu in sorted({*self.serving, *self.learning}):
+            groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
+        for (serving, learning), gpus in groups.items():
+            who = " and ".join(["engine"] * serving + ["learner"] * learning)
+            yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
+
+
+def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
+    """Estimate a run, or say why that is not possible.
+
+    Raises `ConfigError` for impossible settings, `UsageError` for an unknown model.
+    """
+    options = config.engine.options
+    started = config.engine.name == "vllm" and not options.get("url")
+    if started and (argument := engine_side.unknown(options.get("args", ()))):
+        return f"it is not known what the server holds with {argument}"
+    model = _architecture(config.model)
+    if model is None:
+        kinds = ", ".join(KINDS)
+        return f"{config.model.path} is no plain model of {kinds} with all its numbers in config.json"
+    memory = config.gpu.memory_gb * GB or _memory()
+    teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
+    learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)
+    server = _server(config, settings, model, memory) if started else None
+    return Estimate(config, settings, model, memory, learner, server)
+
+
+def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
+    server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+    if model.heads % server.tensor:
+        raise ConfigError(
+            f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
+            f"{config.model.path}",
+            fix=f"take one of {[size for size in range(1, 9) if model.heads % size == 0]}",
+        )
+    if server.context < config.rollout.tokens:
+        raise ConfigError(
+            f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",
+            fix=f"raise engine.options.context to {config.rollout.tokens}, or lower rollout.tokens",
+        )
+    devices = config.engine.devices
+    if devices and len(devices) < server.gpus:
+        raise ConfigError(
+            f"engine.devices={list(devices)}, and the server's arguments ask for {server.gpus} GPUs",
+            fix="name as many, or lower --tensor-parallel-size",
+        )
+    gpus = (devices or tuple(range(server.gpus)))[: server.gpus]
+    return PlannedServer(server, engine_memory(model, server), gpus, memory and server.share * memory)
+
+
+def _architecture(model: Model) -> Architecture | None:
+    try:
+        architecture = Architecture.read(models.folder(model.path))
+    except UsageError:
+        if (architecture := known(model.path)) is None:
+            raise
+    return (
+        replace(architecture, half=False) if architecture and model.init == "random" else architecture
+    )  # it is written in float32
+
+
+def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
+    """Bytes a learner process needs for rows of `longest` tokens, and bytes of its GPU; None if unknown. Raises as
+    `estimate`."""
+    model, memory = _architecture(config.model), config.gpu.memory_gb * GB or _memory()
+    if model is None or memory is None:
+        return None
+    teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
+    needed = learner_memory(model, settings, longest=longest, gpu=True, teacher=teacher)
+    return needed.peak + learner_side.RESERVE, memory
+
+
+def _memory() -> float | None:
+    """Bytes of this machine's smallest GPU, by its driver; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    listed = subprocess.run(query, capture_output=True, text=True, check=False)
+    sizes = [int(line) for line in listed.stdout.split() if line.isdigit()]
+    return min(sizes) * float(1 << 20) if sizes else None

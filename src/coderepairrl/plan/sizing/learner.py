@@ -1,0 +1,193 @@
+"""Memory of a learner process in bytes, by what its passes hold (`coderepairrl.learn`).
+
+Counted per packed token and layer. Attention is computed in tiles, so nothing grows with the square of the length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
+from coderepairrl.plan.sizing.architecture import Architecture, targeted
+from coderepairrl.plan.sizing.parts import Layer, Part
+
+RESERVE = 2_000_000_000
+"""Bytes of a GPU process besides tensors (context, libraries, fragments): an assumption, not a measurement."""
+PROCESSORS = 132
+"""Multiprocessors of an H100, over which FlashAttention's backward pass spreads heads; few GPUs have more."""
+ROUND = 3
+"""Layers with gathered weights at once: the one at work, the next, and a buffer."""
+BLOCK = 256
+"""Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
+
+
+NF4 = 0.5 + 4 / NF4_BLOCK
+"""Bytes of a quantised weight with its part of a scale."""
+
+
+class LearnerMemory(NamedTuple):
+    """Bytes on one device in the steady state, in the backward pass of a micro-batch."""
+
+    weights: int
+    """The model, or this process's share; includes a reference model, a teacher, and ZeRO's copy of trained weights."""
+    adapters: int
+    gradients: int
+    """Gradients of the trained weights in float32, and the buckets that reduce them (DDP)."""
+    optimizer: int
+    """Two moments of AdamW, in float32 or in 8 bits."""
+    gathered: int
+    """Shares of other processes: temporary weights, gradients on their way."""
+    activations: int
+    """Numbers that the forward pass keeps for the backward pass."""
+    work: int
+    """Further needs of a layer's backward pass, with checkpointing including what is recomputed."""
+    logits: int
+    """A chunk of logits with its gradient: it comes before the layers, so the larger of this and `work` counts."""
+
+    @property
+    def static(self) -> int:
+        """Bytes held between two steps."""
+        return self.weights + self.adapters + self.gradients + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of tensors at once."""
+        return self.static + self.gathered + self.activations + max(self.work, self.logits)
+
+
+def learner_memory(
+    model: Architecture,
+    settings: LearnSettings,
+    *,
+    longest: int,
+    trained: int = 0,
+    gpu: bool = False,
+    teacher: Architecture | None = None,
+) -> LearnerMemory:
+    """The most that one learner process holds.
+
+    `longest`: tokens of the longest row, which is never divided; `trained`: trained tokens of a micro-batch (0: all).
+    """
+    lora, half = settings.lora, settings.precision == "bf16"
+    divided = settings.strategy in ("fsdp2", "zero3")
+    zero = settings.strategy.startswith("zero")
+    ranks = settings.processes if settings.strategy != "ddp" else 1
+    tokens = max(settings.micro_tokens, longest)
+    count, values = model.adapters(lora.rank, lora.targets) if lora else model.parameters, 0
+    if settings.value_head:  # trained in full, beside adapters as well
+        count, values = count + model.hidden + 1, 0 if lora else 4 * (model.hidden + 1)
+    codes = NF4 if settings.quantise == "nf4" else 0.0
+    held = values + model.size(2 if lora and half else 4, codes)
+    held += 4 * model.parameters if settings.beta > 0 and not lora else 0
+    held += teacher.parameters * (2 if half else 4) if teacher else 0
+    zero_copy = 4 * count // ranks if zero else 0
+    buckets = settings.processes > 1 and settings.strategy == "ddp"
+    gathered = 2 * 4 * BUCKET * zero
+    if divided:
+        size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
+        gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
+    logits = _logits(model, settings, trained or tokens)
+    activations, work = _activations(model, settings, longest, tokens, gpu=gpu)
+    if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
+        activations += (32 + 4 * model.hidden * settings.value_head) * tokens
+    if codes:  # the numbers of one matrix, in the type of the files and in that of the product
+        work += (2 if half else 6 if model.half else 4) * model.widest
+    if not lora:  # the gradient of a tied head is there until the end
+        work += 4 * model.embedding * model.tied
+    return LearnerMemory(
+        weights=held // (ranks if divided else 1) + (0 if lora else zero_copy),
+        adapters=4 * count // (ranks if divided else 1) + zero_copy if lora else 0,
+        gradients=4 * count // ranks + (4 * count if buckets else 0),
+        optimizer=_moments(settings, count) // ranks,
+        gathered=gathered,
+        activations=activations,
+        work=work,
+        logits=logits,
+    )
+
+
+def _moments(settings: LearnSettings, count: int) -> int:
+    """Bytes of optimizer state for `count` trained numbers, over all ranks."""
+    if settings.optimizer == "adamw_8bit":
+        return 2 * count + 2 * count // BLOCK * 4
+    return 8 * count
+
+
+def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
+    """Bytes of a chunk of logits, its gradients, and the head's products.
+
+    An entropy bonus doubles them, in chunks of half the length (`learn.policy`).
+    """
+    sides = 2 if settings.entropy else 1
+    most = max(1, LOGITS // (model.vocabulary * sides))
+    chunk = min(trained, most)
+    once = 4 * chunk * model.vocabulary * sides
+    if settings.precision == "bf16":  # the head's weights in float32, or their gradient:
+        # with several chunks this one's, the sum of those before, and both together
+        copies = 4 if settings.lora else 8 if trained <= most else 12
+        return max(3 * once, once + copies * model.embedding) + 4 * chunk * model.hidden
+    if settings.lora:
+        return 3 * once
+    return 3 * once + 8 * model.embedding
+
+
+def _activations(
+    model: Architecture, settings: LearnSettings, longest: int, tokens: int, *, gpu: bool
+) -> tuple[int, int]:
+    """Bytes that the forward pass of `tokens` keeps, and that a layer's backward pass adds."""
+    small = settings.lora is not None and settings.precision == "bf16"
+    stream = model.hidden * (2 if small else 4) * tokens
+    ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
+    held, most, passed = 0, 0, 0
+    for layer, number in model.kinds:
+        layer_bytes, passing = _layer(model.hidden, settings, layer, longest, tokens, gpu=gpu)
+        held += number * layer_bytes
+        passed = max(passed, passing)
+        most = max(most, layer_bytes + passing - (0 if small else stream))  # the layer's input is kept once
+    if not settings.gradient_checkpointing:
+        return held + ends, passed
+    return model.layers * stream + ends, most
+
+
+def _layer(
+    hidden: int, settings: LearnSettings, layer: Layer, longest: int, tokens: int, *, gpu: bool
+) -> tuple[int, int]:
+    """Bytes that a layer keeps of `tokens`, and the most its backward pass adds."""
+    lora, half = settings.lora, settings.precision == "bf16"
+    size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
+    per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
+        _kept(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
+    )
+    # as if what comes after the mixer were still held
+    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.shares) if gpu and half else 0
+    if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
+        repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
+        per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
+        mixing = size * (2 * mixer.queries + 4 * (mixer.queries if gpu else mixer.keys))
+    trained, fixed = layer.matrices, 4 * feed.count
+    if lora:
+        names = targeted(lora.targets)
+        trained = layer.adapters(lora.rank, names)
+        per_token += size * lora.rank * sum(each.name in names for each in layer.linear)
+    if half:  # weights in bfloat16, but of experts
+        fixed += 2 * trained
+    each = 4 if feed.count and not lora else size
+    feeding = max(each * ((1 + bool(feed.count) + feed.chosen) * hidden + feed.widest), 10 * hidden) * tokens
+    if not lora:
+        feeding += 4 * max(2 * hidden * feed.width * feed.count, *(linear.size for linear in feed.linear), 0)
+    return int(per_token * tokens) + fixed, int(max(feeding, mixing * tokens))
+
+
+def _kept(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
+    """Bytes per token that a part keeps for its backward pass."""
+    lora, half = settings.lora, settings.precision == "bf16"
+    size = 2 if half else 4
+    input_bytes = size * bool(part.linear) if lora else 2 * part.reads if half else 4
+    per_token = input_bytes * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
+    # trained experts are computed in float32; frozen ones keep no input
+    if part.count and not lora:
+        per_token += 4 * part.chosen * (part.width + hidden) + (4 - size) * part.products
+    # attention's output is kept twice (`learn.attention`); float32 has separate keys for each head
+    if gpu:
+        per_token += size * part.queries + (0 if half else 8 * (part.queries - part.keys))
+    return per_token

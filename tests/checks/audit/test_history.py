@@ -1,0 +1,139 @@
+"""Wherever in a git repository the repair is, it is found; the past of a commit is no leak."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl.checks.audit.history import history, later
+from coderepairrl.protocols import Sandbox
+from coderepairrl.types import ExecResult
+
+BUG, REPAIR = b"def add(a, b):\n    return a - b\n", b"def add(a, b):\n    return a + b  # the repaired sum\n"
+BEFORE, AFTER = {"m.py": BUG}, {"m.py": REPAIR}
+
+
+class Folder(Sandbox):
+    """A sandbox that hides nothing: commands run in a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0, **_: Any) -> ExecResult:
+        done = subprocess.run(argv, cwd=self.folder, input=stdin, capture_output=True, timeout=timeout)
+        return ExecResult(done.returncode, done.stdout)
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """At its third commit, with tags of its past."""
+    made = tmp_path / "repository"
+    made.mkdir()
+    git(made, "init", "-q", "-b", "main")
+    for text in (b"", b"x = 1\n", BUG):
+        (made / "m.py").write_bytes(text)
+        git(made, "add", "-A")
+        git(made, "commit", "-qm", "more", "--allow-empty")
+        git(made, "tag", "-am", "a release", f"v{len(text)}")
+    return made
+
+
+def repair(folder: Path, text: bytes = REPAIR) -> None:
+    (folder / "m.py").write_bytes(text)
+    git(folder, "commit", "-qam", "repair add")
+
+
+async def test_the_past_is_no_leak(folder: Path) -> None:
+    assert await later(Folder(folder)) == {}
+    git(folder, "gc", "-q", "--prune=now")
+    assert await later(Folder(folder)) == {}
+    assert (await history(Folder(folder), {}, BEFORE, AFTER)).commits == 0
+
+
+async def test_without_a_repository_there_is_none(tmp_path: Path) -> None:
+    assert await later(Folder(tmp_path)) == {}
+    git(tmp_path, "init", "-q")
+    assert await later(Folder(tmp_path)) == {}
+
+
+def branch(folder: Path) -> None:
+    git(folder, "switch", "-qc", "fixes")
+    repair(folder)
+    git(folder, "switch", "-q", "main")
+
+
+def tag(folder: Path) -> None:
+    branch(folder)
+    git(folder, "tag", "-a", "v9", "-m", "x", "fixes")
+    git(folder, "branch", "-qD", "fixes")
+    git(folder, "reflog", "expire", "--expire=now", "--all")
+
+
+def reset(folder: Path) -> None:
+    """Only the log leads there."""
+    repair(folder)
+    git(folder, "reset", "-q", "--hard", "HEAD~")
+
+
+def dangling(folder: Path) -> None:
+    """Nothing leads there but the pack."""
+    reset(folder)
+    git(folder, "repack", "-qad")
+    git(folder, "reflog", "expire", "--expire=now", "--all")
+
+
+def stash(folder: Path) -> None:
+    (folder / "m.py").write_bytes(REPAIR)
+    git(folder, "stash", "-q")
+
+
+def borrowed(folder: Path) -> None:
+    other = folder.parent / "other"
+    git(folder.parent, "clone", "-q", str(folder), str(other))
+    repair(other)
+    (folder / ".git/objects/info/alternates").write_text(f"{other / '.git/objects'}\n")
+
+
+def replaced(folder: Path) -> None:
+    branch(folder)
+    git(folder, "replace", "HEAD", "fixes")
+    git(folder, "branch", "-qD", "fixes")
+
+
+@pytest.mark.parametrize("leave", [branch, tag, reset, dangling, stash, borrowed, replaced])
+async def test_the_repair_is_found(folder: Path, leave: Callable[[Path], None]) -> None:
+    leave(folder)
+    assert (folder / "m.py").read_bytes() == BUG
+    box = Folder(folder)
+    found = await history(box, await later(box), BEFORE, AFTER)
+    assert found.repair == "m.py as the reference leaves it" and found.commits >= 1, found
+
+
+async def test_a_later_version_is_known_by_a_line(folder: Path) -> None:
+    git(folder, "switch", "-qc", "fixes")
+    repair(folder, REPAIR + b"\n\ndef more():\n    pass\n")
+    git(folder, "switch", "-q", "main")
+    box = Folder(folder)
+    found = await history(box, await later(box), BEFORE, AFTER)
+    assert found.repair == "a line of the reference: return a + b  # the repaired sum"
+    assert found.names[0] == "fixes"
+
+
+async def test_other_later_commits_are_counted(folder: Path) -> None:
+    git(folder, "switch", "-qc", "other")
+    (folder / "other.py").write_text("y = 1\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "other")
+    git(folder, "switch", "-q", "main")
+    box = Folder(folder)
+    found = await history(box, await later(box), BEFORE, AFTER)
+    assert (found.repair, found.commits, found.objects) == ("", 1, 3)

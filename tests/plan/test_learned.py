@@ -1,0 +1,111 @@
+"""What a model was fine-tuned on is not trained on again unknowingly: the shares of both stages are disjoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import config as configs
+from coderepairrl.config import Config
+from coderepairrl.errors import CodeRepairError, RunError, TaskError
+from coderepairrl.plan.learned import check_learned, learned_by
+from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.tasks import read_collected, read_tasks
+from coderepairrl.runs.learned import NAME, read_learned, write_learned
+from coderepairrl.types import Task
+
+
+def config(tmp_path: Path, **more: object) -> Config:
+    rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(60)]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"source": "jsonl", "options": {"path": str(tmp_path / "labels.jsonl")}, **more}
+    return configs.validate({"run": {"name": "x"}, "tasks": source, "eval": {"tasks": 0}}, "test")
+
+
+def trained(resolved: Config) -> list[Task]:
+    problems = Problems()
+    sources, _ = read_tasks(resolved, problems)
+    problems.report()
+    return [task for share in sources.value for task in share.tasks]
+
+
+def collected(resolved: Config) -> list[Task]:
+    problems = Problems()
+    found = read_collected(resolved, problems)
+    problems.report()
+    return list(found.value["eval"])
+
+
+def fine_tuned(tmp_path: Path, miniature: Path, tasks: list[Task]) -> Path:
+    """A folder with the model of a run that learned from trajectories of `tasks`."""
+    folder = tmp_path / "sft"
+    folder.mkdir()
+    for file in miniature.iterdir():
+        (folder / file.name).symlink_to(file)
+    write_learned(folder, (task.id for task in tasks))
+    return folder
+
+
+@pytest.mark.parametrize("share", [None, 0.1, 0.25, 0.6])
+def test_collecting_and_training_share_the_tasks_and_have_none_in_common(share: float | None, tmp_path: Path) -> None:
+    ours = {task.id for task in collected(config(tmp_path, holdout=share))}
+    theirs = {task.id for task in trained(config(tmp_path, holdout=0.25 if share is None else share))}
+    assert ours and theirs and not ours & theirs
+    assert ours | theirs == {f"q/{at}" for at in range(60)}
+
+
+def test_training_on_what_was_learned_is_refused_unless_it_is_asked_for(tmp_path: Path, miniature: Path) -> None:
+    """A ratio of 0 on the side of RL, beside 0.25 on that of SFT, once trained both on the same tasks."""
+    learned = collected(config(tmp_path))
+    model = {"path": str(fine_tuned(tmp_path, miniature, learned))}
+    assert learned_by(model["path"]) == {task.id for task in learned}
+
+    def check(**more: object) -> None:
+        resolved = config(tmp_path, **more)
+        resolved = resolved.model_copy(update={"model": resolved.model.model_copy(update=model)})
+        check_learned(resolved, trained(resolved))
+
+    for holdout in (None, 0.0, 0.1):
+        with pytest.raises(TaskError, match="was fine-tuned on trajectories of") as caught:
+            check(holdout=holdout)
+        assert "tasks.learned=train" in caught.value.fix
+    with pytest.raises(TaskError) as caught:
+        check()
+    assert "tasks.holdout=0.25" in caught.value.fix
+    check(holdout=0.25)
+    check(holdout=0.5)
+    check(learned="train")
+
+
+def test_two_tasks_of_one_id_are_neither_trained_on_nor_collected_from(tmp_path: Path) -> None:
+    rows = [{"before": "x\n", "after": after, "id": "q"} for after in ("y\n", "z\n")]
+    (tmp_path / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"source": "repair", "options": {"path": str(tmp_path / "twice.jsonl"), "cache": str(tmp_path)}}
+    data: dict[str, Any] = {"run": {"name": "x"}, "tasks": {**source, "holdout": 0.0}, "eval": {"tasks": 0}}
+    with pytest.raises(CodeRepairError, match="there are 2 tasks repair/q"):
+        trained(configs.validate(data, "test"))
+    data["tasks"]["holdout"] = 1.0
+    with pytest.raises(CodeRepairError, match="there are 2 tasks repair/q"):
+        collected(configs.validate(data, "test"))
+
+
+def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"tasks.holdout=1 leaves none of the 60 tasks"):
+        trained(config(tmp_path, holdout=1.0))
+    with pytest.raises(TaskError, match="none of the 60 tasks is among the 0 that are collected from"):
+        collected(config(tmp_path, holdout=0.0))
+    assert len(collected(config(tmp_path, holdout=1.0))) == 60
+
+
+def test_what_was_learned_is_read_back_or_damaged(tmp_path: Path) -> None:
+    write_learned(tmp_path, [])
+    assert not (tmp_path / NAME).exists() and read_learned(tmp_path) == frozenset()
+    write_learned(tmp_path, ["b", "a", "b"])
+    assert read_learned(tmp_path) == {"a", "b"}
+    for damage in ("{", "[]", '{"tasks": 1}', '{"tasks": [1]}'):
+        (tmp_path / NAME).write_text(damage)
+        with pytest.raises(RunError, match="does not say which tasks"):
+            read_learned(tmp_path)

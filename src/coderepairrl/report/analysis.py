@@ -285,8 +285,8 @@ def _repeated(data: RunData) -> list[Comparison]:
 def _compare_slices(early: Sequence[Episode], late: Sequence[Episode], before: str, after: str) -> list[Comparison]:
     comparisons = [_comparison(early, late, before, after)]
     for kind, tasks in slices(early).items():
-        sides = ([each for each in side if each.task_id in tasks] for side in (early, late))
-        comparisons.append(_comparison(*sides, before, after, kind))
+        first, last = ([each for each in side if each.task_id in tasks] for side in (early, late))
+        comparisons.append(_comparison(first, last, before, after, kind))
     return comparisons
 
 

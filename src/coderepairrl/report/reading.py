@@ -11,7 +11,6 @@ from coderepairrl.agents.stats import ToolStats, tally
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.report.rows import Record, Rows
 from coderepairrl.runs import RunFolder, codec
-from coderepairrl.runs.following import Follower
 from coderepairrl.stats import Notes
 from coderepairrl.stats.notes import kind_of, plain
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
@@ -67,9 +66,9 @@ class RunData:
     faults: dict[str, Printed] = field(default_factory=dict)
 
 
-def read_run(folder: RunFolder, rows: Rows, follower: Follower) -> RunData:
+def read_run(folder: RunFolder, rows: Rows) -> RunData:
     """Read the episodes of `rows`; what cannot be read becomes a notice."""
-    data = RunData(folder, folder.about(), rows)
+    data, follower = RunData(folder, folder.about(), rows), rows.follower
     try:
         data.config = flat(tomllib.loads(folder.config.read_text()))
     except (OSError, ValueError) as error:

@@ -114,17 +114,17 @@ class Rows:
         """Episodes by (group, attempt)."""
         self.accounts = Accounts()
         self._open_since: dict[tuple[str, int], float] = {}
-        self._follower = follower
+        self.follower = follower
         self._alike = alike
 
     def update(self) -> None:
         """Read new log records."""
         self.state += 1
-        for record in self._follower.records():
+        for record in self.follower.records():
             try:
                 self._take(record)
             except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
-                self._follower.refuse(error)
+                self.follower.refuse(error)
 
     def _take(self, record: Record) -> None:
         self.accounts.take(record)

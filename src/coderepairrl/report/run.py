@@ -36,11 +36,10 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
         self.name = path.resolve().name
-        self._follower = Follower(self.folder.log)
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
         self._report: tuple[int, Report] | None = None
-        self.rows = Rows(self._follower, alike=not (self._settings and self._settings.train.value_head))
+        self.rows = Rows(Follower(self.folder.log), alike=not (self._settings and self._settings.train.value_head))
 
     @cached_property
     def _settings(self) -> Config | None:
@@ -55,19 +54,15 @@ class Run:
         sentences = []
         if self._settings is None:
             sentences.append("config.toml cannot be read: what became of tokens is unknown.")
-        if self._follower.notice:
-            sentences.append(f"{self._follower.notice[0].upper()}{self._follower.notice[1:]}.")
+        if notice := self.rows.follower.notice:
+            sentences.append(f"{notice[0].upper()}{notice[1:]}.")
         return " ".join(sentences)
-
-    def update(self) -> None:
-        """Read new log records."""
-        self.rows.update()
 
     def report(self) -> Report:
         """Analysis of the log as it is now."""
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or self._report[0] != size:
-            self._report = size, analyse(read_run(self.folder, self.rows, self._follower))
+            self._report = size, analyse(read_run(self.folder, self.rows))
         return self._report[1]
 
     # -- pages
@@ -103,7 +98,7 @@ class Run:
     def of_task(self, name: str, around: Around) -> str:
         """Page of a task. Raises KeyError."""
         rows = self._rows(self.rows.tasks[name])
-        verdicts = {row.id: self._follower.verdict(row.id) for row in rows}
+        verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
         patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
         return render_task(name, rows, patches, self.task(name), around)
 
@@ -120,10 +115,10 @@ class Run:
         """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
-        episode = self._follower.episode(name)
+        episode = self.rows.follower.episode(name)
         ending = ""
         if episode is None:
-            turns = self._follower.turns(name)
+            turns = self.rows.follower.turns(name)
             identity = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
             episode, ending = Episode(*identity, Ending.DONE, turns=turns, kind=row.kind), row.ending
         return Shown(
@@ -161,10 +156,6 @@ class Run:
 
     # -- text
 
-    def search(self, text: str) -> list[str]:
-        """Ids of episodes that contain `text`."""
-        return self._follower.search(text)
-
     def searched(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
@@ -178,7 +169,7 @@ class Run:
 def read_episode(run: Path, episode: str) -> Shown:
     """Read an episode by id or prefix. Raises `UsageError`."""
     opened = Run(run)
-    opened.update()
+    opened.rows.update()
     return opened.shown(find(opened, episode))
 
 

@@ -37,7 +37,7 @@ class Site:
     def update(self) -> None:
         """Read new log records."""
         for run in self.runs.values():
-            run.update()
+            run.rows.update()
 
     def reports(self) -> list[Report]:
         """Analyses of the runs, named apart, with notices about rewards of other versions."""
@@ -94,7 +94,7 @@ class Site:
                 row = run.rows.by_id[self._name(folder, "episode", asked["page"])]
                 return {"ending": row.ending, "turns": row.turns}
             case "search.json":
-                return {"found": run.search(asked["text"])}
+                return {"found": run.rows.follower.search(asked["text"])}
         raise KeyError(path)
 
     def paths(self) -> Iterator[str]:

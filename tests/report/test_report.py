@@ -22,7 +22,7 @@ from coderepairrl.report import Site, analysis, kit, reading, verdict
 from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
-from coderepairrl.report.site import write_text
+from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import clusters, compare
 from coderepairrl.tasks import make, write_jsonl
@@ -308,14 +308,14 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
 def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None:
     """And the tasks in a file. A limit on the size of files fails a write half way, as a full disk does."""
     page, tasks = tmp_path / "index.html", tmp_path / "tasks.jsonl"
-    write_text(page, "before")
+    write_page(page, "before")
     write_jsonl(make("handmade"), tasks)
     before = tasks.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(UsageError, match="cannot write"):
-            write_text(page, "x" * 5000)
+            write_page(page, "x" * 5000)
         with pytest.raises(OSError):
             write_jsonl(make("handmade"), tasks)
     finally:

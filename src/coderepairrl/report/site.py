@@ -124,10 +124,10 @@ class Site:
         home = next(iter(self.runs.values())).folder.path / "report"
         output = output or (home if len(self.runs) == 1 else home / "compare")
         if output.suffix == ".html":
-            return write_text(output, render_report(self.reports(), list(self.runs), Around()))
+            return write_page(output, render_report(self.reports(), list(self.runs), Around()))
         paths = list(self.paths())
         for done, path in enumerate(paths):
-            write_text(output / path, self.page(path))
+            write_page(output / path, self.page(path))
             advance(done + 1, len(paths))
         return output / "index.html"
 
@@ -136,7 +136,7 @@ class Site:
         run = next(iter(self.runs.values()))
         shown = run.shown(find(run, episode))
         path = output or run.folder.path / "report" / f"{file_name(shown.episode.id)}.html"
-        return write_text(path, render_episode(shown, Around(run.name, notice=shown.notice)))
+        return write_page(path, render_episode(shown, Around(run.name, notice=shown.notice)))
 
     def write_figure(self, output: Path, baselines: Sequence[str] = ()) -> Path:
         """Write reward and passing tests over steps as SVG.
@@ -147,7 +147,7 @@ class Site:
         if len(lines) == len(reports) > 1:
             lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
         panels = [curve(reports, "reward", lines), curve(reports, "tests")]
-        return write_text(output, figure(panels, columns=2, standalone=True))
+        return write_page(output, figure(panels, columns=2, standalone=True))
 
     def _name(self, folder: str, kind: str, page: str) -> str:
         names = self._names.setdefault((folder, kind), {})
@@ -158,12 +158,12 @@ class Site:
         return names[page]
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Write text atomically; return `path`. Raises `UsageError`."""
+def write_page(path: Path, content: str | bytes) -> Path:
+    """Write a file atomically; return `path`. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path, synced=False) as temporary:  # pages are made from the run again, and are thousands
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another place with -o") from error
     return path

@@ -281,14 +281,12 @@ def _plan_sentence(planned: PlanTable) -> str:
 
 
 def _table(found: Comparison | Unpaired) -> Table:
-    heads = ("", "value [95 % interval]", "method")
-    return Table(
-        *(
-            (_unpaired_title(found), heads, _unpaired_rows(found))
-            if isinstance(found, Unpaired)
-            else (_title(found), heads, _rows(found))
-        )
-    )
+    if isinstance(found, Unpaired):
+        title = f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
+        rows = _unpaired_rows(found)
+    else:
+        title, rows = _title(found), _rows(found)
+    return Table(title, ("", "value [95 % interval]", "method"), rows)
 
 
 def _title(found: Comparison) -> str:
@@ -344,10 +342,6 @@ def _seen_row(found: Comparison) -> tuple[str, str, str]:
         method += "; Student's t; interval from that of the variance"
     smallest = found.smallest_shown
     return ("smallest to be shown", "none" if smallest is None else least(smallest, found.share), method)
-
-
-def _unpaired_title(found: Unpaired) -> str:
-    return f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
 
 
 def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:

@@ -48,7 +48,7 @@ def curve(
     several = len(reports) > 1
     alpha = _alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
-    single = "training" if held_out else ""
+    single = "training" if held_out or per_patch else ""
     series = [
         _series(report, measure, report.name if several else single, at, alpha) for at, report in enumerate(reports)
     ]

@@ -42,10 +42,10 @@ class Site:
     def reports(self) -> list[Report]:
         """Analyses of the runs, named apart, with notices about rewards of other versions."""
         reports = [run.report() for run in self.runs.values()]
-        names = [each.name for each in reports]
+        names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         reports = [
-            replace(each, name=f"{Path(each.path).parent.name}/{each.name}") if names.count(each.name) > 1 else each
-            for each in reports
+            replace(each, name="/".join(path.parts[-2:])) if names.count(each.name) > 1 else each
+            for each, path in zip(reports, paths, strict=True)
         ]
         return [replace(each, notices=[*each.notices, *_other_versions(each, reports[0])]) for each in reports]
 

@@ -51,6 +51,7 @@ def main() -> None:
 
 def measure(run: Path, out: Path, pages: int) -> None:
     site = timed("reading the log", lambda: Site([run]))
+    timed("the report, its first page", lambda: site.page("index.html"))
     index = timed("rendering the list", lambda: site.page("run/index.html"))
     [loaded] = site.runs.values()
     names = list(loaded.rows.by_id)

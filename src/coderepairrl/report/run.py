@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -28,6 +29,7 @@ from coderepairrl.runs.following import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000
+_PATIENCE = 20  # a page of a large run is asked for while the run goes on, and reading holds up the others
 
 
 class Run:
@@ -38,7 +40,7 @@ class Run:
         self.name = path.resolve().name
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
-        self._report: tuple[int, Report] | None = None
+        self._report: tuple[int, float, Report] | None = None
         self.rows = Rows(Follower(self.folder.log), alike=not (self._settings and self._settings.train.value_head))
 
     @cached_property
@@ -59,11 +61,13 @@ class Run:
         return " ".join(sentences)
 
     def report(self) -> Report:
-        """Analysis of the log as it is now."""
+        """Analysis of the log as it is now; of a growing one at most a twentieth of the time is spent on it."""
+        began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
-        if self._report is None or self._report[0] != size:
-            self._report = size, analyse(read_run(self.folder, self.rows))
-        return self._report[1]
+        if self._report is None or (self._report[0] != size and began > self._report[1]):
+            found = analyse(read_run(self.folder, self.rows))
+            self._report = size, began + _PATIENCE * (time.monotonic() - began), found
+        return self._report[2]
 
     # -- pages
 

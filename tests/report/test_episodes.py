@@ -102,7 +102,9 @@ def test_every_token_is_there_with_its_facts() -> None:
         ("dropped", "aborted"),
     ]
     assert "".join(data["1"]["output"]["text"]).startswith("é世 </pre></script>")
-    assert "forks from turn 0" in page and "+1.50" in page
+    assert "forks from turn 0" in page and "made more likely (advantage +1.50)" in page
+    page = rendered(episode, trained=dict.fromkeys((0, 1, 2), "trained"), advantage=-1.5)
+    assert "made less likely (advantage \N{MINUS SIGN}1.50)" in page
 
 
 def test_hostile_text_is_inert() -> None:

@@ -20,6 +20,7 @@ from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, analysis, kit, reading, verdict
 from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
+from coderepairrl.report.charts import outcomes
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
 from coderepairrl.report.site import write_page
@@ -125,6 +126,19 @@ def test_per_patch_stands_beside_every_score(run: Path) -> None:
         assert {"patch_lines_per_patch", "tests_per_patch"} <= set(values)
     text = read_page([run]).text
     assert text.count("per non-empty patch") > 2 and "empty patches" in text
+
+
+def test_the_verdict_comes_first_then_the_table_then_a_chart_for_each_score(run: Path) -> None:
+    [found] = Site([run]).reports()
+    change = found.comparisons[0].changes["tests"]
+    text = read_page([run]).text
+    claimed = (change.change.above(0) or change.change.below(0)) and change.p <= 0.05
+    verdict = "Tests passing rose: " if claimed else "No difference can be claimed: "
+    places = [text.index(part) for part in (verdict, "Held-out tasks, before and after", "What is learned")]
+    assert places == sorted(places) and f"{100 * change.change.value:+.1f} points" in text
+    titles = [panel.title for panel in outcomes([found])]
+    assert titles.count("tests passing") == titles.count("patch_lines") == 1
+    assert not any("non-empty patch" in title for title in titles)
 
 
 def test_counts_are_those_of_the_log(run: Path) -> None:

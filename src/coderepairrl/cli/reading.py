@@ -6,12 +6,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coderepairrl.cli.output import Json, Options, note, run, show
 from coderepairrl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from coderepairrl.report import Site
 
 
 def score(
@@ -86,13 +89,17 @@ def report(
     elif episode is not None:
         show(site.write_episode(episode, output))
     else:
-        from rich.console import Console
-        from rich.progress import Progress
+        _write_pages(site, output)
 
-        terminal = Console(stderr=True)
-        with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-            bar = progress.add_task("writing pages")
-            show(site.write(output, lambda done, of: progress.update(bar, completed=done, total=of)))
+
+def _write_pages(site: Site, output: Path | None) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        bar = progress.add_task("writing pages")
+        show(site.write(output, lambda done, of: progress.update(bar, completed=done, total=of)))
 
 
 def check(

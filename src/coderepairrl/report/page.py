@@ -67,13 +67,13 @@ Evaluated = tuple[str, Evaluation, str]
 
 def render_report(reports: Sequence[Report], folders: Sequence[str], around: Around) -> str:
     """Render the report of runs, with links to the pages in their `folders` unless it stands alone."""
-    whole = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
+    held_out = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
     again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
     between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
     tables = [
         _table(title, named, reports)
         for title, named in (
-            ("Held-out tasks, before and after", whole),
+            ("Held-out tasks, before and after", held_out),
             (_AGAIN, again),
             ("Between runs, on the tasks that both were evaluated on last", between),
         )
@@ -86,7 +86,10 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
         around,
         reports=reports,
         folders=folders,
-        verdicts=[*map(_level, reports), *(_verdict(name if reports[1:] else "", c) for name, c in (*whole, *between))],
+        verdicts=[
+            *map(_level, reports),
+            *(_verdict(name if reports[1:] else "", c) for name, c in (*held_out, *between)),
+        ],
         tables=tables,
         evaluations=_evaluations(reports),
         slices=_slices(reports),
@@ -111,7 +114,7 @@ def _level(report: Report) -> str:
 
 
 def _verdict(name: str, each: Comparison) -> str:
-    """What may be claimed of one comparison, by tests where there are any."""
+    """Describe what may be claimed of a comparison, by tests if they were run."""
     measure = next((name for name in _HEADLINES if name in each.changes), "")
     if not measure:
         return ""

@@ -128,8 +128,8 @@ def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
     key = (episode.group, episode.attempt)
     if key not in evaluation or evaluation[key].ending is Ending.VOID:
         nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and no prompts
-        own = sorted((codec.load(Turn, turn) for turn in turns), key=lambda turn: turn.index)
-        evaluation[key] = replace(episode, turns=tuple(replace(turn, given=nothing, messages=()) for turn in own))
+        ordered = sorted((codec.load(Turn, turn) for turn in turns), key=lambda turn: turn.index)
+        evaluation[key] = replace(episode, turns=tuple(replace(turn, given=nothing, messages=()) for turn in ordered))
 
 
 def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:

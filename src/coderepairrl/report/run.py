@@ -65,8 +65,8 @@ class Run:
         began = time.monotonic()
         size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
         if self._report is None or (self._report[0] != size and began > self._report[1]):
-            found = analyse(read_run(self.folder, self.rows))
-            self._report = size, began + _PATIENCE * (time.monotonic() - began), found
+            report = analyse(read_run(self.folder, self.rows))
+            self._report = size, began + _PATIENCE * (time.monotonic() - began), report
         return self._report[2]
 
     # -- pages

@@ -134,9 +134,9 @@ class Site:
     def write_episode(self, episode: str, output: Path | None = None) -> Path:
         """Write a standalone page of an episode of the first run (default: in its ``report``). Raises `UsageError`."""
         run = next(iter(self.runs.values()))
-        shown = run.shown(find(run, episode))
-        path = output or run.folder.path / "report" / f"{file_name(shown.episode.id)}.html"
-        return write_page(path, render_episode(shown, Around(run.name, notice=shown.notice)))
+        view = run.shown(find(run, episode))
+        path = output or run.folder.path / "report" / f"{file_name(view.episode.id)}.html"
+        return write_page(path, render_episode(view, Around(run.name, notice=view.notice)))
 
     def write_figure(self, output: Path, baselines: Sequence[str] = ()) -> Path:
         """Write reward and passing tests over steps as SVG.

@@ -28,7 +28,7 @@ FLOORS = [
     {"plan", "report"},
     {"stages", "checks"},
     {"apps"},
-    {"cli"},
+    {"cli", "library"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 SERVE_THEIR_FLOOR = {"printable", "protocols", "registry", "processes"}

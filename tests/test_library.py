@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import doctest
 import subprocess
 import sys
 import time
@@ -77,6 +78,12 @@ def test_results_are_compared(tmp_path: Path) -> None:
         compare(tmp_path / "a.jsonl")
 
 
+def test_the_guide_is_true() -> None:
+    page = Path(__file__).parents[1] / "docs" / "guides" / "library.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted >= 4 and not result.failed
+
+
 def test_several_patches_of_a_task_are_graded(isolating: None, capfd: pytest.CaptureFixture[str]) -> None:
     [first, second] = make("mutants", split="unseen", n=2, quoted=0)
     tasks = [first, second]
@@ -128,7 +135,7 @@ async def test_attempts_are_made_and_measured(
         url, place = server.endpoint().base_url, tmp_path / "runs" / "one"
         result = await asyncio.to_thread(evaluate, "mutants", policy=url, settings=settings, output=place)
         asked = len(server.requests)
-        [summary] = result["evaluations"].values()
+        summary = result["evaluations"]["eval"]
         assert asked == summary["tasks"] == 2 and summary["outcomes"]["resolved"]["value"] == 0.5
         assert await asyncio.to_thread(evaluate, place, resume=True) == result and len(server.requests) == asked
     assert capfd.readouterr() == ("", "")

@@ -34,7 +34,7 @@ def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits
 
     >>> oracle = "--- a/f.py\\n+++ b/f.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = 2\\n"
     >>> score(oracle, oracle), score("I do not know.", oracle), score(oracle.replace("2", "3"), oracle)
-    (1.0, 0.0, 0.3333333333333333)
+    (1.0, 0.0, 0.375)
     """
     chosen, oracle, diff = _reward(reward), _encode(reference), _encode(patch)
     if not oracle.strip():
@@ -222,7 +222,8 @@ def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
     """Settings as on the command line."""
     from coderepairrl.config import inline
 
-    return [f"{key}={inline(value)}" for key, value in (settings or {}).items()]
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in (settings or {}).items()}
+    return [f"{key}={inline(value)}" for key, value in plain.items()]
 
 
 def _name(policy: str | Path | None) -> str | None:

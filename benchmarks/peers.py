@@ -50,7 +50,10 @@ MIXES: Mapping[str, Sequence[str]] = {
     "hello": (),
     "long": ("rollout.calls=16",),
     "equal": ("rollout.calls=3",),
-    "turn": ("tasks.sources=[]", 'tasks.source="mutants"', 'tasks.options={split="train"}'),
+    "turn": (
+        *("tasks.sources=[]", 'tasks.source="mutants"', 'tasks.options={split="train"}'),
+        "engine.options.threads=1",
+    ),
 }
 """Settings beside those of hello, for ``turn`` beside those of a preset."""
 STAGES = ("sampling", "sandboxes", "agents, tokens, rewards", "learner", "weights to the engine", "rest")

@@ -180,7 +180,7 @@ class Peer(GRPOTrainer):
         self.shared.told |= {
             "prompt": int(prompts.sum()),
             "rows": (prompts + said.sum(1)).tolist(),
-            "sampled": int((said * made["tool_mask"]).sum()),
+            "sampled": int((said * made.get("tool_mask", 1)).sum()),
         }
         return made
 

@@ -164,6 +164,7 @@ TIERS = {
     "test_docstrings.py": "quick",
     "test_errors.py": "quick",
     "test_examples.py": "quick",
+    "test_examples.py::test_trl_trains_on_our_tasks_with_our_reward": "ci",
     "test_library.py": "quick",
     "test_library.py::test_attempts_are_made_and_measured": "ci",
     "test_library.py::test_several_patches_of_a_task_are_graded": "spine",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from reward import repair_line
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from coderepairrl.models import folder
@@ -52,6 +52,7 @@ def train(output: Path, steps: int = 2) -> GRPOTrainer:
         disable_tqdm=True,
         seed=0,
     )
+    set_seed(0)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny)),
         reward_funcs=repair_line,

@@ -18,7 +18,7 @@ from tiers import TIERS
 ROOT = Path(coderepairrl.__file__).parent
 
 FLOORS = [
-    {"types", "errors", "printable"},
+    {"types", "errors", "printable", "version"},
     {"protocols", "registry", "models", "config", "runs", "stats", "processes"},
     {"tokens", "sync"},
     {"gateway", "agents", "engines", "grading", "sandbox"},

@@ -6,7 +6,8 @@ Importing the package loads no torch, transformers, vllm or matplotlib (a test c
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from coderepairrl.version import __version__
+
 __all__ = ["__version__", "attempt", "compare", "evaluate", "grade", "score"]
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits
     >>> score(oracle, oracle), score("I do not know.", oracle), score(oracle.replace("2", "3"), oracle)
     (1.0, 0.0, 0.375)
     """
-    chosen, oracle, diff = _reward(reward), _encode(reference), _encode(patch)
+    chosen, oracle, diff = _reward(reward), _diff_bytes(reference), _diff_bytes(patch)
     if not oracle.strip():
         raise UsageError("the reference is empty", fix="give the diff of a repair")
     if len(diff) > LARGEST_PATCH:
@@ -93,7 +93,7 @@ def grade(
     from coderepairrl.tasks.catalog import load
 
     source = load(tasks, options or {}) if isinstance(tasks, str) else tasks
-    predictions = [Prediction(task, str(number), _encode(patch)) for number, (task, patch) in enumerate(patches)]
+    predictions = [Prediction(task, str(number), _diff_bytes(patch)) for number, (task, patch) in enumerate(patches)]
     if not predictions:
         return []
     by_id, predictions, _ = grading.chosen(predictions, source)
@@ -101,7 +101,7 @@ def grade(
     _warn_if_weaker(choice)
     with scratch("grade") as folder:
         backend = sandboxes.make(choice.name)
-        graded = _run(grading.grade(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs))
+        graded = _run_blocking(grading.grade(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs))
     return [
         Verdict(each.instance, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
         for each in graded
@@ -129,9 +129,9 @@ def attempt(
     from coderepairrl.apps.fix.trace import Trace
 
     place = None if output is None else Path(output)
-    trial = attempting.resolve(str(source), task, _overrides(settings), policy=_name(policy), output=place)
+    trial = attempting.resolve(str(source), task, _as_overrides(settings), policy=_policy_name(policy), output=place)
     _warn_if_weaker(trial.plan.place.choice)
-    return _run(attempting.attempt(trial, Trace(quiet=True)))
+    return _run_blocking(attempting.attempt(trial, Trace(quiet=True)))
 
 
 def evaluate(
@@ -155,10 +155,12 @@ def evaluate(
     from coderepairrl.stages.evaluation import measure
 
     place = None if output is None else Path(output)
-    planned = evaluating.plan(str(source), _overrides(settings), policy=_name(policy), output=place, resume=resume)
+    planned = evaluating.plan(
+        str(source), _as_overrides(settings), policy=_policy_name(policy), output=place, resume=resume
+    )
     _warn_if_weaker(planned.plan.place.choice)
     if not (resume and evaluating.ended([planned])):
-        _run(measure(planned.plan, planned.folder, resume=resume, shard=planned.shard, quiet=True))
+        _run_blocking(measure(planned.plan, planned.folder, resume=resume, shard=planned.shard, quiet=True))
     return evaluating.found(planned.folder)
 
 
@@ -195,7 +197,7 @@ def compare(
     return dict(answer(arguments).numbers)
 
 
-def _run(job: Coroutine[Any, Any, T]) -> T:
+def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
     """Result of `job`. Raises `UsageError` in a thread that runs an event loop."""
     try:
         asyncio.get_running_loop()
@@ -208,7 +210,7 @@ def _run(job: Coroutine[Any, Any, T]) -> T:
     )
 
 
-def _encode(diff: str | bytes) -> bytes:
+def _diff_bytes(diff: str | bytes) -> bytes:
     """Bytes of `diff`, with the last line's end that replies of models lack."""
     if isinstance(diff, str):
         try:
@@ -218,7 +220,7 @@ def _encode(diff: str | bytes) -> bytes:
     return diff if diff.endswith(b"\n") or not diff.strip() else diff + b"\n"
 
 
-def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
+def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
     """Settings as on the command line."""
     from coderepairrl.config import inline
 
@@ -226,7 +228,7 @@ def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
     return [f"{key}={inline(value)}" for key, value in plain.items()]
 
 
-def _name(policy: str | Path | None) -> str | None:
+def _policy_name(policy: str | Path | None) -> str | None:
     return None if policy is None else str(policy)
 
 

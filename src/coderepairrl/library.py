@@ -212,12 +212,14 @@ def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
 
 def _diff_bytes(diff: str | bytes) -> bytes:
     """Bytes of `diff`, with the last line's end that replies of models lack."""
-    if isinstance(diff, str):
+    if isinstance(diff, bytes):
+        encoded = diff
+    else:
         try:
-            diff = diff.encode("utf-8", "surrogateescape")
+            encoded = diff.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # half a character from an escape in JSON
-            diff = diff.encode("utf-8", "surrogatepass")
-    return diff if diff.endswith(b"\n") or not diff.strip() else diff + b"\n"
+            encoded = diff.encode("utf-8", "surrogatepass")
+    return encoded if encoded.endswith(b"\n") or not encoded.strip() else encoded + b"\n"
 
 
 def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:

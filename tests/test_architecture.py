@@ -18,7 +18,7 @@ from tiers import TIERS
 ROOT = Path(coderepairrl.__file__).parent
 
 FLOORS = [
-    {"types", "errors", "printable"},
+    {"types", "errors", "printable", "version"},
     {"protocols", "registry", "models", "config", "runs", "stats", "processes"},
     {"tokens", "sync"},
     {"gateway", "agents", "engines", "grading", "sandbox"},
@@ -28,7 +28,7 @@ FLOORS = [
     {"plan", "report"},
     {"stages", "checks"},
     {"apps"},
-    {"cli"},
+    {"cli", "library"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 SERVE_THEIR_FLOOR = {"printable", "protocols", "registry", "processes"}

@@ -18,7 +18,6 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
     auditing,
@@ -35,6 +34,7 @@ from coderepairrl.cli import (
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
+from coderepairrl.version import __version__
 
 RENAMED = {
     "view": "crrl report --serve",

@@ -183,10 +183,10 @@ def compare(
     >>> {key: round(value, 4) for key, value in comparison["change"].items()}
     {'value': 0.048, 'low': 0.0098, 'high': 0.087}
     """
-    from coderepairrl.report.comparing import Arguments, answer
+    from coderepairrl.report.comparison import Question
+    from coderepairrl.report.verdict import answer
 
-    arguments = Arguments(
-        policies=list(map(str, policies)),
+    question = Question(
         metric=metric,
         common=common,
         other_conditions=other_conditions,
@@ -194,7 +194,7 @@ def compare(
         margin=margin,
         pass_at=",".join(map(str, pass_at)),
     )
-    return dict(answer(arguments).numbers)
+    return dict(answer(list(map(str, policies)), question).numbers)
 
 
 def _run_blocking(job: Coroutine[Any, Any, T]) -> T:

@@ -179,7 +179,7 @@ class Codec:
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
-        # calls that the template numbers, or whose ids the policy writes, get their ids elsewhere
+        # ids that number calls or come from the policy may repeat: clients get unique ones instead
         passed_on = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []

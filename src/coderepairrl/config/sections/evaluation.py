@@ -62,7 +62,7 @@ class Eval(Section):
 
     @field_validator("also")
     @classmethod
-    def _further(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _check_also(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name, other in value.items():
             if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in ("eval", "train"):
                 raise ValueError(f"an evaluation cannot be called {name!r}: small letters, and not eval or train")

@@ -78,7 +78,7 @@ class Learning(Section):
     """Norm to which gradients are clipped; the default is the thesis's."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the initial weights, estimated by k3 from sampled tokens
-    (docs/reference/algorithms.md); 0 spares the reference policy's forward pass. For `sft`: KL(initial || trained) over
+    (docs/reference/algorithms.md); 0 spares the reference policy's forward pass. For `sft`: KL(initial ‖ trained) over
     the whole vocabulary."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of a bonus for exploration: the entropy of the next-token distribution, averaged over trained tokens."""

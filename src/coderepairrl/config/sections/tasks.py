@@ -123,8 +123,8 @@ class Data(Section):
     epochs: float | None = Field(default=None, gt=0)
     """Passes over the examples, each in a new order; they decide the number of steps. Unset: `run.steps` does."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the tasks, by salted MD5 of their ids, whose examples are not trained on; their loss is measured before the
-    first step and after each epoch."""
+    """Share of the tasks, by salted MD5 of their ids, whose examples are not trained on; their loss is measured before
+    the first step and after each epoch."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest example in tokens; unset is the model's context."""
     unfit: Literal["refuse", "drop"] = "refuse"

@@ -199,7 +199,7 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"reference": "nowhere.patch"}, "reference: .*nowhere.patch: No such file", "a file that exists"),
         ({"reference": "base64:?"}, "reference: not base64", "base64"),
         ({"difficulty": float("nan")}, "difficulty: ", "finite"),
-        ({"id": "first"}, "id: 'first' is already taken by line 1", "of its own"),
+        ({"id": "first"}, "id: 'first' is already taken by line 1", "another id"),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, Any], problem: str, fix: str) -> None:

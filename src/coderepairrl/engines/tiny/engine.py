@@ -1,4 +1,4 @@
-"""Client of the tiny engine's child process, without torch."""
+"""The tiny engine: its options, and the client of its child process. Without torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from coderepairrl.engines.tiny.config import ModelConfig
-from coderepairrl.errors import EngineFault
+from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.processes.children import Child, ChildDied, Frame
-from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.types import Sampling
+from coderepairrl.processes.extras import require_train
+from coderepairrl.protocols import Engine, EngineSpec
+from coderepairrl.registry import check_positive, check_whole
+from coderepairrl.sync import weights
+from coderepairrl.types import Capabilities, Chunk, EngineNeeds, Sampling
+
+SERVER = "coderepairrl.engines.tiny.server"
 
 
 class _Stream:
@@ -26,11 +32,6 @@ class _Stream:
     def fail(self, message: str) -> None:
         self.fault = message
         self.news.set()
-
-    def take(self) -> list[Chunk]:
-        arrived, self.pending = self.pending, []
-        self.news.clear()
-        return arrived
 
 
 class TinyEngine(Engine):
@@ -56,19 +57,14 @@ class TinyEngine(Engine):
         self._check(ids, sampling)
         key, stream = next(self._numbers), _Stream()
         self._streams[key] = stream
-        settings = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "max_tokens": sampling.max_tokens,
-            "stop_ids": list(sampling.stop_ids),
-        }
+        request = {"key": key, "ids": list(ids), "sampling": asdict(sampling), "seed": seed}
         try:
-            await self._send({"do": "generate", "key": key, "ids": list(ids), "sampling": settings, "seed": seed})
+            await self._send({"do": "generate", **request})
             while True:
                 await stream.news.wait()
-                for chunk in stream.take():
+                arrived, stream.pending = stream.pending, []
+                stream.news.clear()
+                for chunk in arrived:
                     yield chunk
                 if stream.fault is not None:
                     raise EngineFault(stream.fault)
@@ -169,3 +165,84 @@ class TinyEngine(Engine):
         for future in self._answers.values():
             if not future.done():
                 future.set_result({"error": self._dead})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny(EngineSpec):
+    """A dense Llama-like model on a CPU, in fp32. Raises `ConfigError` for invalid options."""
+
+    context: int | None = None
+    """Longest sequence in tokens; the model's own limit if None."""
+    slots: int = 64
+    """Sequences in the cache at most, running ones and those kept for their next turn."""
+    kv_gib: float = 2.0
+    """Memory for keys and values; fewer slots are used when `slots` would exceed it."""
+
+    threads: int = 1
+    """Two threads that compete for a core are four times slower than one: more than one on an idle machine only."""
+
+    name = "tiny"
+    engine: ClassVar[type[TinyEngine]] = TinyEngine
+    """The class that `start` returns."""
+
+    def __post_init__(self) -> None:
+        for option, least in (("context", 2), ("slots", 1), ("threads", 1)):
+            check_whole(vars(self), option, least)
+        check_positive(vars(self), "kv_gib")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Merged weights from files, on the CPU."""
+        return Capabilities(context=self.context)
+
+    def check_model(self, model: Path) -> None:
+        """Raise `ConfigError` for an unsupported model, or without room for a sequence."""
+        self._room(ModelConfig.read(model))
+
+    def require(self, needs: EngineNeeds = EngineNeeds()) -> dict[str, str]:
+        """Raise `PrerequisiteError` without torch."""
+        require_train()
+        return {}
+
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> TinyEngine:
+        """See `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` without weights."""
+        require_train()
+        config = ModelConfig.read(model)
+        try:
+            weights.files(model)
+        except EngineFault as fault:
+            raise ConfigError(
+                str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
+            ) from None
+        context, slots = self._room(config)
+        sizes = {"slots": slots, "context": context, "threads": self.threads}
+        arguments = [str(model.resolve()), *(f"--{name}={size}" for name, size in sizes.items())]
+        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
+        try:
+            greeting = await child.receive()
+        except ChildDied as death:
+            raise EngineFault(f"the engine did not start: {death}") from None
+        except BaseException:
+            await child.close(grace=0.0)
+            raise
+        if "error" in greeting:
+            await child.close()
+            raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
+        return self.engine(child, config, context)
+
+    def _room(self, config: ModelConfig) -> tuple[int, int]:
+        """Longest sequence, and how many of that length fit."""
+        context = config.context if self.context is None else self.context
+        if context > config.context:
+            raise ConfigError(
+                f"engine.options.context={context}: the model's positions reach to {config.context} tokens"
+            )
+        fitting = min(self.slots, int(self.kv_gib * 2**30) // (config.kv_bytes * context))
+        if fitting < 1:
+            need = config.kv_bytes * context / 2**30
+            raise ConfigError(
+                f"engine.options.kv_gib={self.kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys "
+                "and values",
+                fix="lower engine.options.context, or raise engine.options.kv_gib",
+            )
+        return context, fitting

@@ -23,7 +23,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.stages import evaluation, plan
 from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.stages.progress import Progress
-from coderepairrl.sync.shared import shared_folder, shared_path
+from coderepairrl.sync.weights import shared_folder, shared_path
 from coderepairrl.types import EngineNeeds
 from engines.test_vllm import site
 

@@ -15,7 +15,7 @@ from spoken import said, spoken, tagged, within
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import package
+from coderepairrl.tokens import rendering
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -120,7 +120,7 @@ def test_a_call_without_arguments_may_come_as_nothing(name: str, codecs: dict[st
     assert rendered("") == rendered("null") == rendered("{}")
 
 
-@pytest.mark.parametrize("name", package.CLASSES)
+@pytest.mark.parametrize("name", rendering.CLASSES)
 def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
     """Also where the model has no template to compare it with; what its prompts write is read."""
     like = {"glm-4.5": "GLM-4.5, 4.6", "glm": "GLM-4.7", "minimax": "MiniMax-M2", "llama": "Llama 3.1, 3.2, 3.3"}

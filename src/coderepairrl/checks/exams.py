@@ -177,7 +177,7 @@ async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.checks.model import examine as sit
 
     check_options("model", name, sit, options)
-    for finding in await sit(models.folder(models.hub.fetch(name) if models.hub.is_name(name) else name), **options):
+    for finding in await sit(models.folder(models.fetch(name) if models.is_hub_name(name) else name), **options):
         yield finding
 
 

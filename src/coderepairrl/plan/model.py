@@ -270,7 +270,7 @@ def _key(variable: str) -> str:
 
 
 def _with_weights(model: str) -> models.Named:
-    named_model = models.named(models.hub.fetch(model) if models.hub.is_name(model) else model)
+    named_model = models.named(models.fetch(model) if models.is_hub_name(model) else model)
     if not any(named_model.folder.glob("*.safetensors")):
         raise UsageError(
             f"{named_model.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"

@@ -213,7 +213,7 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
     """A name that finds the same model again."""
     if Path(model).suffix == ".toml":
         return config.model.path
-    if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
+    if models.is_hub_name(model) and isinstance(chosen.value, LocalModel):
         return f"{model.partition('@')[0]}@{chosen.value.folder.name}"
     run = isinstance(chosen.value, LocalModel) and not model.startswith("builtin:")
     return chosen.value.name if run else model
@@ -319,15 +319,17 @@ def _engine(
     config: Config, model: Made[Path], problems: Problems
 ) -> tuple[Made[EngineSpec], Made[EngineNeeds], Made[devices.Split]]:
     """Engine, what the run needs of it, and the GPUs of each child process."""
+
+    def needed() -> EngineNeeds:
+        gpus = split.value.engine.get(devices.VISIBLE)
+        devices.check_turns(config, engine.value)
+        return replace(room.value, gpus=gpus, sleep=devices.have_turns(config))
+
     engine, room = choose_engine(config, problems)
     split = problems.attempt(lambda: devices.split(config, engine.value.capabilities.uses_gpus))
     problems.attempt(lambda: check_route(config, engine.value))
-    problems.attempt(lambda: devices.check_turns(config, engine.value))
     problems.attempt(lambda: engine.value.check_model(model.value))
-    needs = problems.attempt(
-        lambda: replace(room.value, gpus=split.value.engine.get(devices.VISIBLE), sleep=devices.have_turns(config))
-    )
-    return engine, needs, split
+    return engine, problems.attempt(needed), split
 
 
 def _lacking(

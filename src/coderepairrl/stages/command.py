@@ -141,8 +141,8 @@ def pinned(config: Config, *, fetches: bool = True) -> Config:
 def _newest(model: str, fetches: bool) -> str:
     if not model or model.startswith("builtin:"):
         return model
-    if models.hub.is_name(model):
-        return models.hub.fetch(model) if fetches else model
+    if models.is_hub_name(model):
+        return models.fetch(model) if fetches else model
     try:
         checkpoint = models.named(model)
     except UsageError:  # which is reported with all else that is wrong

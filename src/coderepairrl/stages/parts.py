@@ -26,8 +26,8 @@ from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import shared_folder
 from coderepairrl.types import Task
 
 T = TypeVar("T")

@@ -39,7 +39,7 @@ from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate, evaluation_due
 from coderepairrl.stages.used import metered
-from coderepairrl.sync.shared import shared_folder
+from coderepairrl.sync.weights import shared_folder
 from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"

@@ -14,10 +14,9 @@ from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.processes.extras import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
-from coderepairrl.tokens.fallback import TemplateRenderer, with_objects
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.package import CLASSES, PackageRenderer
 from coderepairrl.tokens.reading import NEVER, Format, thoughts
+from coderepairrl.tokens.rendering import CLASSES, PackageRenderer, TemplateRenderer, with_objects
 from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
 from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
@@ -30,7 +29,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "glm4_moe": ("glm-4.5", "glm-5"),
     "glm4_moe_lite": ("glm-5",),
 }
-"""Renderers to try by ``model_type``; other models use their chat template (`fallback`)."""
+"""Renderers to try by ``model_type``; other models use their chat template (`rendering`)."""
 RENDERERS = (*CLASSES, "template")
 
 

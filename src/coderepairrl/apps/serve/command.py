@@ -21,9 +21,8 @@ from coderepairrl.plan.model import LocalModel, RemoteModel, Use
 from coderepairrl.plan.plan import ServingPlan, resolve_serving
 from coderepairrl.plan.problems import Problems
 from coderepairrl.plan.replying import replying
-from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import stoppable
+from coderepairrl.processes.signals import allow_open_files, stoppable
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.types import Sampling, Turn
 

@@ -48,7 +48,7 @@ class ServedWeights(Engine):
         self._asleep = False
         self._traffic = traffic
         self._policy = policy
-        self._layout = weights.tensors(model)
+        self._layout = {name: tensor.shape for name, tensor in weights.tensors(model).items()}
         self._most_adapters = most_adapters
         self._loading = asyncio.Lock()
 
@@ -218,13 +218,8 @@ class ServedWeights(Engine):
 
     def _check_layout(self, path: Path) -> None:
         # vLLM would keep the old values for other names or shapes, and only log it
-        offered = weights.tensors(path)
-        extra = {"lm_head.weight"}  # a tied head may be stored a second time
-        if wrong := sorted((self._layout.keys() ^ offered.keys()) - extra):
-            raise EngineFault(f"{path} is another model: {'lacks' if wrong[0] in self._layout else 'adds'} {wrong[0]}")
-        for name, tensor in offered.items():
-            if name in self._layout and tensor.shape != self._layout[name].shape:
-                raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
+        # a tied head may be stored a second time
+        weights.check_layout(path, weights.tensors(path), self._layout, optional="lm_head.weight")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
         if not self._most_adapters:

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import urljoin
 
 import aiohttp
@@ -76,13 +76,6 @@ class Refused(EngineFault):
 
 class Gone(EngineFault):
     """The server died, hung or broke the connection: its state is unknown."""
-
-
-class Model(NamedTuple):
-    """The model that a server reports."""
-
-    name: str
-    context: int
 
 
 class VllmServer:
@@ -187,14 +180,14 @@ class VllmServer:
                 fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
             )
 
-    async def models(self) -> tuple[Model, list[str]]:
-        """Its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
+    async def models(self) -> tuple[str, int, list[str]]:
+        """Name and context of its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:
             cards = json.loads(answer)["data"]
             adapters = [str(card["id"]) for card in cards if card.get("parent")]
             model = next(card for card in cards if not card.get("parent"))
-            return Model(model["id"], model["max_model_len"]), adapters
+            return model["id"], model["max_model_len"], adapters
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
             raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
 

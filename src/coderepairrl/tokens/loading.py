@@ -16,7 +16,7 @@ from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import NEVER, Format, thoughts
-from coderepairrl.tokens.rendering import CLASSES, PackageRenderer, TemplateRenderer, with_objects
+from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, package_renderer, with_objects
 from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
 from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
@@ -141,18 +141,19 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
     enabled = thinking if enable_thinking is None else enable_thinking
-    renderer: PackageRenderer | TemplateRenderer
+    renderer: Any
     if family == "template" and model.template is not None:
         renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
+        calls = renderer.format
     else:
-        renderer = PackageRenderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
+        renderer, calls = package_renderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
     return Codec(
         model.tokenizer,
         renderer,
-        _markers(model.tokenizer, renderer.get_stop_token_ids(), renderer.format),
+        _markers(model.tokenizer, renderer.get_stop_token_ids(), calls),
         name=model.name,
         family=family,
-        format=renderer.format,
+        format=calls,
         vocab_size=model.vocab_size,
         context=model.context,
         thinking=thinking,

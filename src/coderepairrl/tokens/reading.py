@@ -133,7 +133,7 @@ class Format:
     """Writes words and calls as content, for templates without ``tool_calls``; only for models whose tokens show it."""
 
     def reply(
-        self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
+        self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: Collection[int], tools: Sequence[Tool]
     ) -> Parsed:
         """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))

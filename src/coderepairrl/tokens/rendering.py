@@ -11,7 +11,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Parsed, Reader, in_thoughts
+from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, in_thoughts
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
@@ -73,7 +73,7 @@ class TemplateRenderer:
         errors = []
         for self._texts in (False, True):
             try:
-                return self._with_ids(self._written())
+                return self._written()
             except ConfigError as error:
                 errors.append(error)
         self._texts = False
@@ -83,17 +83,13 @@ class TemplateRenderer:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
                 self._write, self._ids = each.write if dropped else None, each.ids
                 try:
-                    return self._with_ids(self._written())
+                    return self._written()
                 except ConfigError as error:
                     errors.append(error)
         self._write = self._ids = None
         if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
             return NO_CALLS
         raise errors[0]
-
-    def _with_ids(self, found: Format) -> Format:
-        self._ids = found.ids
-        return found
 
     def _written(self) -> Format:
         question, prompt, answered = (
@@ -104,7 +100,9 @@ class TemplateRenderer:
                 ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
             )
         )
-        return written(self._tokenizer, question, prompt, answered, self._stop)
+        found = written(self._tokenizer, question, prompt, answered, self._stop)
+        self._ids = found.ids
+        return found
 
     def get_stop_token_ids(self) -> list[int]:
         """Stop tokens, the template's own first."""
@@ -141,7 +139,7 @@ class TemplateRenderer:
         reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may name the functions whose results they write, and move the words beside a call
-        parsed = self.parse_response(previous_completion_ids, prompt_ids=previous_prompt_ids)
+        parsed = self.format.reply(self._reader, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
         named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
         earlier = self._earlier(named)
@@ -170,16 +168,6 @@ class TemplateRenderer:
             list(previous_prompt_ids), list(previous_completion_ids), set(self._stop), synthesize_close=before[end]
         )
         return BridgedIds([*so_far, *after[end + 1 :]])
-
-    def parse_response(
-        self,
-        token_ids: Sequence[int],
-        *,
-        tools: Sequence[Message] | None = None,
-        prompt_ids: Sequence[int] | None = None,
-    ) -> Parsed:
-        """Parse a reply."""
-        return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
     def earlier(self, count: int) -> tuple[Message, ...]:
         """Reply with `count` calls, and results, for numbered calls."""
@@ -258,77 +246,32 @@ def with_objects(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-# calls are read in the prompts' own format (`tokens.formats`): the package's parsers strip the whitespace of values
-class PackageRenderer:
-    """Renderer `name`. `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts.
+def package_renderer(
+    tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool
+) -> tuple[Any, Format]:
+    """Renderer `name` of the package, and its format of calls.
 
-    Raises `ConfigError` for another family's tokenizer, and an unknown format of calls.
+    `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts. Raises `ConfigError` for another
+    family's tokenizer, and an unknown format of calls.
     """
+    # calls are read in the prompts' own format (`tokens.formats`): the package's parsers strip the whitespace of values
+    import renderers
 
-    def __init__(self, tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool) -> None:
-        import renderers
-
-        make = getattr(renderers, f"{CLASSES[name]}Renderer")
-        config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
-        switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
-        try:
-            self._inner = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
-        except AssertionError as error:
-            raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
-                fix="set model.renderer=template, or use the family's own tokenizer",
-            ) from error
-        self._reader = Reader(tokenizer)
-        self._stop = set(self.get_stop_token_ids())
-        prompt = self.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=True)
-        if not (keep_thoughts or switches or in_thoughts(prompt, self._reader.thoughts, self._stop)):
-            raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
-        answered = (QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]})
-        self.format = written(
-            tokenizer,
-            self.render_ids([QUESTION], tools=[TOOL]),
-            prompt,
-            self.render_ids(answered, tools=[TOOL]),
-            self.get_stop_token_ids(),
-        )
-
-    def earlier(self, count: int) -> tuple[Message, ...]:
-        """Nothing: these families do not number calls."""
-        return ()
-
-    def get_stop_token_ids(self) -> list[int]:
-        """Ids that end a reply."""
-        return list(self._inner.get_stop_token_ids())
-
-    def render_ids(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Message] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> list[int]:
-        """Ids of a conversation."""
-        return list(self._inner.render_ids(list(messages), tools=tools, add_generation_prompt=add_generation_prompt))
-
-    def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: Sequence[int],
-        previous_completion_ids: Sequence[int],
-        new_messages: Sequence[Message],
-        *,
-        tools: Sequence[Message] | None = None,
-    ) -> Any:
-        """Extend the ids by `new_messages`; None if impossible."""
-        return self._inner.bridge_to_next_turn(
-            list(previous_prompt_ids), list(previous_completion_ids), list(new_messages), tools=tools
-        )
-
-    def parse_response(
-        self,
-        token_ids: Sequence[int],
-        *,
-        tools: Sequence[Message] | None = None,
-        prompt_ids: Sequence[int] | None = None,
-    ) -> Parsed:
-        """Parse a reply."""
-        return self.format.reply(self._reader, token_ids, prompt_ids or (), self._stop, tools or ())
+    make = getattr(renderers, f"{CLASSES[name]}Renderer")
+    config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
+    switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
+    try:
+        renderer = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
+    except AssertionError as error:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
+            fix="set model.renderer=template, or use the family's own tokenizer",
+        ) from error
+    stop = renderer.get_stop_token_ids()
+    question, prompt = (
+        renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
+    )
+    if not (keep_thoughts or switches or in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
+        raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
+    called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    return renderer, written(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

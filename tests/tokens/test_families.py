@@ -520,6 +520,15 @@ def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs:
     assert reply.malformed == (f"<tool_call>{body}</tool_call>",) * (arguments is None)
 
 
+def test_a_conversation_continues_after_a_call_of_a_number(codecs: dict[str, tokens.Codec]) -> None:
+    """The template would be given a name that is no text."""
+    codec, news = codecs["Qwen2.5-Coder"], [{"role": "user", "content": "Go on."}]
+    output = within(codec, "<tool_call>", '{"name": 5, "arguments": {}}', "</tool_call>")
+    assert codec.parse(output).malformed
+    extension = codec.extend(codec.render(OPENING, TOOLS), output, news)
+    assert extension is not None and "Go on." in codec.decode(extension)
+
+
 _LS = "<function=shell>\n<parameter=cmd>\nls\n</parameter>\n</function>"
 
 

@@ -110,13 +110,13 @@ class Capabilities:
 
     adapter_rank: int = 0
     """Largest rank of adapters that it loads on its initial weights; 0: none, so that merged weights are sent."""
-    receives: bool = False
+    can_receive: bool = False
     """Whether it takes full weights without a file, as an offer (`coderepairrl.sync.weights`)."""
-    sleeps: bool = False
+    can_sleep: bool = False
     """Whether it can release its GPUs while others use them."""
     uses_gpus: bool = False
     """Whether a start starts GPU processes; others use the CPU, or run already."""
-    exclusive: bool = False
+    is_exclusive: bool = False
     """Whether two at once would conflict: same GPUs, or each other's weights."""
     context: int | None = None
     """Longest sequence in tokens by its options; None: the model's."""

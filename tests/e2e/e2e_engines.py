@@ -110,7 +110,7 @@ class SleepingTiny(Tiny):
     @property
     def capabilities(self) -> Capabilities:
         """See `EngineSpec.capabilities`."""
-        return replace(super().capabilities, sleeps=True)
+        return replace(super().capabilities, can_sleep=True)
 
 
 class _Deadly(_Sleeping):
@@ -146,7 +146,7 @@ class ReceivingTiny(Tiny):
     @property
     def capabilities(self) -> Capabilities:
         """See `EngineSpec.capabilities`."""
-        return replace(super().capabilities, receives=True)
+        return replace(super().capabilities, can_receive=True)
 
 
 class MurderousTiny(ReceivingTiny):

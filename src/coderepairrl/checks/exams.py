@@ -116,7 +116,7 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
 def _check_route(spec: EngineSpec, route: Route | None) -> None:
     from coderepairrl.plan.devices import visible
 
-    if route is not None and not spec.capabilities.receives:
+    if route is not None and not spec.capabilities.can_receive:
         raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
     if route == "nccl" and not visible():
         raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")

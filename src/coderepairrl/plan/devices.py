@@ -139,7 +139,7 @@ def check_turns(config: Config, engine: EngineSpec) -> None:
 
 def check_sleeps(engine: EngineSpec) -> None:
     """Raise `ConfigError` for ``engine.share_devices=turns`` with an engine that cannot sleep."""
-    if not engine.capabilities.sleeps:
+    if not engine.capabilities.can_sleep:
         raise ConfigError(
             f"engine.share_devices=turns, and engine {engine.name!r} cannot sleep with these options",
             fix="engine=vllm, without engine.options.url since others may use that server; or leave"

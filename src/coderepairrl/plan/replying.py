@@ -91,7 +91,7 @@ def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
             sharing = sharing[:1]
             alone += sharing
         left = [each for each in left if each not in sharing]
-    free = [each for each in alone if at_once > 1 and not plans[each].model.capabilities.exclusive]
+    free = [each for each in alone if at_once > 1 and not plans[each].model.capabilities.is_exclusive]
     in_turn = [each for each in alone if each not in free]
     return [
         *shared_parts,

@@ -13,7 +13,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
     route = config.engine.weights
     if route == "file":
         return
-    if not engine.capabilities.receives:
+    if not engine.capabilities.can_receive:
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
             fix="leave engine.weights out, or take engine=vllm",

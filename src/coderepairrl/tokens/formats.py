@@ -10,7 +10,7 @@ from itertools import pairwise
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import listed, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, between, find, from_json
+from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find, from_json
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
@@ -137,12 +137,8 @@ FORMATS = (
     Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
     Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder, unopened="<function="),
     Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
-    Format(
-        "mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.mistral_each, ids=listed.MISTRAL_IDS
-    ),
-    Format(
-        "mistral", _MISTRAL, "", needs=(_MISTRAL,), read=between((_MISTRAL, ""), listed.parse_mistral), ids=_MISTRAL_IDS
-    ),
+    Format("mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.mistral_each, ids=_MISTRAL_IDS),
+    Format("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
     Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.glm),
     Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
@@ -159,37 +155,38 @@ FORMATS = (
         always_reasons=True,
     ),
     Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, at_end=True),
-    Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, read=between(tagged.MINIMAX, tagged.parse_minimax)),
-    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, read=between(tagged.SEED, tagged.functions)),
+    Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, parse=tagged.parse_minimax),
+    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.functions),
     Format("kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS),
     Format("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.cohere, at_end=True, numbered=True),
     Format(
         "lfm2",
         *pythonic.LFM2,
         needs=pythonic.LFM2,
-        read=between(pythonic.LFM2, lambda text, _: pythonic.parse(text) or listed.parse(text), words_after=True),
-        write=lambda words, calls: pythonic.write(calls).join(pythonic.LFM2) + words,
+        parse=lambda text, _: pythonic.parse_python_calls(text) or listed.parse_json_list(text),
+        words_after=True,
+        write=lambda words, calls: pythonic.write_python_list(calls).join(pythonic.LFM2) + words,
     ),
     Format(
         "olmo3",
         *pythonic.OLMO3,
         needs=pythonic.OLMO3,
-        read=between(pythonic.OLMO3, lambda text, _: pythonic.parse(text)),
-        write=lambda words, calls: words + pythonic.write_lines(calls).join(pythonic.OLMO3),
+        parse=pythonic.parse_python_calls,
+        write=lambda words, calls: words + pythonic.write_python_lines(calls).join(pythonic.OLMO3),
     ),
-    Format("phi4", *listed.PHI4, needs=listed.PHI4, read=between(listed.PHI4, lambda text, _: listed.parse(text))),
+    Format("phi4", *listed.PHI4, needs=listed.PHI4, parse=listed.parse_json_list),
     Format(
         "granite",
         *listed.GRANITE,
         needs=listed.GRANITE[:1],
-        read=between(listed.GRANITE, lambda text, _: listed.parse(text)),
-        write=lambda words, calls: words + listed.write(calls).join(listed.GRANITE),
+        parse=listed.parse_json_list,
+        write=lambda words, calls: words + listed.write_json_list(calls).join(listed.GRANITE),
     ),
     Format("llama4_pythonic", "", "", needs=pythonic.LLAMA4, read=pythonic.bare, at_end=True, tells_thoughts=False),
     Format("pythonic", "", "", needs=(), read=pythonic.bare, at_end=True, tells_thoughts=False),
 )
 
-NO_CALLS = Format("none", "", "", needs=(), read=between(("", ""), lambda text, tools: None))
+NO_CALLS = Format("none", "", "", needs=())
 """Of templates that write neither tools nor calls."""
 
 

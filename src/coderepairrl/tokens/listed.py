@@ -27,7 +27,9 @@ COHERE = ("<|START_ACTION|>", "<|END_ACTION|>")
 RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
-def parse(text: str, name: str = "name", arguments: str = "arguments", id: str = "") -> Calls | None:
+def parse_json_list(
+    text: str, tools: Sequence[Tool] = (), *, name: str = "name", arguments: str = "arguments", id: str = ""
+) -> Calls | None:
     """Parse a JSON list of objects with these keys; None for anything else."""
     entries = from_json(text)
     calls: Calls = []
@@ -40,7 +42,7 @@ def parse(text: str, name: str = "name", arguments: str = "arguments", id: str =
     return calls or None
 
 
-def write(calls: Calls) -> str:
+def write_json_list(calls: Calls) -> str:
     """Write `calls` as a JSON list."""
     return json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls], ensure_ascii=False)
 
@@ -49,7 +51,7 @@ def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
     """Thoughts, then a list of calls or a response, each between its tokens."""
 
     def block(inner: list[int]) -> Calls | None:
-        return parse(reader.decode(inner), "tool_name", "parameters", "tool_call_id")
+        return parse_json_list(reader.decode(inner), name="tool_name", arguments="parameters", id="tool_call_id")
 
     opened, closed = reader.thoughts
     at, reasoning = 0, ""
@@ -95,5 +97,5 @@ def _mistral_call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
 
 def parse_mistral(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Parse a list of objects with ids (versions 3 to 7)."""
-    calls = parse(text, id="id")
+    calls = parse_json_list(text, id="id")
     return calls if calls and all(MISTRAL_IDS.pattern.fullmatch(call.id) for call in calls) else None

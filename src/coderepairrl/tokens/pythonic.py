@@ -31,7 +31,7 @@ class _Unread(Exception):
     """Invalid call: not only literals as keyword arguments."""
 
 
-def parse(text: str) -> Calls | None:
+def parse_python_calls(text: str, tools: Sequence[Tool] = ()) -> Calls | None:
     """Parse calls in a list, or on separate lines; None for anything else.
 
     Values are literals of Python, or JSON's ``true``, ``false`` and ``null``.
@@ -123,13 +123,13 @@ def _value(node: ast.AST) -> Any:
     raise _Unread
 
 
-def write(calls: Calls) -> str:
+def write_python_list(calls: Calls) -> str:
     """Write `calls` as a list. Raises ValueError for names and numbers that Python cannot write."""
     return "[" + ", ".join(map(_written, calls)) + "]"
 
 
-def write_lines(calls: Calls) -> str:
-    """Write `calls`, one per line. Raises as `write`."""
+def write_python_lines(calls: Calls) -> str:
+    """Write `calls`, one per line. Raises as `write_python_list`."""
     return "\n".join(map(_written, calls))
 
 
@@ -159,7 +159,7 @@ def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) 
     places = [match.start() for match in _BEGINS.finditer(text) if match[1] in offered][:TRIED]
     span = (0, len(ids))
     for at in places:
-        calls = parse(text[at:])
+        calls = parse_python_calls(text[at:])
         if calls:
             return Parsed(text[:at].strip(), calls=[ParsedCall(span, *call) for call in calls])
     return Parsed("", calls=[ParsedCall(span)]) if places[:1] == [0] else Parsed(text)

@@ -110,8 +110,13 @@ class Format:
     begin: str
     end: str
     needs: tuple[str, ...]
-    read: Callable[[Reader, list[int], Sequence[Tool], bool], Parsed]
-    """Parses ids before the stop token, given the tools and whether they begin in thoughts."""
+    parse: Callable[[str, Sequence[Tool]], Calls | None] = lambda text, tools: None
+    """Parses the text of a block between `begin` and `end`, given the tools; None if invalid."""
+    read: Callable[[Reader, list[int], Sequence[Tool], bool], Parsed] | None = None
+    """Parses ids before the stop token, given the tools and whether they begin in thoughts, where `parse` is not
+    enough."""
+    words_after: bool = False
+    """Words may follow the last block."""
     held: str = ""
     unopened: str = ""
     """Start of a call with a missing opening tag: the rest is streamed at the end."""
@@ -138,7 +143,18 @@ class Format:
         """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         reply_ids = list(ids[: end + self.needs_stop_token])
-        reply = self.read(reader, reply_ids, tools, in_thoughts(prompt, reader.thoughts, stop))
+        thinking, tags = in_thoughts(prompt, reader.thoughts, stop), (self.begin, self.end)
+        if self.read is not None:
+            reply = self.read(reader, reply_ids, tools, thinking)
+        else:
+            reply = blocks(
+                reader,
+                reply_ids,
+                thinking,
+                tags,
+                lambda inner: self.parse(reader.decode(inner), tools),
+                words_after=self.words_after,
+            )
         if self.begin:
             self._add_unopened(reader, reply_ids, reply)
         return reply
@@ -205,19 +221,6 @@ def blocks(
     if at is None:
         return Parsed("", reasoning)
     return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
-
-
-def between(
-    tags: tuple[str, str], parse: Callable[[str, Sequence[Tool]], Calls | None], *, words_after: bool = False
-) -> Callable[[Reader, list[int], Sequence[Tool], bool], Parsed]:
-    """Parser of `blocks` whose text `parse` reads, given the tools."""
-
-    def read(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
-        return blocks(
-            reader, ids, thinking, tags, lambda inner: parse(reader.decode(inner), tools), words_after=words_after
-        )
-
-    return read
 
 
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:

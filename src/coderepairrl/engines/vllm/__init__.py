@@ -61,7 +61,7 @@ class Vllm(EngineSpec):
         rank = RANKS[-1] if self.lora_rank is None else self.lora_rank
         here = not self.url
         return Capabilities(
-            adapter_rank=rank, receives=True, sleeps=here, uses_gpus=here, exclusive=True, context=self.context
+            adapter_rank=rank, can_receive=True, can_sleep=here, uses_gpus=here, is_exclusive=True, context=self.context
         )
 
     def require(self, needs: EngineNeeds = EngineNeeds()) -> dict[str, str]:

@@ -39,8 +39,10 @@ def stoppable() -> Iterator[list[str]]:
 
     def stop(number: signal.Signals) -> None:
         if number == signal.SIGHUP:
-            for descriptor in terminals:
-                _silence(descriptor)
+            null = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in terminals:  # writing to a closed one is an error
+                os.dup2(null, descriptor)
+            os.close(null)
         if not received:
             task.cancel()
         received.append(number.name)
@@ -64,13 +66,6 @@ async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
             if not received:
                 raise
             raise Interrupted(f"{received[0]}: stopped", fix=fix) from None
-
-
-def _silence(descriptor: int) -> None:
-    # writing to a closed terminal is an error
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)
 
 
 OPEN_FILES = 1 << 16

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import Format, Message, Reader, Tool, in_thoughts
+from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, in_thoughts
 from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
@@ -41,7 +41,6 @@ class Codec:
         self,
         tokenizer: InertTokenizer,
         renderer: Any,
-        markers: Markers,
         *,
         name: str,
         family: str,
@@ -61,9 +60,13 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._markers = markers
         self._reader = Reader(tokenizer)
-        self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
+        tags = self._reader.thoughts if format.tells_thoughts else (NEVER, NEVER)
+        begin, end = (tokenizer.added.get(tag, NEVER) for tag in (format.begin, format.end))
+        self._markers = Markers(
+            frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
+        )
+        self._thinks = lru_cache(maxsize=64)(lambda beginning: in_thoughts(beginning, tags, self.stop_ids))
 
     def render(
         self,
@@ -229,10 +232,6 @@ class Codec:
         while start > 0 and tail[start - 1] not in self._markers.stop:
             start -= 1
         return tail[start:]
-
-    def _in_thoughts(self, beginning: tuple[int, ...]) -> bool:
-        markers = self._markers
-        return in_thoughts(beginning, (markers.think_open, markers.think_close), markers.stop)
 
     def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._guard(value) for value in values]

@@ -15,9 +15,7 @@ from coderepairrl.processes.extras import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import NEVER, Format, thoughts
 from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, package_renderer, with_objects
-from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
 from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
 
@@ -150,7 +148,6 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
     return Codec(
         model.tokenizer,
         renderer,
-        _markers(model.tokenizer, renderer.get_stop_token_ids(), calls),
         name=model.name,
         family=family,
         format=calls,
@@ -189,12 +186,6 @@ def _folder(model: str | Path) -> Path:
         raise PrerequisiteError(
             f"{model} is neither a folder nor a model that can be had: {error}", fix=f"hf download {model}"
         ) from error
-
-
-def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> Markers:
-    begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
-    tags = thoughts(tokenizer) if calls.tells_thoughts else (NEVER, NEVER)
-    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.unopened, calls.at_end)
 
 
 def _check_thinks(source: Template, codec: Codec) -> None:

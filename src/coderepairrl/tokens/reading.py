@@ -185,20 +185,15 @@ class Reader:
         self.encode = tokenizer.encode
         self.decode = tokenizer.decode
         self._find = tokenizer.convert_tokens_to_ids
-        self.thoughts = thoughts(tokenizer)
+        added = tokenizer.added
+        pairs = ((added[begin], added[end]) for begin, end in THOUGHTS if begin in added and end in added)
+        self.thoughts = next(pairs, (NEVER, NEVER))
+        """Ids of the tags around thoughts, or `NEVER`."""
 
     def convert_tokens_to_ids(self, token: str) -> int:
         """Id of `token`, or `NEVER`."""
         token_id = self._find(token)
         return NEVER if token_id is None else token_id
-
-
-def thoughts(tokenizer: InertTokenizer) -> tuple[int, int]:
-    """Ids of the tags around thoughts, or `NEVER`."""
-    added = tokenizer.added
-    return next(
-        ((added[begin], added[end]) for begin, end in THOUGHTS if begin in added and end in added), (NEVER,) * 2
-    )
 
 
 def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:

@@ -139,22 +139,18 @@ class TinyEngine(Engine):
     async def _read(self) -> None:
         try:
             while True:
-                self._deliver(await self._child.receive())
+                frame = await self._child.receive()
+                for key, ids, logprobs, ended in frame.get("tokens", ()):
+                    if stream := self._streams.get(key):  # else it was aborted a moment ago
+                        stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
+                        stream.ended = ended
+                        stream.news.set()
+                if stream := self._streams.get(frame.get("failed")):
+                    stream.fail(frame["error"])
+                if (future := self._answers.get(frame.get("answer"))) and not future.done():
+                    future.set_result(frame)
         except ChildDied as death:
             self._fail(f"the engine died: {death}")
-
-    def _deliver(self, frame: Frame) -> None:
-        if "tokens" in frame:
-            for key, ids, logprobs, ended in frame["tokens"]:
-                if stream := self._streams.get(key):  # else it was aborted a moment ago
-                    stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
-                    stream.ended = ended
-                    stream.news.set()
-        elif "failed" in frame:
-            if stream := self._streams.get(frame["failed"]):
-                stream.fail(frame["error"])
-        elif (future := self._answers.get(frame["answer"])) and not future.done():
-            future.set_result(frame)
 
     def _fail(self, message: str) -> None:
         if self._dead is None:

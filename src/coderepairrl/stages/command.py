@@ -172,7 +172,7 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
         "too_long": left_out(plan.too_long),
         **found,
     }
-    folder.create(to_toml(plan.config), record, plan.model.engine.require(plan.model.needs))
+    folder.create(to_toml(plan.config), record, plan.model.engine.require(plan.model.needs, connect=True))
 
 
 async def _until_stopped(

@@ -340,7 +340,7 @@ async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
             "dropped": {reason: sorted(names) for reason, names in loaded.dropped.items()},
         },
     }
-    folder.create(to_toml(plan.config), record, plan.model.engine.require(plan.model.needs))
+    folder.create(to_toml(plan.config), record, plan.model.engine.require(plan.model.needs, connect=True))
     _write_learned(plan, folder)
 
 

@@ -142,7 +142,7 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
     if folder is None:
         return None
     run = RunFolder(folder)
-    versions = plan.model.engine.require(plan.model.needs) if isinstance(plan.model, LocalModel) else {}
+    versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
     with _advising():
         run.create(configs.to_toml(plan.config), {"command": "serve", "model": plan.model.name}, versions)
     log = run.writer()

@@ -195,7 +195,7 @@ class Tiny(EngineSpec):
         """Raise `ConfigError` for an unsupported model, or without room for a sequence."""
         self._room(ModelConfig.read(model))
 
-    def require(self, needs: EngineNeeds = EngineNeeds()) -> dict[str, str]:
+    def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:
         """Raise `PrerequisiteError` without torch."""
         require_train()
         return {}

@@ -64,13 +64,13 @@ class Vllm(EngineSpec):
             adapter_rank=rank, can_receive=True, can_sleep=here, uses_gpus=here, is_exclusive=True, context=self.context
         )
 
-    def require(self, needs: EngineNeeds = EngineNeeds()) -> dict[str, str]:
-        """Version of the vLLM package, or of the server at `url` ("unknown" if it does not answer).
+    def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:
+        """Version of the vLLM package, or of the server at `url` ("unknown" if it does not answer within 10 s).
 
         Raises `PrerequisiteError` if a server would be started without a supported vLLM.
         """
         if self.url:
-            return {"vllm": version_at(self.url)}
+            return {"vllm": version_at(self.url)} if connect else {}
         package, version = self._installed(needs)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 

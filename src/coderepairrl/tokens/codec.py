@@ -188,7 +188,7 @@ class Codec:
         parts: list[str] = [parsed.content.strip()]
         for call in parsed.calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
-            if call.is_read and _is_unicode(call.name + arguments):
+            if call.arguments is not None and _is_unicode(call.name + arguments):
                 calls.append(FunctionCall(call.name, arguments, call.id if passed_on else ""))
             elif call.span is None:
                 malformed.append(call.text)

@@ -30,7 +30,7 @@ Calls = list[Invocation]
 
 @dataclass(slots=True)
 class ParsedCall:
-    """Attempt at a call: an unread one lacks a name or arguments.
+    """Attempt at a call, without `arguments` if it cannot be read.
 
     `span` are its ids in the reply. Without it, `text` is a part of the reply's content.
     """
@@ -40,11 +40,6 @@ class ParsedCall:
     arguments: dict[str, Any] | None = None
     id: str = ""
     text: str = ""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether it has a name and arguments."""
-        return bool(self.name) and self.arguments is not None
 
 
 @dataclass(slots=True)

@@ -250,8 +250,8 @@ def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Pat
         file = tmp_path / "run.toml"
         return evaluation.resolve(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
 
-    assert GPUS not in of().engine.env
-    assert of("engine.devices=[2,1]").engine.env[GPUS] == "6,GPU-5f3c"
+    assert of().needs.gpus is None
+    assert of("engine.devices=[2,1]").needs.gpus == "6,GPU-5f3c"
     for overrides, message in (
         (["engine.devices=[3]"], "no GPU 3"),
         (["engine.devices=[1,1]"], "twice"),

@@ -39,15 +39,15 @@ WAIT = 280.0
 class Held:
     """An engine that samples nothing and shows what it holds, at each of its `workers`."""
 
-    name, context, patience = "held", 64, WAIT
+    name, context = "held", 64
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers
         self.weights: list[dict[str, torch.Tensor]] = []
         self.refuses = ""
 
-    async def receivers(self) -> int:
-        return self.workers
+    async def receivers(self) -> tuple[int, float]:
+        return self.workers, WAIT
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         if self.refuses:

@@ -129,10 +129,10 @@ def _longest_first(tasks: Sequence[Task]) -> list[Task]:
 
 def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[int, str]:
     """Token limit of an episode, and the setting that determines it."""
-    own = model.capabilities.context
-    context = own or model.codec.context
+    chosen = model.capabilities.context
+    context = chosen or model.codec.context
     if context < terms.limits.tokens:
-        return context, "engine.options.context" if own else "the model's context"
+        return context, "engine.options.context" if chosen else "the model's context"
     is_kind_limit = kind in config.kinds and config.kinds[kind].tokens is not None
     return terms.limits.tokens, f"kinds.{kind}.tokens" if is_kind_limit else "rollout.tokens"
 

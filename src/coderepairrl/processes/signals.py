@@ -1,4 +1,4 @@
-"""What this process does at signals, and its limit on open files."""
+"""Signals of this process, and its limit on open files."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
         return [ParsedCall(span, *call) for call in tagged.functions(text, tools) or ()]
 
     def read_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
-        found = read(text, span)
-        return found if all(call.name in names for call in found) else []
+        calls = read(text, span)
+        return calls if all(call.name in names for call in calls) else []
 
     first = next((found for found in tagged.FUNCTION.finditer(reply.content) if found[1] in names), None)
     if first:

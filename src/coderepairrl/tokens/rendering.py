@@ -100,9 +100,9 @@ class TemplateRenderer:
                 ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
             )
         )
-        found = written(self._tokenizer, question, prompt, answered, self._stop)
-        self._ids = found.ids
-        return found
+        calls = written(self._tokenizer, question, prompt, answered, self._stop)
+        self._ids = calls.ids
+        return calls
 
     def get_stop_token_ids(self) -> list[int]:
         """Stop tokens, the template's own first."""

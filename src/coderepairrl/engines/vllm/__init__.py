@@ -59,9 +59,14 @@ class Vllm(EngineSpec):
     def capabilities(self) -> Capabilities:
         """Everything; a joined server keeps its GPUs, and never sleeps."""
         rank = RANKS[-1] if self.lora_rank is None else self.lora_rank
-        here = not self.url
+        is_started = not self.url
         return Capabilities(
-            adapter_rank=rank, can_receive=True, can_sleep=here, uses_gpus=here, is_exclusive=True, context=self.context
+            adapter_rank=rank,
+            can_receive=True,
+            can_sleep=is_started,
+            uses_gpus=is_started,
+            is_exclusive=True,
+            context=self.context,
         )
 
     def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:

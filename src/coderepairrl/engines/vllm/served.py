@@ -44,7 +44,7 @@ class ServedWeights(Engine):
         self.full = (model, 0, checksum)
         """Path, version and checksum of the full weights."""
         self._slept_seconds = {"sleep_seconds": 0.0, "wake_seconds": 0.0}
-        """Of the last time that it fell asleep, and that it woke."""
+        """Durations of the last sleep and waking."""
         self._asleep = False
         self._traffic = traffic
         self._policy = policy

@@ -58,10 +58,7 @@ class TaskSource(Protocol):
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """Open, isolated workspace: a git repository at the task's commit, at `workdir` inside.
-
-    Methods raise `SandboxFault` if the sandbox fails; a failing command is a result.
-    """
+    """Open workspace: a git repository at the task's commit in `workdir`. Methods raise `SandboxFault` if it fails."""
 
     workdir: str
 
@@ -75,7 +72,7 @@ class Sandbox(Protocol):
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run `argv` (no shell) for at most `timeout` seconds; its process tree does not survive."""
+        """Run `argv` (no shell) for at most `timeout` seconds; its processes end with it. Failing is a result."""
 
     async def read(self, path: str) -> bytes:
         """Read a file, `path` relative to `workdir`. Raises OSError for anything that an agent can cause."""
@@ -91,10 +88,7 @@ class Sandbox(Protocol):
         """Bridge the host's Unix socket `address` to the guest's loopback; return ``http://127.0.0.1:PORT``."""
 
     async def diff(self) -> bytes:
-        """Change since the task's commit, new, staged and committed files included, as git applies it.
-
-        Runs no code of the agent, while no process of the guest is alive.
-        """
+        """Change since the task's commit, staged and committed ones included. No code or process of the agent runs."""
 
 
 @runtime_checkable
@@ -130,10 +124,7 @@ class SandboxBackend(Protocol):
 
 @runtime_checkable
 class Agent(Protocol):
-    """Program that repairs code by calling a model.
-
-    It runs in the controller and uses the sandbox (`placement` ``host``), or runs within (``sandbox``).
-    """
+    """Program that repairs code by calling a model, from the ``host`` (the controller) or within the ``sandbox``."""
 
     name: str
     placement: Literal["host", "sandbox"]
@@ -192,10 +183,7 @@ class EngineSpec(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Token ids in, token ids out, without text: stops on ids, the gateway on strings.
-
-    A sequence (prompt and output) has at most `context` tokens.
-    """
+    """Token ids in, token ids out, at most `context` of both. It stops on ids, the gateway on strings."""
 
     context: int
 
@@ -246,10 +234,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Judge of an episode's patch, without options; may be a plain function.
-
-    `version` is that of its formula: values of two versions do not compare.
-    """
+    """Judge of an episode's patch; may be a plain function. Scores of two versions of its formula do not compare."""
 
     name: str
     version: int = 1

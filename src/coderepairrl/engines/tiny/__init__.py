@@ -145,9 +145,9 @@ class TinyEngine(Engine):
                         stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
                         stream.ended = ended
                         stream.news.set()
-                if stream := self._streams.get(frame.get("failed")):
+                if stream := self._streams.get(frame.get("failed", -1)):
                     stream.fail(frame["error"])
-                if (future := self._answers.get(frame.get("answer"))) and not future.done():
+                if (future := self._answers.get(frame.get("answer", -1))) and not future.done():
                     future.set_result(frame)
         except ChildDied as death:
             self._fail(f"the engine died: {death}")

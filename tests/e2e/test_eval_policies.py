@@ -92,7 +92,10 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     begin = Vllm.start
     monkeypatch.setattr(Vllm, "start", start)
     adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b")]
-    plans = [each.plan for each in planned(tmp_path, adapters, "engine=vllm", "engine.options.dtype=bfloat16")]
+    packages = site(tmp_path / "site")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }}, dtype = "bfloat16"'
+    engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
+    plans = [each.plan for each in planned(tmp_path, adapters, engine)]
     (part,) = parts(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
     async with (

@@ -99,7 +99,7 @@ def test_no_utils() -> None:
 
 def test_the_controller_never_loads_torch() -> None:
     code = (
-        "import sys, coderepairrl.stages, coderepairrl.report.view, coderepairrl.checks, coderepairrl.cli;"
+        "import sys, coderepairrl.stages, coderepairrl.report, coderepairrl.checks, coderepairrl.cli;"
         "print(sorted({'torch', 'transformers', 'vllm', 'matplotlib', 'trl'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

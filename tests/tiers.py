@@ -102,7 +102,7 @@ TIERS = {
     "report/test_trackers.py": "real",
     "report/test_trackers.py::test_a_tracker_that_fails_leaves_the_rest_for_later": "quick",
     "report/test_trackers.py::test_what_makes_no_sense_together_is_refused": "quick",
-    "report/view/test_chromium.py": "ci*",
+    "report/test_chromium.py": "ci*",
     "rewards": "quick",
     "rewards/test_control.py": "quick*",
     "rewards/test_lines.py": "quick*",

@@ -18,7 +18,7 @@ from coderepairrl.checks import data, exams, task_source
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding, protocol_members
-from coderepairrl.types import Task
+from coderepairrl.types import EngineNeeds, Task
 
 beside: list[str] = []
 """What was used of a part beside its protocol; whoever asked may have swallowed the error."""
@@ -56,14 +56,8 @@ class NarrowBackend(Narrow):
 class NarrowSpec(Narrow):
     """An engine whose engine is narrow, too."""
 
-    def with_adapters(self, rank: int) -> NarrowSpec:
-        return NarrowSpec(self._inner.with_adapters(rank), EngineSpec)
-
-    def on_gpus(self, visible: str) -> NarrowSpec:
-        return NarrowSpec(self._inner.on_gpus(visible), EngineSpec)
-
-    async def start(self, model: Path, *, log_dir: Path) -> Engine:
-        return cast(Engine, Narrow(await self._inner.start(model, log_dir=log_dir), Engine))
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds) -> Engine:
+        return cast(Engine, Narrow(await self._inner.start(model, log_dir=log_dir, needs=needs), Engine))
 
 
 PROXIES = {SandboxBackend: NarrowBackend, EngineSpec: NarrowSpec}

@@ -22,7 +22,7 @@ from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.plan.replying import Part, opening, parts
 from coderepairrl.sync import weights
-from coderepairrl.types import Sampling
+from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
 from engines.test_vllm import site
@@ -84,16 +84,18 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     monkeypatch.chdir(tmp_path)
     servers: list[TestServer] = []
 
-    async def start(spec: Vllm, model: Path, *, log_dir: Path) -> VllmEngine:
+    async def start(spec: Vllm, model: Path, *, log_dir: Path, needs: EngineNeeds) -> VllmEngine:
         servers.append(TestServer(fake_vllm.make_app()))
         await servers[-1].start_server()
-        joined = Vllm(url=str(servers[-1].make_url("/")), lora_rank=spec.lora_rank, max_loras=spec.max_loras)
-        return await begin(joined, model, log_dir=log_dir)
+        return await begin(Vllm(url=str(servers[-1].make_url("/"))), model, log_dir=log_dir, needs=needs)
 
     begin = Vllm.start
     monkeypatch.setattr(Vllm, "start", start)
     adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b")]
-    plans = [each.plan for each in planned(tmp_path, adapters, "engine=vllm", "engine.options.dtype=bfloat16")]
+    packages = site(tmp_path / "site")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }}, dtype = "bfloat16"'
+    engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
+    plans = [each.plan for each in planned(tmp_path, adapters, engine)]
     (part,) = parts(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
     async with (

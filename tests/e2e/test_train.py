@@ -18,7 +18,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.learn import stitch
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.sync.shared import shared_path
+from coderepairrl.sync.weights import shared_path
 from coderepairrl.types import Ending, sequence
 from commands import CRRL
 from e2e.conftest import Project, frozen, until

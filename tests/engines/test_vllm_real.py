@@ -115,7 +115,7 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     assert off(models[2], prompt, (ids, [value for chunk in kept for value in chunk.logprobs], [])) <= TOLERANCE
     answer = await ask(real, prompt, Sampling(max_tokens=20), 6)
     assert set(answer[2]) == {first + 3} and off(models[0], prompt, answer) <= TOLERANCE
-    own = {real.served.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
+    own = {real.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
     answers = await asyncio.gather(*(ask(real.at(each), prompt, Sampling(max_tokens=200), each) for each in own))
     for (version, model), answer in zip(own.items(), answers, strict=True):  # all in one batch
         assert set(answer[2]) == {version} and off(model, prompt, answer) <= TOLERANCE

@@ -26,7 +26,7 @@ from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Gateway, Session, incoming, server, workers
 from coderepairrl.gateway.workers import Offload, Workers
-from coderepairrl.processes import limits
+from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
 from .conftest import SHELL, World
@@ -548,7 +548,7 @@ async def test_a_gateway_has_files_for_all_connections_that_it_allows(
 ) -> None:
     """Sixteen agents with 64 connections each left none to anybody else."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(limits, "OPEN_FILES", min(900, hard))
+    monkeypatch.setattr(signals, "OPEN_FILES", min(900, hard))
     another = server.Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(800, hard), hard))

@@ -25,7 +25,7 @@ from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/one", "repair it", "python", "dir:x", b"")
 LIMITS = Limits(calls=1, seconds=1.0)
@@ -171,7 +171,7 @@ class Replies(EngineSpec):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         return ScriptedEngine([[65, *tokens.load(model).stop_ids[:1]]] * self.count)
 
 

@@ -19,14 +19,13 @@ from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.protocols import Chunk, FirstRequest
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Terms, Ticket, warm_up, warmup
 from coderepairrl.rollout.warmup import TOKENS
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.executors import open_rollout
-from coderepairrl.types import Ending, Episode, Limits, Sampling, Task
+from coderepairrl.types import Chunk, Ending, Episode, FirstRequest, Limits, Sampling, Task
 
 TASK = Task("toy/add", "add() subtracts.", "python", "dir:x", b"")
 LIMITS = Limits(seconds=20.0, turn_tokens=16)

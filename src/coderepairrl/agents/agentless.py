@@ -21,8 +21,8 @@ from coderepairrl.agents.localising import Place, Source, elements_named, excerp
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.proposals import Proposal, draft, elect, passing
 from coderepairrl.errors import ConfigError
-from coderepairrl.protocols import Agent, FirstRequest, Sandbox
-from coderepairrl.types import AgentReport, Endpoint, SideCalls, Task, ToolCall
+from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.types import AgentReport, Endpoint, FirstRequest, SideCalls, Task, ToolCall
 
 SYSTEM = """\
 You repair software. You are given an issue of a repository and are asked, step by step, where the defect is, and at \

@@ -20,8 +20,8 @@ from coderepairrl.agents.patching import Text
 from coderepairrl.agents.texts import FULL
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
-from coderepairrl.protocols import Agent, FirstRequest, Sandbox
-from coderepairrl.types import AgentReport, Endpoint, Limits, Task, ToolCall
+from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.types import AgentReport, Endpoint, FirstRequest, Limits, Task, ToolCall
 
 FORMAT = """\
 Write each edit like this, with the path of the file on the line before:

@@ -22,9 +22,9 @@ from coderepairrl.agents.stats import command_names
 from coderepairrl.agents.texts import NANO, Texts, Wording, fill, tool_schemas
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import ConfigError
-from coderepairrl.protocols import Agent, FirstRequest, Sandbox
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.registry import nearest
-from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
+from coderepairrl.types import AgentReport, Endpoint, FirstRequest, Task, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from coderepairrl.registry import Finding, nearest
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS
 from coderepairrl.sandbox import cgroups
-from coderepairrl.sync.shared import shared_path
+from coderepairrl.sync.weights import shared_path
 
 STEPS, TASKS, ATTEMPTS = 3, 2, 4
 CONFIG = f"""extends = "hello"

@@ -17,7 +17,7 @@ from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Finding, check_options, check_types, nearest
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.sync.weights import Published
-from coderepairrl.types import Sample
+from coderepairrl.types import EngineNeeds, Sample
 
 Options = Mapping[str, Any]
 
@@ -71,12 +71,15 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
     """
     from coderepairrl.checks.engine import Publish
     from coderepairrl.checks.engine import examine as sit
+    from coderepairrl.plan.devices import check_sleeps
 
     route, sleeps, options = _of_section(options)
     spec = engines.make(name, **options)
     _check_route(spec, route)
-    spec = spec.with_sleep() if sleeps else spec
-    spec.require()
+    if sleeps:
+        check_sleeps(spec)
+    needs = EngineNeeds(sleep=sleeps)
+    spec.require(needs)
     with scratch("exam") as folder:
         work = Path(folder)
         model = work / "model"
@@ -85,7 +88,7 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
         async with AsyncExitStack() as parts:
             learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
             parts.push_async_callback(learner.close)
-            engine = await spec.start(model, log_dir=work)
+            engine = await spec.start(model, log_dir=work, needs=needs)
             parts.push_async_callback(engine.close)
             publish: Publish | None = None
             if route is not None:
@@ -113,7 +116,7 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
 def _check_route(spec: EngineSpec, route: Route | None) -> None:
     from coderepairrl.plan.devices import visible
 
-    if route is not None and not spec.receives:
+    if route is not None and not spec.capabilities.can_receive:
         raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
     if route == "nccl" and not visible():
         raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
@@ -174,7 +177,7 @@ async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.checks.model import examine as sit
 
     check_options("model", name, sit, options)
-    for finding in await sit(models.folder(models.hub.fetch(name) if models.hub.is_name(name) else name), **options):
+    for finding in await sit(models.folder(models.fetch(name) if models.is_hub_name(name) else name), **options):
         yield finding
 
 

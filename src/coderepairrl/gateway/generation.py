@@ -10,9 +10,9 @@ from typing import Any
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway.call import Usage
-from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Delta, Reply, ReplyStream
-from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
+from coderepairrl.types import Chunk, Finish, Origin, Sampling, TokenSpan, VersionRange
 
 
 class Generation:

@@ -27,7 +27,7 @@ from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import ReplySource
 from coderepairrl.gateway.workers import Workers
-from coderepairrl.processes.limits import allow_open_files
+from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 KEYLESS_CONNECTIONS = 512

@@ -15,6 +15,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import remote
 from coderepairrl.protocols import EngineSpec
+from coderepairrl.types import Capabilities
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 Environment = dict[str, str]
@@ -50,11 +51,10 @@ def split(config: Config, serving_takes: bool) -> Split:
     return chosen
 
 
-def serving(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine` on the GPUs of ``engine.devices`` (all if empty), without a learner. Raises as `split`."""
-    _check_serving(config, engine.takes_gpus)
-    environment = _environment("engine.devices", config.engine.devices, visible())
-    return engine.on_gpus(environment[VISIBLE]) if environment else engine
+def serving(config: Config, engine: Capabilities) -> str | None:
+    """GPUs of ``engine.devices`` (None: all), without a learner. Raises as `split`."""
+    _check_serving(config, engine.uses_gpus)
+    return _environment("engine.devices", config.engine.devices, visible()).get(VISIBLE)
 
 
 def require_secret(config: Config) -> None:
@@ -108,11 +108,10 @@ def have_turns(config: Config) -> bool:
     return config.engine.share_devices == "turns"
 
 
-def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine`, able to sleep if it shares its GPU with the learner by turns. Raises `ConfigError` if that cannot
-    work."""
+def check_turns(config: Config, engine: EngineSpec) -> None:
+    """Raise `ConfigError` if engine and learner are to share a GPU by turns, and cannot."""
     if not have_turns(config):
-        return engine
+        return
     if config.train.processes > 1:
         raise ConfigError(
             f"engine.share_devices=turns, and train.processes={config.train.processes}: several processes hold buffers"
@@ -130,13 +129,22 @@ def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
             " the GPU at once, so that weights pass through the host's memory",
             fix="leave engine.weights out: files are in memory, too",
         )
-    able = engine.with_sleep()
-    if visible() and not shared(config, engine.takes_gpus):
+    check_sleeps(engine)
+    if visible() and not shared(config, engine.capabilities.uses_gpus):
         raise ConfigError(
             "engine.share_devices=turns, and engine and learner have no GPU in common",
             fix="engine.devices=[0] train.devices=[0], or leave engine.share_devices out",
         )
-    return able
+
+
+def check_sleeps(engine: EngineSpec) -> None:
+    """Raise `ConfigError` for ``engine.share_devices=turns`` with an engine that cannot sleep."""
+    if not engine.capabilities.can_sleep:
+        raise ConfigError(
+            f"engine.share_devices=turns, and engine {engine.name!r} cannot sleep with these options",
+            fix="engine=vllm, without engine.options.url since others may use that server; or leave"
+            " engine.share_devices out: an engine on the CPU is in nobody's way",
+        )
 
 
 def _so_many(config: Config) -> list[int]:

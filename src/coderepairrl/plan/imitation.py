@@ -12,7 +12,7 @@ from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices
 from coderepairrl.plan.examples import Examples, read, steps
 from coderepairrl.plan.learner import check_teacher, settings
-from coderepairrl.plan.model import LocalModel, engine_of, folder, writer
+from coderepairrl.plan.model import LocalModel, choose_engine, folder, writer
 from coderepairrl.plan.numerics import resolved
 from coderepairrl.plan.plan import AgentPlan, ServingPlan, evaluation, require_trackers
 from coderepairrl.plan.problems import Problems
@@ -60,11 +60,13 @@ def resolve_imitation(config: Config) -> ImitationPlan:
         problems.attempt(lambda: devices.require_secret(config))
     if examples:
         problems.attempt(lambda: _check_measured(config, examples.value))
-    engine = problems.attempt(lambda: engine_of(config, None if config.train.lora is None else config.train.lora.rank))
-    chosen = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
+    engine, needs = choose_engine(config, problems)
+    chosen = problems.attempt(
+        lambda: LocalModel(model.value, codec.value, forks.value, engine.value, needs.value, adapter.value)
+    )
     when = config.eval.before or config.eval.after or bool(config.eval.every)
     due = when and (config.tasks != Tasks() or bool(config.eval.source))
-    split = problems.attempt(lambda: devices.split(config, due and engine.value.takes_gpus))
+    split = problems.attempt(lambda: devices.split(config, due and engine.value.capabilities.uses_gpus))
     rollouts = None
     if due:
         problems.attempt(lambda: engine.value.check_model(model.value))

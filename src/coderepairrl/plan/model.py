@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from coderepairrl.registry import nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify
+from coderepairrl.types import Capabilities, EngineNeeds
 
 RELAY = "relay"
 """Engine of models served by others."""
@@ -58,7 +59,8 @@ class LocalModel:
     forks: tuple[str, ...]
     """Descriptions of where token ids cannot be extended exactly."""
     engine: EngineSpec
-    """Has room for adapters if there are any."""
+    needs: EngineNeeds = EngineNeeds()
+    """What the run needs of the engine."""
     adapter: Path | None = None
     """A folder with adapters on the model in `folder`."""
 
@@ -66,6 +68,11 @@ class LocalModel:
     def name(self) -> str:
         """Name to display."""
         return str(self.adapter or self.folder)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities of the engine."""
+        return self.engine.capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,11 @@ class RemoteModel:
     def name(self) -> str:
         """Name to display."""
         return self.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities of the endpoint: replies in text."""
+        return Capabilities(context=self.options.context)
 
 
 class Use(NamedTuple):
@@ -149,10 +161,30 @@ def relayed(model_name: str, key_env: str | None) -> list[str]:
     return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]
 
 
-def engine_of(config: Config, rank: int | None) -> EngineSpec:
-    """Engine of `config`, with room for adapters of `rank`. Raises `ConfigError`."""
-    chosen = engines.make(config.engine.name, **config.engine.options)
-    return chosen if rank is None else chosen.with_adapters(rank)
+def engine_of(config: Config) -> EngineSpec:
+    """Engine of `config`. Raises `ConfigError`."""
+    return engines.make(config.engine.name, **config.engine.options)
+
+
+def adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
+    """Room for adapters of `ranks` if `engine` takes any. Raises `ConfigError` for a rank beyond its own."""
+    rank, most = max(ranks, default=0), engine.capabilities.adapter_rank
+    if not (rank and most):
+        return EngineNeeds()
+    if rank > most:
+        raise ConfigError(
+            f"adapters of rank {rank}, and engine {engine.name!r} takes them up to rank {most}",
+            fix=f"lower train.lora.rank to {most}, leave engine.options.lora_rank out if it is set, or set it to 0 to"
+            " send merged weights",
+        )
+    return EngineNeeds(adapter_rank=rank, adapters=len(ranks))
+
+
+def choose_engine(config: Config, problems: Problems) -> tuple[Made[EngineSpec], Made[EngineNeeds]]:
+    """Engine of `config`, with room for the adapters that are trained."""
+    lora = config.train.lora
+    engine = problems.attempt(lambda: engine_of(config))
+    return engine, problems.attempt(lambda: adapter_needs(engine.value, [] if lora is None else [lora.rank]))
 
 
 def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made[Codec], Made[tuple[str, ...]]]:
@@ -178,11 +210,15 @@ def _local(config: Config, found: Made[models.Named], problems: Problems) -> Mad
     folder = problems.attempt(lambda: found.value.folder)
     adapter = found.value.adapter if found else None
     codec, forks = writer(config, folder, problems)
-    engine = problems.attempt(lambda: engine_of(config, None if adapter is None else weights.adapter_rank(adapter)))
+    engine = problems.attempt(lambda: engine_of(config))
+    ranks = problems.attempt(lambda: [] if adapter is None else [weights.adapter_rank(adapter)])
+    room = problems.attempt(lambda: adapter_needs(engine.value, ranks.value))
     problems.attempt(lambda: engine.value.check_model(folder.value))
     problems.attempt(lambda: engine.value.require())
-    placed = problems.attempt(lambda: devices.serving(config, engine.value))
-    return problems.attempt(lambda: LocalModel(folder.value, codec.value, forks.value, placed.value, adapter))
+    needs = problems.attempt(lambda: replace(room.value, gpus=devices.serving(config, engine.value.capabilities)))
+    return problems.attempt(
+        lambda: LocalModel(folder.value, codec.value, forks.value, engine.value, needs.value, adapter)
+    )
 
 
 def _is_url(model: str) -> bool:
@@ -234,7 +270,7 @@ def _key(variable: str) -> str:
 
 
 def _with_weights(model: str) -> models.Named:
-    named_model = models.named(models.hub.fetch(model) if models.hub.is_name(model) else model)
+    named_model = models.named(models.fetch(model) if models.is_hub_name(model) else model)
     if not any(named_model.folder.glob("*.safetensors")):
         raise UsageError(
             f"{named_model.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"

@@ -19,7 +19,7 @@ from coderepairrl.plan.few_shot import has_examples, with_examples
 from coderepairrl.plan.kinds import check_kinds, make_kinds
 from coderepairrl.plan.learned import check_learned
 from coderepairrl.plan.learner import check_teacher, settings
-from coderepairrl.plan.model import LocalModel, RemoteModel, Use, engine_of, folder, named, writer
+from coderepairrl.plan.model import LocalModel, RemoteModel, Use, choose_engine, folder, named, writer
 from coderepairrl.plan.numerics import check_clip, clip, resolved
 from coderepairrl.plan.place import Place, choose_place, limits
 from coderepairrl.plan.problems import Made, Problems
@@ -31,7 +31,7 @@ from coderepairrl.plan.workers import check_executor, require_ray
 from coderepairrl.processes.extras import require_extra
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rollout import Curriculum, Share, Terms
-from coderepairrl.types import Limits, Task
+from coderepairrl.types import EngineNeeds, Limits, Task
 
 T = TypeVar("T")
 
@@ -213,7 +213,7 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
     """A name that finds the same model again."""
     if Path(model).suffix == ".toml":
         return config.model.path
-    if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
+    if models.is_hub_name(model) and isinstance(chosen.value, LocalModel):
         return f"{model.partition('@')[0]}@{chosen.value.folder.name}"
     run = isinstance(chosen.value, LocalModel) and not model.startswith("builtin:")
     return chosen.value.name if run else model
@@ -241,13 +241,15 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     sources = read
     config = _shown_examples(config, read, tuple(chain(*_or(eval_tasks, {}).values())), problems)
     place = choose_place(config, problems)
-    engine, split = _engine(config, model, problems)
+    engine, needs, split = _engine(config, model, problems)
     settled = problems.attempt(lambda: settle_rewards(config, read, eval_tasks))
     config = settled.value[0] if settled else config
     paid = problems.attempt(lambda: rewards.make(settled.value[0].reward))
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     kinds = make_kinds(config, (paid, measured, place), eval_tasks, problems)
-    policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
+    policy = problems.attempt(
+        lambda: LocalModel(model.value, codec.value, forks.value, engine.value, needs.value, adapter.value)
+    )
     if config.tasks.too_long == "drop":
         sources = problems.attempt(lambda: without_too_long(config, policy.value, kinds.value, read.value))
     if not resumed:
@@ -266,7 +268,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         lambda: None if resumed else check_prompts(config, policy.value, kinds.value, prompted_tasks)
     )
     problems.attempt(lambda: check_overlong(config, policy.value, kinds.value))  # a resumed run may have new limits
-    lacking = _lacking(config, engine, learner)
+    lacking = _lacking(config, engine, needs, learner)
     if problems.found:
         for each in lacking:
             problems.add(each)
@@ -280,7 +282,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         kinds=kinds.value,
         learner=learner.value,
         devices=split.value,
-        in_turn=devices.have_turns(config) or bool(devices.shared(config, engine.value.takes_gpus)),
+        in_turn=devices.have_turns(config) or bool(devices.shared(config, engine.value.capabilities.uses_gpus)),
         clip=clip(config, learner.value),
         rewards_in_words=settled.value[1],
         prompt=prompt.value,
@@ -313,27 +315,30 @@ def _check_learns_from_rewards(config: Config) -> None:
         raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")
 
 
-def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
-    """Engine on its GPUs, with room for adapters, and the GPUs of each child process."""
-    lora = config.train.lora
+def _engine(
+    config: Config, model: Made[Path], problems: Problems
+) -> tuple[Made[EngineSpec], Made[EngineNeeds], Made[devices.Split]]:
+    """Engine, what the run needs of it, and the GPUs of each child process."""
 
-    def on_its_gpus() -> EngineSpec:
-        visible = split.value.engine.get(devices.VISIBLE)
-        engine = devices.by_turns(config, chosen.value)
-        return engine if visible is None else engine.on_gpus(visible)
+    def needed() -> EngineNeeds:
+        gpus = split.value.engine.get(devices.VISIBLE)
+        devices.check_turns(config, engine.value)
+        return replace(room.value, gpus=gpus, sleep=devices.have_turns(config))
 
-    chosen = problems.attempt(lambda: engine_of(config, None if lora is None else lora.rank))
-    split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))
-    problems.attempt(lambda: check_route(config, chosen.value))
-    problems.attempt(lambda: chosen.value.check_model(model.value))
-    return problems.attempt(on_its_gpus), split
+    engine, room = choose_engine(config, problems)
+    split = problems.attempt(lambda: devices.split(config, engine.value.capabilities.uses_gpus))
+    problems.attempt(lambda: check_route(config, engine.value))
+    problems.attempt(lambda: engine.value.check_model(model.value))
+    return engine, problems.attempt(needed), split
 
 
-def _lacking(config: Config, engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[PrerequisiteError, ...]:
+def _lacking(
+    config: Config, engine: Made[EngineSpec], needs: Made[EngineNeeds], learner: Made[LearnSettings]
+) -> tuple[PrerequisiteError, ...]:
     absent = Problems()
     absent.attempt(lambda: require_trackers(config.log))
     absent.attempt(lambda: require_ray(config))
-    absent.attempt(lambda: engine.value.require())
+    absent.attempt(lambda: engine.value.require(needs.value))
     absent.attempt(lambda: require_packages(learner.value))
     absent.attempt(lambda: devices.require_secret(config))
     return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))

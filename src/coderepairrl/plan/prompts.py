@@ -11,10 +11,9 @@ from typing import NamedTuple
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.protocols import FirstRequest
 from coderepairrl.rollout import Share, Terms
 from coderepairrl.tokens import Codec, TooLong
-from coderepairrl.types import Task
+from coderepairrl.types import FirstRequest, Task
 
 _COUNTED = 4 << 20
 """Bytes of prompts tokenized per kind: a few seconds' worth."""
@@ -130,9 +129,10 @@ def _longest_first(tasks: Sequence[Task]) -> list[Task]:
 
 def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[int, str]:
     """Token limit of an episode, and the setting that determines it."""
-    context = model.engine.context or model.codec.context
+    chosen = model.capabilities.context
+    context = chosen or model.codec.context
     if context < terms.limits.tokens:
-        return context, "engine.options.context" if model.engine.context else "the model's context"
+        return context, "engine.options.context" if chosen else "the model's context"
     is_kind_limit = kind in config.kinds and config.kinds[kind].tokens is not None
     return terms.limits.tokens, f"kinds.{kind}.tokens" if is_kind_limit else "rollout.tokens"
 

@@ -13,13 +13,12 @@ def check_route(config: Config, engine: EngineSpec) -> None:
     route = config.engine.weights
     if route == "file":
         return
-    if not engine.receives:
+    if not engine.capabilities.can_receive:
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
             fix="leave engine.weights out, or take engine=vllm",
         )
-    lora = config.train.lora
-    if lora is not None and engine.with_adapters(lora.rank).adapters:
+    if config.train.lora is not None and engine.capabilities.adapter_rank:
         raise ConfigError(
             f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
             fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",
@@ -34,7 +33,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
             "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
             fix="engine.weights=file, or part them with engine.devices and train.devices",
         )
-    if route == "ipc" and devices.visible() and not devices.on_one_gpu(config, engine.takes_gpus):
+    if route == "ipc" and devices.visible() and not devices.on_one_gpu(config, engine.capabilities.uses_gpus):
         raise ConfigError(
             "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
             fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import CodeRepairError, GatewayFault
-from coderepairrl.protocols import Chunk
 from coderepairrl.rollout.episodes import Ticket
-from coderepairrl.types import Episode, Sampling, Turn
+from coderepairrl.types import Chunk, Episode, Sampling, Turn
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from pathlib import Path
 
 from coderepairrl.errors import EngineFault
-from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.types import Sampling
+from coderepairrl.protocols import Engine
+from coderepairrl.types import Chunk, Sampling
 
 Weights = tuple[Path, int, str]
 LONGEST_WAIT = 60.0

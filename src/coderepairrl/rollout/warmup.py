@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import PolicySource, ReplySource
-from coderepairrl.protocols import Engine, FirstRequest
-from coderepairrl.types import Limits, Sampling
+from coderepairrl.protocols import Engine
+from coderepairrl.types import FirstRequest, Limits, Sampling
 
 TOKENS = 8
 REPLY = 256

@@ -20,7 +20,7 @@ from coderepairrl import tokens
 from coderepairrl.errors import EngineFault, GatewayFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.protocols import Engine
 from coderepairrl.rollout.episodes import Terms
 from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.messages import (
@@ -37,7 +37,7 @@ from coderepairrl.rollout.messages import (
     portable,
 )
 from coderepairrl.tokens import LoadedFrom
-from coderepairrl.types import Episode, Sampling, Turn
+from coderepairrl.types import Chunk, Episode, Sampling, Turn
 
 _STOPPED = "the worker stops"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.processes import clock
+from coderepairrl.processes.meter import unix_time
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import Turn
 
@@ -64,7 +64,7 @@ class Log:
 
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full."""
-        record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
+        record = {"type": type, "time": round(unix_time(), 4), **{key: dump(value) for key, value in fields.items()}}
         self.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
     def write(self, line: bytes) -> None:

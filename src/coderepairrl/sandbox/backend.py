@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.processes.scratch import sweep_aside
-from coderepairrl.protocols import SandboxBackend, SandboxInfo
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.contents import Images, no_images
 from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces
+from coderepairrl.types import SandboxInfo
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
-from coderepairrl.processes.limits import allow_open_files
+from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import Group

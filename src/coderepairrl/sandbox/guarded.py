@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Any, TypeVar
 
 from coderepairrl.errors import CodeRepairError, SandboxFault
-from coderepairrl.protocols import Sandbox, SandboxBackend, SandboxInfo
-from coderepairrl.types import ExecResult, Task
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.types import ExecResult, SandboxInfo, Task
 
 T = TypeVar("T")
 

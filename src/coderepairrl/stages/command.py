@@ -141,8 +141,8 @@ def pinned(config: Config, *, fetches: bool = True) -> Config:
 def _newest(model: str, fetches: bool) -> str:
     if not model or model.startswith("builtin:"):
         return model
-    if models.hub.is_name(model):
-        return models.hub.fetch(model) if fetches else model
+    if models.is_hub_name(model):
+        return models.fetch(model) if fetches else model
     try:
         checkpoint = models.named(model)
     except UsageError:  # which is reported with all else that is wrong
@@ -172,7 +172,7 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
         "too_long": left_out(plan.too_long),
         **found,
     }
-    folder.create(to_toml(plan.config), record, plan.model.engine.versions())
+    folder.create(to_toml(plan.config), record, plan.model.engine.require(plan.model.needs, connect=True))
 
 
 async def _until_stopped(

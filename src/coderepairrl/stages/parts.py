@@ -26,8 +26,8 @@ from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import shared_folder
 from coderepairrl.types import Task
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ async def open_policy(
     config = plan.config
 
     async def start_engine() -> Engine:
-        made = await plan.model.engine.start(model, log_dir=folder.logs)
+        made = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
             return made
         return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
@@ -187,7 +187,7 @@ async def open_policy(
     started, learner = await _both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     parts.push_async_callback(engine.close)
-    adapters = plan.model.engine.adapters
+    adapters = plan.model.needs.adapter_rank > 0
     policy = LivePolicy(config, folder, learn, engine, learner, adapters=adapters, on_death=progress.alarm)
     parts.push_async_callback(policy.close)
     return engine, policy

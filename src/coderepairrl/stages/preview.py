@@ -113,5 +113,5 @@ def needs(config: Config) -> dict[str, Any]:
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
-    check_named(config, engines.make(config.engine.name, **config.engine.options).takes_gpus)
+    check_named(config, engines.make(config.engine.name, **config.engine.options).capabilities.uses_gpus)
     return require(config, settings)

@@ -39,7 +39,7 @@ from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate, evaluation_due
 from coderepairrl.stages.used import metered
-from coderepairrl.sync.shared import shared_folder
+from coderepairrl.sync.weights import shared_folder
 from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
@@ -255,7 +255,7 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
     for name, tasks in bench.eval_tasks.items():
         if tasks and (name, step) not in run.history.evaluations:
             if run.served != step:
-                form: Form = "adapter" if run.plan.model.engine.adapters and config.train.lora else "model"
+                form: Form = "adapter" if run.plan.model.needs.adapter_rank else "model"
                 await engine.load(*await run.learner.publish(form))
                 run.served = step
             await evaluate(bench, run.history, name, step, run.learner.version)
@@ -309,7 +309,7 @@ async def _bench(
     config, tasks = plan.config, plan.rollouts.eval_tasks
 
     async def start() -> Engine:
-        return await plan.model.engine.start(model, log_dir=folder.logs)
+        return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
 
     folder.add_tasks(task for held_out in tasks.values() for task in held_out)
     engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
@@ -340,7 +340,7 @@ async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
             "dropped": {reason: sorted(names) for reason, names in loaded.dropped.items()},
         },
     }
-    folder.create(to_toml(plan.config), record, plan.model.engine.versions())
+    folder.create(to_toml(plan.config), record, plan.model.engine.require(plan.model.needs, connect=True))
     _write_learned(plan, folder)
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
+from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, in_thoughts
+from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
 
@@ -40,7 +41,6 @@ class Codec:
         self,
         tokenizer: InertTokenizer,
         renderer: Any,
-        markers: Markers,
         *,
         name: str,
         family: str,
@@ -60,8 +60,13 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._markers = markers
-        self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
+        self._reader = Reader(tokenizer)
+        tags = self._reader.thoughts if format.tells_thoughts else (NEVER, NEVER)
+        begin, end = (tokenizer.added.get(tag, NEVER) for tag in (format.begin, format.end))
+        self._markers = Markers(
+            frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
+        )
+        self._thinks = lru_cache(maxsize=64)(lambda beginning: in_thoughts(beginning, tags, self.stop_ids))
 
     def render(
         self,
@@ -155,7 +160,7 @@ class Codec:
         `calls`: number of earlier calls. None if the family renders replies differently in history. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
-        before = [question, *self.renderer.earlier(calls)]
+        before = [question, *(self.renderer.earlier(calls) if isinstance(self.renderer, TemplateRenderer) else ())]
         prompt, complete = self.render(before), self._render([*before, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(complete)) if complete[at] in self.stop_ids]
         if complete[: len(prompt)] != prompt:
@@ -173,9 +178,7 @@ class Codec:
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
         try:
-            parsed = self.renderer.parse_response(
-                list(output), tools=list(tools) or None, prompt_ids=list(prompt) or None
-            )
+            parsed = self.format.reply(self._reader, output, prompt, self._markers.stop, tools)
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
@@ -184,19 +187,17 @@ class Codec:
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         parts: list[str] = [parsed.content.strip()]
-        for call in parsed.tool_calls:
-            text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
-            if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
-                calls.append(FunctionCall(call.name, text, (call.id or "") if passed_on else ""))
-            elif call.token_span is None:  # a part of the content
-                malformed.append(call.raw)
+        for call in parsed.calls:
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            if call.arguments is not None and _is_unicode(call.name + arguments):
+                calls.append(FunctionCall(call.name, arguments, call.id if passed_on else ""))
+            elif call.span is None:
+                malformed.append(call.text)
             else:
-                start, end = call.token_span
-                malformed.append(self.decode(output[start:end]))
+                malformed.append(self.decode(output[slice(*call.span)]))
                 parts.append(malformed[-1])
         content = "\n".join(filter(None, parts))
-        reasoning = (parsed.reasoning_content or "").strip()
-        return Reply(content, reasoning, tuple(calls), tuple(malformed))
+        return Reply(content, parsed.reasoning.strip(), tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """Incremental parser for the output after `prompt`."""
@@ -233,10 +234,6 @@ class Codec:
             start -= 1
         return tail[start:]
 
-    def _in_thoughts(self, beginning: tuple[int, ...]) -> bool:
-        markers = self._markers
-        return in_thoughts(beginning, (markers.think_open, markers.think_close), markers.stop)
-
     def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._guard(value) for value in values]
 
@@ -264,7 +261,7 @@ class Codec:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return guarded
-        return _json(self._guard(value)) if self._forges(json.loads(guarded)) else guarded
+        return json.dumps(self._guard(value), ensure_ascii=False) if self._forges(json.loads(guarded)) else guarded
 
     def _forges(self, value: object) -> bool:
         # whether any text in it spells a special token
@@ -281,10 +278,77 @@ def _at_most(most: int | None, ids: list[int]) -> list[int]:
     return ids
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _is_unicode(text: str) -> bool:
     # JSON can escape a lone surrogate, which no client can read
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+class Row(NamedTuple):
+    """Ids of a sequence, and whether a policy samples each."""
+
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
+    """Sequences that a gateway would have recorded for a policy that sampled the replies.
+
+    Trained: a reply's text, calls, thoughts and end token. Rewritten history starts another row. Raises ValueError for
+    a conversation that cannot be trained on.
+    """
+    messages = [_plain(message, codec) for message in messages]
+    replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    if not replies:
+        raise ValueError("the conversation has no reply to learn from")
+    if replies[0] == 0:
+        raise ValueError("the conversation begins with a reply")
+    finished: list[Row] = []
+    ids = codec.render(messages[: replies[0]], tools)
+    trained = [False] * len(ids)
+    for at, next_reply in zip(replies, [*replies[1:], None], strict=True):
+        output = codec.spell(messages[at], calls=sum(len(each.get("tool_calls") or ()) for each in messages[:at]))
+        if output is None:
+            raise ValueError("the model's template writes a reply of the conversation differently from what is sampled")
+        injected = _empty_thoughts(codec, output)
+        prompt, ids = ids, [*ids, *output]
+        trained += [False] * injected + [True] * (len(output) - injected)
+        if next_reply is None:
+            break
+        calls = len(messages[at].get("tool_calls") or ())
+        added = codec.extend(prompt, output, messages[at + 1 : next_reply], calls=calls)
+        if added is None:
+            finished.append(Row(tuple(ids), tuple(trained)))
+            ids, trained = codec.render(messages[:next_reply], tools), []
+            trained = [False] * len(ids)
+        else:
+            ids += added
+            trained += [False] * len(added)
+    return [*finished, Row(tuple(ids), tuple(trained))]
+
+
+def _plain(message: Message, codec: Codec) -> Message:
+    # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
+    # samples
+    normalised, text = dict(message), message.get("content") or ""
+    if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
+        thought, closed, rest = str(text).lstrip().partition("</think>")
+        if closed and thought.startswith("<think>"):
+            normalised["reasoning_content"] = normalised.get("reasoning_content") or thought.removeprefix(
+                "<think>"
+            ).strip("\n")
+            text = rest.lstrip("\n")
+    if not codec.thinking:
+        normalised = {key: value for key, value in normalised.items() if key not in ("reasoning_content", "reasoning")}
+    return {**normalised, "content": text}
+
+
+def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
+    begin, end = (codec.tokenizer.added.get(name) for name in ("<think>", "</think>"))
+    if begin is None or end is None or output[0] != begin or end not in output:
+        return 0
+    after = output.index(end) + 1
+    if codec.decode(output[1 : after - 1]).strip():
+        return 0
+    while after < len(output) and not codec.decode(output[after : after + 1]).strip("\n"):
+        after += 1
+    return after

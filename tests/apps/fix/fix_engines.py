@@ -10,9 +10,9 @@ from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.protocols import Chunk, EngineSpec
+from coderepairrl.protocols import EngineSpec
 from coderepairrl.rollout import warmup
-from coderepairrl.types import Sampling
+from coderepairrl.types import Chunk, EngineNeeds, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Says(EngineSpec):
 
     name = "scripted"
 
-    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         codec = tokens.load(model)
         return _Engine([list(_ids(codec, text)) for text in self.texts], self.delay, self.endless)
 

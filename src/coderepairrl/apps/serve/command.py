@@ -21,9 +21,8 @@ from coderepairrl.plan.model import LocalModel, RemoteModel, Use
 from coderepairrl.plan.plan import ServingPlan, resolve_serving
 from coderepairrl.plan.problems import Problems
 from coderepairrl.plan.replying import replying
-from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import stoppable
+from coderepairrl.processes.signals import allow_open_files, stoppable
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.types import Sampling, Turn
 
@@ -143,7 +142,7 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> 
     if folder is None:
         return None
     run = RunFolder(folder)
-    versions = plan.model.engine.versions() if isinstance(plan.model, LocalModel) else {}
+    versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
     with _advising():
         run.create(configs.to_toml(plan.config), {"command": "serve", "model": plan.model.name}, versions)
     log = run.writer()

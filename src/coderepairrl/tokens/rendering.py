@@ -1,4 +1,4 @@
-"""Prompts by a model's own chat template, for families unknown to `renderers`."""
+"""Renderers of prompts: those of the package `renderers`, or a model's own chat template for other families."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader
+from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, in_thoughts
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
 _NUMBER = re.compile(r"\d{1,9}\Z")
 MOST_CALLS = 256
 """Numbered calls up to which a conversation is extended; beyond, prompts are rendered again."""
+CLASSES = {
+    "qwen3": "Qwen3",
+    "qwen3.5": "Qwen35",
+    "qwen3.6": "Qwen36",
+    "glm-4.5": "GLM45",
+    "glm-5": "GLM5",
+    "glm-5.1": "GLM51",
+    "minimax-m2": "MiniMaxM2",
+    "nemotron-3": "Nemotron3",
+    "nemotron-3-ultra": "Nemotron3Ultra",
+    "nemotron-3.5": "Nemotron35",
+    "llama-3": "Llama3",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ class TemplateRenderer:
         errors = []
         for self._texts in (False, True):
             try:
-                return self._with_ids(self._written())
+                return self._written()
             except ConfigError as error:
                 errors.append(error)
         self._texts = False
@@ -70,17 +83,13 @@ class TemplateRenderer:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
                 self._write, self._ids = each.write if dropped else None, each.ids
                 try:
-                    return self._with_ids(self._written())
+                    return self._written()
                 except ConfigError as error:
                     errors.append(error)
         self._write = self._ids = None
         if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
             return NO_CALLS
         raise errors[0]
-
-    def _with_ids(self, found: Format) -> Format:
-        self._ids = found.ids
-        return found
 
     def _written(self) -> Format:
         question, prompt, answered = (
@@ -91,7 +100,9 @@ class TemplateRenderer:
                 ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
             )
         )
-        return written(self._tokenizer, question, prompt, answered, self._stop)
+        calls = written(self._tokenizer, question, prompt, answered, self._stop)
+        self._ids = calls.ids
+        return calls
 
     def get_stop_token_ids(self) -> list[int]:
         """Stop tokens, the template's own first."""
@@ -128,8 +139,8 @@ class TemplateRenderer:
         reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may name the functions whose results they write, and move the words beside a call
-        parsed = self.parse_response(previous_completion_ids, prompt_ids=previous_prompt_ids)
-        named = [call for call in parsed.tool_calls if call.name]
+        parsed = self.format.reply(self._reader, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
+        named = [call for call in parsed.calls if call.name]
         names = [call.name for call in named]
         earlier = self._earlier(named)
         if earlier is None:
@@ -157,16 +168,6 @@ class TemplateRenderer:
             list(previous_prompt_ids), list(previous_completion_ids), set(self._stop), synthesize_close=before[end]
         )
         return BridgedIds([*so_far, *after[end + 1 :]])
-
-    def parse_response(
-        self,
-        token_ids: Sequence[int],
-        *,
-        tools: Sequence[Message] | None = None,
-        prompt_ids: Sequence[int] | None = None,
-    ) -> Any:
-        """Parse into a `renderers.base.ParsedResponse`."""
-        return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
     def earlier(self, count: int) -> tuple[Message, ...]:
         """Reply with `count` calls, and results, for numbered calls."""
@@ -243,3 +244,34 @@ def with_objects(message: Message) -> Message:
             value = arguments
         calls.append({**call, "function": {**call["function"], "arguments": value}})
     return {**message, "tool_calls": calls}
+
+
+def package_renderer(
+    tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool
+) -> tuple[Any, Format]:
+    """Renderer `name` of the package, and its format of calls.
+
+    `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts. Raises `ConfigError` for another
+    family's tokenizer, and an unknown format of calls.
+    """
+    # calls are read in the prompts' own format (`tokens.formats`): the package's parsers strip the whitespace of values
+    import renderers
+
+    make = getattr(renderers, f"{CLASSES[name]}Renderer")
+    config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
+    switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
+    try:
+        renderer = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
+    except AssertionError as error:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
+            fix="set model.renderer=template, or use the family's own tokenizer",
+        ) from error
+    stop = renderer.get_stop_token_ids()
+    question, prompt = (
+        renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
+    )
+    if not (keep_thoughts or switches or in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
+        raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
+    called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    return renderer, written(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

@@ -16,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl import report
-from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import command, ledger, names, reading
 from coderepairrl.report.analysis import as_json, compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.stages.hello import SHOWN, before_and_after
 from coderepairrl.stats import clusters, compare
 from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall

@@ -11,7 +11,6 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.apps import evaluate
-from coderepairrl.apps.fix.trace import Trace
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError, RunError, UsageError
 from coderepairrl.plan.plan import AgentPlan
@@ -19,6 +18,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump
 from coderepairrl.stages import evaluation
+from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
 
 

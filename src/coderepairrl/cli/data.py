@@ -191,10 +191,10 @@ def data_import(
     as_json: Json = False,
 ) -> None:
     """Import trajectories as examples to learn from, without those that overlap evaluation sets."""
-    from coderepairrl.apps import importing
     from coderepairrl.report.trajectories.others import Window
+    from coderepairrl.stages import importing
 
-    request = importing.Asked(
+    request = importing.ImportOptions(
         against=against or [],
         drop=drop or [],
         unchecked=unchecked,
@@ -202,5 +202,5 @@ def data_import(
         outcomes=outcomes,
         window=Window(after, before, model),
     )
-    summary = importing.bring_in(form, paths, output, request)
+    summary = importing.import_trajectories(form, paths, output, request)
     show(json.dumps(summary) if as_json else importing.as_text(summary))

@@ -90,14 +90,14 @@ def attempt(
     import sys
 
     from coderepairrl.apps import attempt as attempting
-    from coderepairrl.apps import fix
+    from coderepairrl.stages import trace
 
     trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
-    episode = run(attempting.attempt(trial, fix.Trace(whole=True)))
+    episode = run(attempting.attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:
-        fix.show(episode.patch, sys.stdout)
+        trace.show_patch(episode.patch, sys.stdout)
 
 
 def merge(

@@ -76,7 +76,7 @@ class Trace:
         self.console.print(text, soft_wrap=True)
 
 
-def show(patch: bytes, to: TextIO) -> None:
+def show_patch(patch: bytes, to: TextIO) -> None:
     """Write a patch; on a terminal, without control sequences."""
     if to.isatty():
         to.write(visible(patch.decode(errors="replace")))

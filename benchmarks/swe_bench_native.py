@@ -14,7 +14,7 @@ patch at all, in its native environment (``workspace=native``), judged by the ha
 published outcomes (JSON lines with ``instance_id``, ``system``, ``dataset``, ``model_patch`` and ``resolved``), on the
 instances that hold by ``--held``. What is in ``--out`` already is not run again. Commits come from ``--clone``;
 with ``--specifications`` the rows are SWE-Gym's.
-`offline`: ten instances of the manifest, those whose ids have the lowest SHA-256: ``crrl data prepare`` into an empty
+`offline`: ten instances of the manifest, those whose ids have the lowest SHA-256: ``crrl tasks prepare`` into an empty
 cache; then, in a network namespace without a network, the reference, no patch, and the reference of another instance of
 the repository; and at last one flipped byte in an environment.
 """

@@ -45,7 +45,7 @@ def test_the_page_of_commands_has_them_all() -> None:
         assert any(all(f"`{word}`" in row for word in command.split()) for row in rows), command
 
 
-@pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl data ver", "verify")])
+@pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl tasks ver", "verify")])
 def test_completion(words: str, expected: str) -> None:
     """As bash asks for it."""
     asked = {"_CRRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

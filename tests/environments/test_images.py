@@ -151,7 +151,7 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
         for each in found:
             command, _, then = each.fix.partition(", and ")
             if each.state == "changed":
-                assert then == "prepare its tasks again (crrl data prepare)"
+                assert then == "prepare its tasks again (crrl tasks prepare)"
                 subprocess.run(command.replace("rm -r", "rm -rf"), shell=True, check=True)
         assert [each.state for each in states(some)] == ["missing" if n in hit else "as built" for n in range(2)]
         for name in names:

@@ -1,4 +1,4 @@
-"""`crrl data prepare`, killed at any point again and again, loses nothing and takes nothing half-built for whole."""
+"""`crrl tasks prepare`, killed at any point again and again, loses nothing and takes nothing half-built for whole."""
 
 from __future__ import annotations
 

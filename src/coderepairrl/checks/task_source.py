@@ -1,4 +1,4 @@
-"""Exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
+"""Exam of task sources (``crrl check tasks NAME``, ``crrl tasks verify NAME``)."""
 
 from __future__ import annotations
 

@@ -16,28 +16,46 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Annotated
 
+import click
 import typer
 
 from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
-    auditing,
     collecting,
     comparing,
-    data,
-    env,
     evaluating,
     jobs,
     reading,
     running,
     serving,
+    tasks,
 )
 from coderepairrl.cli.output import show
-from coderepairrl.errors import ExitCode, exit_on_error
+from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
+
+RENAMED = {
+    "data": "crrl tasks",
+    "audit": "crrl tasks verify --deep",
+    "env": "crrl check environments",
+}
+"""Commands of earlier versions, and what to use instead."""
+
+
+class _Commands(typer.core.TyperGroup):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; name the new one for a command of an earlier version. Raises `UsageError`."""
+        if args[0] in RENAMED:
+            raise UsageError(f"there is no command {args[0]!r} any more", fix=f"use `{RENAMED[args[0]]}`")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="crrl",
+    cls=_Commands,
     help="Train language models to repair code by doing it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -67,7 +85,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(comparing.compare, reading.score),
     ),
     "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
-    "Set up and check": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
+    "Set up and check": (running.config, reading.check, tasks.app, agents.app),
 }
 """Commands by their heading in ``crrl --help``."""
 for heading, commands in COMMANDS.items():

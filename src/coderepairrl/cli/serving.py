@@ -36,7 +36,7 @@ def fix(
     repair = fix.plan_repair(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
     fixed = run(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
-        trace.show_patch(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
+        trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
     try:
         applied = apply and fix.apply_patch(repair.repository, fixed.patch)

@@ -1,4 +1,4 @@
-"""``crrl data import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
+"""``crrl tasks import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
         if (path / "task.toml").is_file() or any(path.glob("*/task.toml")):
             return "harbor", path_options
         raise UsageError(
-            f"{path} has no folder with a task.toml", fix=f"name its source: crrl audit SOURCE path={path}"
+            f"{path} has no folder with a task.toml",
+            fix=f"name its source: SOURCE path={path}",
         )
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="name a task source, a file, or a folder of Harbor tasks")

@@ -1,4 +1,4 @@
-"""`crrl audit`: planted faults of tasks are found, killed audits go on, and what was not measured is in no share."""
+"""`crrl tasks verify --deep`: planted faults are found, killed audits go on, what was not measured is in no share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`crrl data` and `crrl check ... KEY=VALUE`, as a user calls them."""
+"""`crrl tasks` and `crrl check ... KEY=VALUE`, as a user calls them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.trace import Trace
+from coderepairrl.tasks.catalog import near_tasks
 from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
 
 
@@ -46,7 +46,9 @@ def resolve(
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
         if not any(each.startswith("eval.split") for each in settings):
-            options["select"] = {"split": "test", **options.get("select", {})}
+            # any task may be attempted: those that the user's selection would call training tasks, too
+            select = {key: value for key, value in options.get("select", {}).items() if key != "holdout"}
+            options["select"] = {**select, "split": "test"}
         settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
     elif options:
         raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
@@ -57,8 +59,7 @@ def resolve(
             if task.id == task_id:
                 return Trial(replace(plan, eval_tasks={name: (task,)}), task, output)
     task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
-    near = difflib.get_close_matches(task_id, task_ids, 3, 0.3) or task_ids[:3]
-    raise UsageError(f"{what} evaluates no task {task_id}", fix=f"of {len(task_ids):,}, such as {', '.join(near)}")
+    raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
 
 
 async def attempt(trial: Trial, trace: Trace) -> Episode:

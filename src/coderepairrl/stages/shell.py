@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import sys
 import termios
@@ -16,6 +15,7 @@ from coderepairrl.errors import SandboxFault, TaskError, UsageError
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.stages.trace import print_bytes
+from coderepairrl.tasks.catalog import near_tasks
 from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
@@ -56,8 +56,7 @@ def find_task(tasks: Iterable[Task], source: str, task_id: str, *, checks: bool 
     """
     by_id = {task.id: task for task in tasks}
     if task_id not in by_id:
-        near = difflib.get_close_matches(task_id, by_id, 3, 0.3) or list(by_id)[:3]
-        raise UsageError(f"{source} has no task {task_id}", fix=f"of {len(by_id):,}, such as {', '.join(near)}")
+        raise UsageError(f"{source} has no task {task_id}", fix=near_tasks(task_id, list(by_id)))
     task = grading.judged_in(by_id[task_id]) if checks else by_id[task_id]
     if not task.workspace:
         raise UsageError(f"{task_id} is a question without a workspace", fix="choose a task with a repository")

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from coderepairrl.checks import audit as auditing
-from coderepairrl.checks import data
 from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.tasks import ScriptedSource
+from coderepairrl.tasks import ScriptedSource, quarantine
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Checks, Command, Task
 from commands import CRRL
@@ -99,7 +98,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
     assert rates["mutants accepted"].measured == 6 and rates["mutants accepted"].independent is None
 
-    assert data.write_quarantine(auditing.apart(found), tmp_path / "q.jsonl") == 3
+    assert quarantine.write(auditing.apart(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9
@@ -170,7 +169,7 @@ def rows(file: Path) -> Iterator[str]:
 
 
 def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: None) -> None:
-    words = "audit handmade split=train --limit 2 --mutants 1 --jobs 2 -o"
+    words = "tasks verify handmade split=train --deep --limit 2 --mutants 1 --jobs 2 -o"
     command = [*CRRL, *words.split()]
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache")}
 

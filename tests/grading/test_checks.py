@@ -287,7 +287,7 @@ async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_pa
     write_jsonl([found.settled], tmp_path / "settled.jsonl")
     [again] = JsonlSource(tmp_path / "settled.jsonl")
     assert again == found.settled
-    [about, verdict] = await verify(ScriptedSource([again]), backend, repeat=2, quiet=True)
+    [about, verdict] = await verify(ScriptedSource([again]), backend, repeat=2)
     assert about.ok
     assert verdict.ok, verdict
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -18,16 +18,10 @@ from coderepairrl.types import Checks, Task
 _NAMED = 5
 
 
-async def examine(
-    source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, on_task: Callable[[Task], None] = lambda task: None
-) -> list[Finding]:
-    """Examine `source`, and its first `limit` tasks (0: all).
-
-    Calls `on_task` before the questions of a task. Raises `TaskError` and `SandboxFault`.
-    """
+async def examine(source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0) -> list[Finding]:
+    """Examine `source`, and its first `limit` tasks (0: all). Raises `TaskError` and `SandboxFault`."""
     findings, tasks = about_source(source, limit)
     for task in tasks:
-        on_task(task)
         studied = await study(task, sandbox)
         findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in studied.findings]
     return findings

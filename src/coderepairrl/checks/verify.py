@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coderepairrl import rewards
 from coderepairrl.checks import task_source
@@ -54,7 +50,7 @@ async def verify(
     limit: int = 0,
     repeat: int = 1,
     reward: Mapping[str, float] | None = None,
-    quiet: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[TaskExam]:
     """Examine the source (`checks.task_source.examine`), and rewards on tasks with a reference.
 
@@ -74,20 +70,19 @@ async def verify(
     findings, chosen = task_source.about_source(source, limit)
     await asyncio.to_thread(check_environments, chosen)
     exams = [TaskExam("", tuple(findings))]
-    with _progress(len(chosen), quiet) as on_task:
-        for task in chosen:
-            on_task(task)
-            solution = None if task.reference else source.oracle(task.id)
-            if solution is not None:
-                studied = await task_source.solved(task, solution, sandbox, repeat)
-            else:
-                studied = await task_source.study(task, sandbox, repeat)
-            task_findings = list(studied.findings)
-            if task.reference and repairing and all(finding.ok for finding in task_findings):
-                nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
-                for one in repairing:
-                    task_findings += await answers(Trial(task, one), sandbox, nothing)
-            exams.append(TaskExam(task.id, tuple(task_findings), studied.settled, studied.lacks))
+    for number, task in enumerate(chosen, 1):
+        say(f"[{number}/{len(chosen)}] {task.id}")
+        solution = None if task.reference else source.oracle(task.id)
+        if solution is not None:
+            studied = await task_source.solved(task, solution, sandbox, repeat)
+        else:
+            studied = await task_source.study(task, sandbox, repeat)
+        task_findings = list(studied.findings)
+        if task.reference and repairing and all(finding.ok for finding in task_findings):
+            nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
+            for one in repairing:
+                task_findings += await answers(Trial(task, one), sandbox, nothing)
+        exams.append(TaskExam(task.id, tuple(task_findings), studied.settled, studied.lacks))
     return exams
 
 
@@ -102,23 +97,6 @@ async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
             await fresh.write(patched.path, content + b"\n")
             break
         return await fresh.diff()
-
-
-@contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
-    console = Console(stderr=True, quiet=quiet, highlight=False)
-    name = TextColumn("{task.fields[name]}", markup=False)
-    columns = (SpinnerColumn(), TextColumn("verifying"), MofNCompleteColumn(), TimeElapsedColumn(), name)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        row = bar.add_task("", total=total, name="")
-        begun = 0
-
-        def on_task(task: Task) -> None:
-            nonlocal begun
-            bar.update(row, completed=begun, name=printable(task.id))
-            begun += 1
-
-        yield on_task
 
 
 def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, Overrides, note, run, show, table
+from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, note, run, show, table
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
 
@@ -22,8 +22,8 @@ def fix(
     overrides: Overrides = None,
     agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="sampling temperature (0: greedy)")] = 0.0,
-    model_name: Annotated[str, typer.Option(help="model name at the URL, unless there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")] = None,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
     apply: Annotated[bool, typer.Option("--apply", help="apply the patch to the working tree")] = False,
     as_json: Json = False,
 ) -> None:
@@ -62,8 +62,8 @@ def serve(
         typer.Option("--chat/--keys-only", help="answer keyless chat clients of this machine (default: not for a URL)"),
     ] = None,
     log: Annotated[Path | None, typer.Option(help="new run folder for every committed turn")] = None,
-    model_name: Annotated[str, typer.Option(help="model name at the URL, unless there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")] = None,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
     as_json: Json = False,
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""

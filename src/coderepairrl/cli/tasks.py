@@ -155,7 +155,7 @@ def tasks_verify(
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
-    verdicts = run(verify.verify(task_source, place, limit=limit, repeat=repeat, reward=rewards))
+    verdicts = run(verify.verify(task_source, place, limit=limit, repeat=repeat, reward=rewards, say=note))
     if output is not None:
         count = catalog.export([entry.settled for entry in verdicts if entry.settled is not None], output)
         reasons = "; ".join(f"{number} {reason}" for reason, number in verify.left_out(verdicts).items())

@@ -89,10 +89,14 @@ def attempt(
     note(f"{'reading':<12}{what}, {task}")  # imports take a while, too
     import sys
 
-    from coderepairrl.apps import attempt as attempting
+    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages import trace
 
-    trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
+    is_source = evaluating.is_source(what)
+    settings = attempting.settings_of_attempt(what, task, given or [], policy, is_source=is_source)
+    plan = evaluating.plan(what, settings, policy=policy, output=output or Path(task)).plan
+    trial = attempting.choose_task(plan, what, task, output)
     episode = run(attempting.attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))

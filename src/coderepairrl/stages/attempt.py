@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.apps import evaluate
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError, RunError, UsageError
 from coderepairrl.plan.plan import AgentPlan
@@ -32,16 +31,16 @@ class Trial:
     output: Path | None
 
 
-def resolve(
-    what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
-) -> Trial:
-    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
+def settings_of_attempt(
+    what: str, task_id: str, given: Sequence[str], policy: str | None, *, is_source: bool
+) -> list[str]:
+    """Settings of the evaluation that has the task `task_id`, of any split; `what` is a task source, or has settings.
 
-    Raises as `evaluate.plan`, and `UsageError` for an unknown task or a missing policy.
+    Raises `UsageError` for an unknown setting or a missing policy.
     """
     settings = [each for each in given if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
     options = configs.parse_options([each for each in given if each not in settings], "path")
-    if evaluate.is_source(what):
+    if is_source:
         if policy is None:
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
@@ -52,8 +51,11 @@ def resolve(
         settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
     elif options:
         raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
-    settings += ["eval.attempts=1", "eval.tasks=0"]
-    plan = evaluate.plan(what, settings, policy=policy, output=output or Path(task_id)).plan
+    return [*settings, "eval.attempts=1", "eval.tasks=0"]
+
+
+def choose_task(plan: AgentPlan, what: str, task_id: str, output: Path | None) -> Trial:
+    """Reduce the evaluation `plan` to the task `task_id`. Raises `UsageError` if it evaluates no such task."""
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:

@@ -14,7 +14,7 @@ import pytest
 
 from coderepairrl import agents, config, engines, registry, rewards, sandbox, stages, tasks
 from coderepairrl.checks import exams, task_source
-from coderepairrl.checks.verify import verify
+from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding, protocol_members
@@ -159,7 +159,7 @@ async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating:
     for name, options in (("handmade", {}), ("mutants", {"n": 2}), ("jsonl", {"path": str(tmp_path / "tasks.jsonl")})):
         findings = await task_source.examine(tasks.make(name, **options), backend, limit=2)
         assert findings and not failed(findings), name
-    assert len(await verify(source, backend, limit=1)) == 2
+    assert len(await verify_tasks(source, backend, limit=1)) == 2
 
 
 @pytest.mark.by_hand  # two minutes; their exams are asked in tests/sandbox, the chosen one's behind proxies above

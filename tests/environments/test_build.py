@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.checks.verify import verify
+from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import (
     CondaFile,
     Specification,
@@ -165,7 +165,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert [each.state for each in states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:
-        await verify(tasks.make("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
+        await verify_tasks(tasks.make("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
     with pytest.raises(TaskError, match="no environment that was built to its end"):

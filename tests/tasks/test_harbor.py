@@ -13,7 +13,7 @@ import pytest
 
 from coderepairrl import grading
 from coderepairrl.checks import audit as auditing
-from coderepairrl.checks.verify import verify
+from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading.reports import Outcome, harbor
@@ -153,7 +153,7 @@ async def test_a_task_is_read_built_and_judged_by_its_own_script(
         await box.write("answer.txt", b"42\n")
         scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
         assert scored.value == 1 and scored.passed
-    [_, exam] = await verify(source, backend)
+    [_, exam] = await verify_tasks(source, backend)
     assert exam.ok and [finding.name for finding in exam.findings][1:] == [
         "the checks fail on the bug", "the checks pass on the reference",
     ]  # fmt: skip

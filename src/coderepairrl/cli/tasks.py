@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -128,22 +129,20 @@ def tasks_verify(
     as_json: Json = False,
 ) -> None:
     """Verify tasks: checks fail before and pass after the reference, and rewards tell these apart."""
-    from coderepairrl.checks import audit, verify
+    from coderepairrl.checks import audit, task_source
     from coderepairrl.tasks import catalog
 
     deep_only = {"--mutants": mutants, "--seed": seed, "--jobs": jobs, "--resume": resume or None}
     for name, value in ({"--reward": reward} if deep else deep_only).items():
         if value is not None:
             raise UsageError(f"{name} is {'not ' if deep else ''}for --deep", fix=f"leave out {name}")
-    task_source, place = _load(source, options), backend(sandbox, sandbox_option)
+    tasks, place = _load(source, options), backend(sandbox, sandbox_option)
     if deep:
         settings = audit.Settings(
             " ".join([source, *(options or [])]), place.name, repeat, 5 if mutants is None else mutants, seed or 0
         )
         folder = output or Path("audits") / Path(source).name.partition(".")[0]
-        audited = run(
-            audit.audit_into(folder, task_source, place, settings, limit, resume=resume, jobs=jobs or 2, say=note)
-        )
+        audited = run(audit.audit_into(folder, tasks, place, settings, limit, resume=resume, jobs=jobs or 2, say=note))
         _quarantine(audit.apart(audited), quarantine)
         show(
             json.dumps(audit.as_json(settings, audited))
@@ -155,17 +154,22 @@ def tasks_verify(
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
-    verdicts = run(verify.verify(task_source, place, limit=limit, repeat=repeat, reward=rewards, say=note))
+    verdicts = run(task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=_progress))
     if output is not None:
         count = catalog.export([entry.settled for entry in verdicts if entry.settled is not None], output)
-        reasons = "; ".join(f"{number} {reason}" for reason, number in verify.left_out(verdicts).items())
+        reasons = "; ".join(f"{number} {reason}" for reason, number in task_source.count_left_out(verdicts).items())
         note(f"{output}: {counted(count, 'task')}; left out: {reasons or 'none'}")
-    _quarantine(verify.apart(verdicts, task_source), quarantine)
-    show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else verify.table(verdicts))
+    _quarantine(task_source.list_unusable(verdicts, tasks), quarantine)
+    show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else task_source.format_exams(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)
     if not all(entry.ok for entry in verdicts):
         raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        note(line)
 
 
 def _quarantine(verified: list[Verified], file: Path | None) -> None:

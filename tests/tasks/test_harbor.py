@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import grading
-from coderepairrl.checks import audit as auditing
+from coderepairrl.checks.audit import trials
 from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
@@ -176,8 +176,8 @@ async def test_an_audit_takes_what_the_solution_changes_for_the_reference(
         toml = tmp_path / "set" / name / "task.toml"
         toml.write_text(TOML.replace("org/answer", f"org/{name}"))
     source, made = opened(tmp_path / "set", base)
-    asked = auditing.Settings("set", "bwrap", repeat=2, mutants=4)
-    found = await auditing.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
+    asked = trials.Settings("set", "bwrap", repeat=2, mutants=4)
+    found = await trials.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
     outside_found, sound = sorted(found, key=lambda each: each.task.id)
     assert (sound.passes, sound.fails, sound.flaky, dict(sound.faults)) == (True, True, (), {})
     assert sound.history is not None and sound.history.commits == 0

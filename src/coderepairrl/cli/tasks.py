@@ -129,7 +129,8 @@ def tasks_verify(
     as_json: Json = False,
 ) -> None:
     """Verify tasks: checks fail before and pass after the reference, and rewards tell these apart."""
-    from coderepairrl.checks import audit, task_source
+    from coderepairrl.checks import task_source
+    from coderepairrl.checks.audit import rates, trials
     from coderepairrl.tasks import catalog
 
     deep_only = {"--mutants": mutants, "--seed": seed, "--jobs": jobs, "--resume": resume or None}
@@ -138,16 +139,16 @@ def tasks_verify(
             raise UsageError(f"{name} is {'not ' if deep else ''}for --deep", fix=f"leave out {name}")
     tasks, place = _load(source, options), backend(sandbox, sandbox_option)
     if deep:
-        settings = audit.Settings(
+        settings = trials.Settings(
             " ".join([source, *(options or [])]), place.name, repeat, 5 if mutants is None else mutants, seed or 0
         )
         folder = output or Path("audits") / Path(source).name.partition(".")[0]
-        audited = run(audit.audit_into(folder, tasks, place, settings, limit, resume=resume, jobs=jobs or 2, say=note))
-        _quarantine(audit.apart(audited), quarantine)
+        audited = run(rates.audit_into(folder, tasks, place, settings, limit, resume=resume, jobs=jobs or 2, say=note))
+        _quarantine(trials.apart(audited), quarantine)
         show(
-            json.dumps(audit.as_json(settings, audited))
+            json.dumps(rates.as_json(settings, audited))
             if as_json
-            else f"{audit.table(audited)}\n{folder / 'audit.json'}"
+            else f"{rates.table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
             note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")

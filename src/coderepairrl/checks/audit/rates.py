@@ -1,14 +1,18 @@
-"""Rates of an audit, with intervals and counts of missing measurements."""
+"""Audit of tasks into a folder: rates, with intervals and counts of missing measurements."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.checks.audit.trials import Audited, Settings
+from coderepairrl.checks.audit.trials import Audited, Say, Settings, audit, chosen
 from coderepairrl.checks.audit.wrong import KINDS
+from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted, logged
+from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stats import Interval, mean_interval, wilson
 from coderepairrl.stats.clusters import clusters_by
 
@@ -17,6 +21,32 @@ METHOD = (
     "effective number of observations, tasks of one repository being a cluster (mutants: those of a repository, "
     "or of a task where there is one repository)."
 )
+
+
+async def audit_into(
+    folder: Path,
+    source: TaskSource,
+    sandbox: SandboxBackend,
+    settings: Settings,
+    limit: int,
+    *,
+    resume: bool,
+    jobs: int,
+    say: Say,
+) -> list[Audited]:
+    """Audit `limit` tasks (0: all) of `source`, drawn by the seed; ``folder/audit.json`` gets the result.
+
+    Raises as `chosen` and `audit`, and `UsageError` for a folder that cannot be made.
+    """
+    tasks = chosen(source, limit, settings.seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}", fix="name another folder with -o") from error
+    rows = folder / "trials.jsonl"
+    audited = await audit(source, tasks, sandbox, settings, rows, resume=resume, jobs=jobs, say=say)
+    write_atomic(folder / "audit.json", dumps(as_json(settings, audited)))
+    return audited
 
 
 class Rate(NamedTuple):

@@ -142,8 +142,9 @@ def tasks_verify(
         settings = trials.Settings(
             " ".join([source, *(options or [])]), place.name, repeat, 5 if mutants is None else mutants, seed or 0
         )
-        folder = output or Path("audits") / Path(source).name.partition(".")[0]
-        audited = run(rates.audit_into(folder, tasks, place, settings, limit, resume=resume, jobs=jobs or 2, say=note))
+        folder = output or Path("audits") / (Path(source).name.partition(".")[0] or tasks.name)
+        drawn = trials.chosen(tasks, limit, settings.seed)
+        audited = run(rates.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note))
         _quarantine(trials.apart(audited), quarantine)
         show(
             json.dumps(rates.as_json(settings, audited))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.checks.audit.trials import Audited, Say, Settings, audit, chosen
+from coderepairrl.checks.audit.trials import Audited, Say, Settings, audit
 from coderepairrl.checks.audit.wrong import KINDS
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted, logged
@@ -15,6 +15,7 @@ from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stats import Interval, mean_interval, wilson
 from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.types import Task
 
 METHOD = (
     "95 % intervals of what was measured: Wilson's, of independent tasks; clustered: the score interval for the "
@@ -26,19 +27,18 @@ METHOD = (
 async def audit_into(
     folder: Path,
     source: TaskSource,
+    tasks: Sequence[Task],
     sandbox: SandboxBackend,
     settings: Settings,
-    limit: int,
     *,
     resume: bool,
     jobs: int,
     say: Say,
 ) -> list[Audited]:
-    """Audit `limit` tasks (0: all) of `source`, drawn by the seed; ``folder/audit.json`` gets the result.
+    """Audit `tasks` of `source`; ``folder/audit.json`` gets the result.
 
-    Raises as `chosen` and `audit`, and `UsageError` for a folder that cannot be made.
+    Raises as `audit`, and `UsageError` for a folder that cannot be made.
     """
-    tasks = chosen(source, limit, settings.seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from coderepairrl.plan.problems import Problems
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import stoppable
+from coderepairrl.processes.signals import Interrupted, until_interrupted
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
@@ -86,12 +86,8 @@ async def serve(
 
     Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
-    with stoppable() as received:  # from the first moment on: an engine that is being started ends with us
-        try:
-            await _serve(plan, places, log, ready, say)
-        except asyncio.CancelledError:
-            if not received:
-                raise
+    with suppress(Interrupted):  # from the first moment on: an engine that is being started ends with us
+        await until_interrupted(_serve(plan, places, log, ready, say))
 
 
 async def _serve(

@@ -19,7 +19,6 @@ from typing import Annotated
 import typer
 from typer.models import CommandInfo
 
-from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
     collecting,
@@ -34,11 +33,13 @@ from coderepairrl.cli import (
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
+from coderepairrl.version import __version__
 
 RENAMED = {
     "data": "crrl tasks",
     "audit": "crrl tasks verify --deep",
     "env": "crrl check environments",
+    "view": "crrl report --serve",
 }
 """Commands of earlier versions, and what to use instead."""
 
@@ -73,7 +74,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
-    "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
+    "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
     "Set up and check": (running.config, reading.check, tasks.app, agents.app),
 }
 """Commands by their heading in ``crrl --help``."""
@@ -90,8 +91,7 @@ EXAMPLES = {
     "grade": ("grade predictions.jsonl swe_bench name=verified",),
     "compare": ("compare runs/before runs/after", "compare --plan 5"),
     "score": ("score --oracle reference.diff --patch mine.diff",),
-    "report": ("report runs/hello",),
-    "view": ("view runs/hello", "view runs/hello --serve"),
+    "report": ("report runs/hello", "report runs/hello --serve"),
     "fix": ("fix . --issue issue.md --policy runs/mine --apply",),
     "serve": ("serve builtin:tiny --port 8000",),
     "export": ("export runs/mine model", "export runs/mine episodes.parquet --to parquet"),
@@ -161,7 +161,7 @@ def main() -> None:
             if renamed := RENAMED.get("".join(sys.argv[1:2])):
                 raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{renamed}`")
             app()
-    except BrokenPipeError:  # `crrl view RUN | head`
+    except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:

@@ -125,11 +125,16 @@ def attempt(
         episode = attempt("handmade", "handmade/pager", policy="builtin:tiny", settings={"rollout.calls": 5})
         episode.reward, episode.patch
     """
-    from coderepairrl.apps import attempt as attempting
-    from coderepairrl.apps.fix.trace import Trace
+    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.stages import attempt as attempting
+    from coderepairrl.stages.trace import Trace
 
-    place = None if output is None else Path(output)
-    trial = attempting.resolve(str(source), task, _as_overrides(settings), policy=_policy_name(policy), output=place)
+    what, place, model = str(source), None if output is None else Path(output), _policy_name(policy)
+    overrides = attempting.settings_of_attempt(
+        what, task, _as_overrides(settings), model, is_source=evaluating.is_source(what)
+    )
+    plan = evaluating.plan(what, overrides, policy=model, output=place or Path(task)).plan
+    trial = attempting.choose_task(plan, what, task, place)
     _warn_if_weaker(trial.plan.place.choice)
     return _run_blocking(attempting.attempt(trial, Trace(quiet=True)))
 

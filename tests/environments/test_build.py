@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.checks import data
+from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import (
     CondaFile,
     Specification,
     build,
     check_unchanged,
     conda,
-    differences,
-    record,
     states,
 )
 from coderepairrl.environments.pythons import _copied
@@ -167,7 +165,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert [each.state for each in states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:
-        await data.verify(tasks.make("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend(), quiet=True)
+        await verify_tasks(tasks.make("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
     with pytest.raises(TaskError, match="no environment that was built to its end"):
@@ -196,18 +194,6 @@ async def test_a_full_disk_leaves_nothing_half_built(
     left = [path.name for path in (cache / "environments").iterdir() if path.suffix != ".lock"]
     assert all(name.startswith("uv-") for name in left), left
     check_unchanged((await build(asked)).folder)
-
-
-async def test_what_two_environments_do_not_share_is_listed(cache: Path, tmp_path: Path, isolating: None) -> None:
-    first = Specification(workspace=project(tmp_path / "shop"), python=system_python())
-    second = first.model_copy(update={"requirements": ("crrl_test_helper",)})
-    one, other = [record((await build(each)).folder.name) for each in (first, second)]
-    found = {each.fact: (each.first, each.second) for each in differences(one, other)}
-    assert found.pop("files") == (one["digest"], other["digest"])
-    assert found == {
-        "package crrl_test_helper": ("", "1.0"),
-        "specification requirements": ("[]", '["crrl_test_helper"]'),
-    }
 
 
 async def test_a_build_reaches_the_index_alone_and_nothing_of_the_host(

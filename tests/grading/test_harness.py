@@ -169,4 +169,4 @@ async def test_preparing_installs_the_harness_without_which_nothing_is_judged(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(GraderFault, match="package that judges for swebench is not there") as caught:
         harness.report("PASSED t.py::a\n", RESULTS, task.checks)
-    assert "crrl data prepare" in caught.value.fix
+    assert "crrl tasks prepare" in caught.value.fix

@@ -25,7 +25,7 @@ def test_full_starts_on_tasks_that_were_verified_and_on_no_others() -> None:
     options = f'tasks.options={{split="train", select={{quarantine="{KEPT}"}}}}'
     with pytest.raises(TaskError) as raised:  # nothing was verified
         resolve(load("full", [*OTHER_TASKS, options]))
-    assert KEPT in str(raised.value) and "data verify SOURCE --quarantine" in raised.value.fix
+    assert KEPT in str(raised.value) and "tasks verify SOURCE --quarantine" in raised.value.fix
     tasks = list(make("handmade", split="train"))
     assert (
         write([Verified(tasks[0], None, "flaky"), *(Verified(task, task, "") for task in tasks[1:])], Path(KEPT)) == 1

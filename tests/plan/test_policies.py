@@ -11,8 +11,6 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.apps import evaluate
-from coderepairrl.apps.fix.command import USE as FIX
-from coderepairrl.apps.serve.command import USE as SERVE
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, Several, UsageError
 from coderepairrl.plan.model import Use, named
@@ -20,6 +18,8 @@ from coderepairrl.plan.policies import load_policy
 from coderepairrl.plan.problems import Problems
 from coderepairrl.stages.conversations import Recorded
 from coderepairrl.stages.evaluation import COLLECT, USE
+from coderepairrl.stages.fix import USE as FIX
+from coderepairrl.stages.serve import USE as SERVE
 
 HARMLESS = (
     "kinds.agent.calls=3",

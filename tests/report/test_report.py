@@ -15,7 +15,6 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, analysis, kit, reading, verdict
@@ -25,6 +24,7 @@ from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.stages.hello import SHOWN, before_and_after
 from coderepairrl.stats import clusters, compare
 from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall

@@ -12,8 +12,6 @@ import pytest
 
 from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent
-from coderepairrl.apps.fix.command import USE, Repair, fix
-from coderepairrl.apps.fix.repository import Repository
 from coderepairrl.checks import programs
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
@@ -25,6 +23,7 @@ from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.stages.fix import USE, Repair, Repository, fix
 from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/one", "repair it", "python", "dir:x", b"")

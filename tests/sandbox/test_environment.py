@@ -78,4 +78,4 @@ def test_one_that_is_not_on_this_machine_is_named(tmp_path: Path, task: Task, mo
     for asked, problem in ((f"venv:{tmp_path}/gone", "is not there"), ("python:{}", "is not built on this machine")):
         with pytest.raises(TaskError, match=f"{task.id}: its environment .*{problem}") as caught:
             environment_of(replace(task, environment=asked))
-        assert "data prepare" in caught.value.fix
+        assert "tasks prepare" in caught.value.fix

@@ -177,7 +177,7 @@ def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFix
     from tasks.test_benchmarks import data
 
     paths = {side: data(f"swebench/swebench_{name}.jsonl.gz") for side, name in (("a", "lite"), ("b", "verified"))}
-    words = ["data", "overlap", "swe_bench", "swe_bench", "--json", "a.name=lite"]
+    words = ["tasks", "overlap", "swe_bench", "swe_bench", "--json", "a.name=lite"]
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["crrl", *words, *(f"{side}.path={path}" for side, path in paths.items())])
         main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -12,11 +12,13 @@ from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.printable import counted
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Finding, check_options, check_types, nearest
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.sync.weights import Published
+from coderepairrl.tasks import catalog
 from coderepairrl.types import EngineNeeds, Sample
 
 Options = Mapping[str, Any]
@@ -166,6 +168,25 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
     return _prepared(source)
 
 
+def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
+    """Compare environments and images of a source's tasks with their digests, reading every file."""
+    from coderepairrl.environments import states
+
+    found = states(list(catalog.load(*catalog.recognised(name, options))))
+    return _each(
+        [
+            Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)
+            for one in found
+        ]
+        or [Finding("environments", True, "its tasks need none")]
+    )
+
+
+async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
+    for finding in findings:
+        yield finding
+
+
 async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
     from coderepairrl.checks.task_source import examine as sit
 
@@ -195,7 +216,8 @@ KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Finding]]]] =
     "agent": ("nano", _agent),
     "reward": ("patch_edits", _reward),
     "tasks": ("handmade", _tasks),
+    "environments": ("mutants", _environments),
     "model": ("builtin:tiny", _model),
     "crash": ("each", _crash),
 }
-"""Seams, models and the crash test, with default implementations."""
+"""Seams, environments, models and the crash test, with default implementations."""

@@ -77,7 +77,7 @@ def eval(
 
 def attempt(
     what: Annotated[str, typer.Argument(help="a task source, a TOML file, a shipped config, or a run")],
-    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl data list SOURCE")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl tasks list SOURCE")],
     given: Settings = None,
     policy: Annotated[
         str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
@@ -89,15 +89,19 @@ def attempt(
     note(f"{'reading':<12}{what}, {task}")  # imports take a while, too
     import sys
 
-    from coderepairrl.apps import attempt as attempting
-    from coderepairrl.apps import fix
+    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.stages import attempt as attempting
+    from coderepairrl.stages import trace
 
-    trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
-    episode = run(attempting.attempt(trial, fix.Trace(whole=True)))
+    is_source = evaluating.is_source(what)
+    settings = attempting.settings_of_attempt(what, task, given or [], policy, is_source=is_source)
+    plan = evaluating.plan(what, settings, policy=policy, output=output or Path(task)).plan
+    trial = attempting.choose_task(plan, what, task, output)
+    episode = run(attempting.attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:
-        fix.show(episode.patch, sys.stdout)
+        trace.print_bytes(episode.patch, sys.stdout)
 
 
 def merge(
@@ -143,12 +147,12 @@ def grade(
 ) -> None:
     """Grade patches of any origin by a benchmark's tests and rules, natively or in its images."""
     from coderepairrl import config
-    from coderepairrl.checks import data
     from coderepairrl.runs import foreign
     from coderepairrl.stages import grade as grading
     from coderepairrl.stages import harness as official
     from coderepairrl.stages import predictions as patches
     from coderepairrl.stages import shards
+    from coderepairrl.tasks import catalog
 
     predicted, part = patches.read(predictions), shards.parse(shard)
     target = output or predictions.with_name(f"{foreign.stem(predictions)}.graded.jsonl")
@@ -167,7 +171,7 @@ def grade(
         job = official.grade(known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
     else:
         tasks, known_patches, unknown = grading.chosen(
-            predicted, data.load(source, source_options), part, skip_unknown=skip_unknown
+            predicted, catalog.load(source, source_options), part, skip_unknown=skip_unknown
         )
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)

@@ -104,10 +104,12 @@ def _write_pages(site: Site, output: Path | None) -> None:
 
 def check(
     kind: Annotated[
-        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model, crash (default: the machine)")
+        str | None,
+        typer.Argument(help="sandbox, engine, agent, reward, tasks, environments, model, crash (default: the machine)"),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="an implementation, module:Class, a model folder, or the process to kill")
+        str | None,
+        typer.Argument(help="an implementation, module:Class, a task source, a model folder, or the process to kill"),
     ] = None,
     options: Options = None,
     every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
@@ -135,7 +137,8 @@ def check(
     if every:
         run(sit(exams.examine_sandboxes()))
     elif kind is not None:
-        run(sit(exams.examine(kind, name, config.parse_options(options or [], "path" if kind == "tasks" else "KEY"))))
+        example = "path" if kind in ("tasks", "environments") else "KEY"
+        run(sit(exams.examine(kind, name, config.parse_options(options or [], example))))
     else:
         for finding in machine():
             tell(finding)

@@ -31,10 +31,10 @@ def hello(
     as_json: Json = False,
 ) -> None:
     """Try the whole loop on this machine: reinforcement learning of a tiny policy."""
-    from coderepairrl.apps import hello as app
+    from coderepairrl.stages import hello as app
 
     if dry_run:
-        _show_plan(*app.resolved(overrides or [], resume=resume), as_json=as_json)
+        _show_plan(*app.load_settings(overrides or [], resume=resume), as_json=as_json)
         return
     show(app.hello(overrides or [], resume=resume, as_json=as_json))
 

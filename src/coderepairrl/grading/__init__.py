@@ -4,7 +4,7 @@
 early exits; `harness` judges by a benchmark's rules.
 """
 
-from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, tried
+from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, restore, tried
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
 from coderepairrl.grading.witness import results_of
@@ -22,6 +22,7 @@ __all__ = [
     "judge",
     "judged_in",
     "lacking",
+    "restore",
     "results_of",
     "rules_of",
     "tried",

@@ -51,7 +51,7 @@ class Package:
         except PrerequisiteError as error:
             raise GraderFault(
                 f"the package that judges for {self.name} is not there: {error}",
-                fix="prepare the tasks on a machine with a network (crrl data prepare)",
+                fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
             ) from error
         except subprocess.TimeoutExpired:
             return Report(False, False, list(checks.named), {}, f"no end within {_SECONDS:g} s")

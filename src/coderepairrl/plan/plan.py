@@ -189,7 +189,7 @@ def evaluation(
         problems.add(
             TaskError(
                 "no evaluation has a held-out task",
-                fix="name a source and a split that has: eval.split=train, say (crrl data list SOURCE has the splits)",
+                fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
             )
         )
     return problems.attempt(

@@ -125,7 +125,7 @@ def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
     if (source, dict(options)) == (Tasks().source, {}):
         raise ConfigError(
             "no tasks are named",
-            fix="tasks.source=NAME, of `crrl data list`, or tasks.options.path=FILE; to measure a model:"
+            fix="tasks.source=NAME, of `crrl tasks list`, or tasks.options.path=FILE; to measure a model:"
             " crrl eval SOURCE --policy MODEL",
         )
     task_source = tasks.make(source, **options)
@@ -152,7 +152,7 @@ def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: P
     for error in refused[:_TASKS_NAMED]:
         problems.add(error)
     if (more := len(refused) - _TASKS_NAMED) > 0:
-        problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
+        problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify lists them"))
     problems.attempt(lambda: check_environments(everything))
 
 

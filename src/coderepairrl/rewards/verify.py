@@ -156,7 +156,7 @@ async def verify(
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
             f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks fail verification: {listed}",
-            fix="repair these tasks or leave them out (crrl data verify SOURCE --output FILE writes those that hold), "
+            fix="repair these tasks or leave them out (crrl tasks verify SOURCE --output FILE writes those that hold), "
             "or train on them unverified: tasks.verify=false",
         )
     return sum(cached)

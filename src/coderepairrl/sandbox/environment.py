@@ -26,7 +26,7 @@ def environment_of(task: Task) -> Path | None:
         if not (folder / ENVIRONMENT_RECORD).is_file():
             raise TaskError(
                 f"task {task.id}: its environment is not built on this machine",
-                fix="prepare its source (crrl data prepare), on a machine with a network",
+                fix="prepare its source (crrl tasks prepare), on a machine with a network",
             )
         return folder
     if kind != "venv":
@@ -34,7 +34,7 @@ def environment_of(task: Task) -> Path | None:
     if not (Path(where) / "bin").is_dir():
         raise TaskError(
             f"task {task.id}: its environment {where} is not there",
-            fix="prepare its source again (crrl data prepare), or export it again on this machine",
+            fix="prepare its source again (crrl tasks prepare), or export it again on this machine",
         )
     if not where.startswith("/") or not (Path(where) / "pyvenv.cfg").is_file():
         raise TaskError(

@@ -32,7 +32,7 @@ MOUNTED = "run/crrl"
 """Folder in an image where sandboxes mount their files."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Default ``PATH`` for images that set none."""
-_PREPARE = "crrl data prepare with the task's source, on a machine with a network: it fetches and unpacks images"
+_PREPARE = "crrl tasks prepare with the task's source, on a machine with a network: it fetches and unpacks images"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def check_present(where: str, user: int | None) -> None:
         lacking = str(error)
     raise TaskError(
         f"image {where} is not as it was unpacked: {lacking or folder / 'git'}",
-        fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl data prepare)",
+        fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl tasks prepare)",
     )
 
 

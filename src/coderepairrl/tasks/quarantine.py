@@ -60,11 +60,11 @@ def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
         entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
     except OSError as error:
         raise TaskError(
-            f"{path}: {error.strerror}", fix="crrl data verify SOURCE --quarantine FILE writes it"
+            f"{path}: {error.strerror}", fix="crrl tasks verify SOURCE --quarantine FILE writes it"
         ) from error
     except ValueError as error:
         raise TaskError(
-            f"{path} keeps no tasks apart: {error}", fix="crrl data verify SOURCE --quarantine FILE writes it"
+            f"{path} keeps no tasks apart: {error}", fix="crrl tasks verify SOURCE --quarantine FILE writes it"
         ) from error
     by_id = {entry.id: entry for entry in entries}
     usable = []

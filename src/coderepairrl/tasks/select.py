@@ -58,7 +58,7 @@ class Selection:
     max_hunks: int | None = None
     """Places that the reference changes, at most."""
     quarantine: str = ""
-    """File of `crrl data verify --quarantine FILE`: bad tasks are left out, of others tests that did not hold."""
+    """File of `crrl tasks verify --quarantine FILE`: bad tasks are left out, of others tests that did not hold."""
     seed: int | None = None
     """Seed of the order; None keeps the source's."""
     skip: int = 0

@@ -92,7 +92,7 @@ def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
     """
     findings, tasks = task_source.about_source(source)
     if not tasks:
-        raise UsageError(f"{source.name} has no tasks", fix="crrl data list shows those of a source")
+        raise UsageError(f"{source.name} has no tasks", fix="crrl tasks list shows those of a source")
     if wrong := next((each for each in findings if not each.ok), None):
         raise UsageError(f"{source.name}: {wrong.name}: no ({wrong.detail})", fix="give each task an id of its own")
     order = list(range(len(tasks)))

@@ -13,7 +13,7 @@ class Source(Section):
     """One of several sources of training tasks that share the batches."""
 
     source: str
-    """A task source of `crrl data list`, or `module:Class`."""
+    """A task source of `crrl tasks list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Options of the source."""
     weight: float = Field(default=1.0, gt=0)
@@ -26,7 +26,7 @@ class Tasks(Section):
     """The training tasks."""
 
     source: str = "jsonl"
-    """A task source of `crrl data list`, or `module:Class`."""
+    """A task source of `crrl tasks list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Options of the source, for example `path`."""
     split: str = "train"

@@ -14,15 +14,15 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from coderepairrl import tokens
-from coderepairrl.apps.serve import visitors
-from coderepairrl.apps.serve.admin import Admin
-from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log
+from coderepairrl.stages import sessions as served_sessions
+from coderepairrl.stages.serve import Admin
+from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
 from coderepairrl.types import Limits, Sampling
 
 
@@ -84,7 +84,7 @@ async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: 
 
     log = Log(tmp_path / "log.jsonl")
     async with serving(ScriptedEngine(script, delay=3600.0), miniature, log) as (_, sessions):
-        session = sessions.open(Asked(id="twice"))
+        session = sessions.open(SessionRequest(id="twice"))
         agent = AsyncOpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
         message: Any = {"role": "user", "content": "Repair it."}
         call = asyncio.create_task(agent.chat.completions.create(model="policy", messages=[message]))
@@ -122,11 +122,11 @@ async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path
 async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_what_was_never_answered(
     miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visitors, "CONVERSATIONS", 3)
+    monkeypatch.setattr(served_sessions, "CONVERSATIONS", 3)
     codec = tokens.load(miniature)
     engine = ScriptedEngine(lambda ids, *_: [*codec.encode(f"after {len(ids)}"), codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = visitors.Visitors(sessions)
+        server.keyless_session = Visitors(sessions)
 
         async def ask(*texts: str) -> Any:
             roles = ("user", "assistant")
@@ -151,7 +151,7 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
     codec = tokens.load(miniature)
     engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = visitors.Visitors(sessions)
+        server.keyless_session = Visitors(sessions)
         body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "cut \xe2\x82"}]}'
 
         async def post(path: str) -> Any:
@@ -168,7 +168,7 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
 async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature: Path) -> None:
     """Under a host name that resolves to this machine, from another origin, and with bytes that no token has."""
     async with serving(ScriptedEngine([]), miniature) as (server, sessions), aiohttp.ClientSession() as web:
-        server.keyless_session = visitors.Visitors(sessions)
+        server.keyless_session = Visitors(sessions)
         admin = Admin(sessions, server.source, "token")
         where = await admin.start(port=0)
         for bearer in ("", "wrong", "\udcff"):

@@ -1,4 +1,4 @@
-"""``crrl data import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
+"""``crrl tasks import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ImportOptions:
     """Options of an import."""
 
     against: Sequence[str] = ()
@@ -42,23 +42,23 @@ class Asked:
     window: Window = field(default_factory=Window)
 
 
-def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> dict[str, Any]:
+def import_trajectories(form: str, paths: Sequence[Path], output: Path, options: ImportOptions) -> dict[str, Any]:
     """Write the trajectories in `paths`, of the format `form`, to `output` as examples; returns a summary.
 
     Damaged ones are left out and listed. Raises `UsageError` if none remain, one overlaps with an evaluation set, or no
-    set is named without `Asked.unchecked`.
+    set is named without `ImportOptions.unchecked`.
     """
-    if not (asked.against or asked.drop or asked.unchecked):
+    if not (options.against or options.drop or options.unchecked):
         raise UsageError(
             "no evaluation set is named to compare the trajectories with",
             fix="--against 'swe_bench name=verified' refuses what overlaps, --drop leaves it out, --unchecked asks not",
         )
-    tasks = _tasks(asked.tasks) if asked.tasks else []
-    solved = _solved(asked.outcomes) if asked.outcomes else {}
+    tasks = _tasks(options.tasks) if options.tasks else []
+    solved = _solved(options.outcomes) if options.outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
     for path in paths:
-        for each in read(form, path, asked.window):
+        for each in read(form, path, options.window):
             if isinstance(each, Damaged):
                 damaged.append(each)
             else:
@@ -70,7 +70,7 @@ def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> di
             fix=f"are these of the format {form}?",
         )
     matched = _matched(trajectories, tasks)
-    for source in asked.against:
+    for source in options.against:
         if both := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(both))
             raise UsageError(
@@ -80,13 +80,13 @@ def bring_in(form: str, paths: Sequence[Path], output: Path, asked: Asked) -> di
             )
     out = {
         at: reason
-        for source in asked.drop
+        for source in options.drop
         for at, reason in _overlapping(trajectories, matched, _tasks(source)).items()
     }
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
     if not remaining:
         raise UsageError(
-            f"all {len(trajectories)} trajectories overlap with {', '.join(asked.drop)}", fix="import others"
+            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="import others"
         )
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():

@@ -76,13 +76,13 @@ class Trace:
         self.console.print(text, soft_wrap=True)
 
 
-def show(patch: bytes, to: TextIO) -> None:
-    """Write a patch; on a terminal, without control sequences."""
+def print_bytes(data: bytes, to: TextIO) -> None:
+    """Write a patch or output; on a terminal, without control sequences."""
     if to.isatty():
-        to.write(visible(patch.decode(errors="replace")))
+        to.write(visible(data.decode(errors="replace")))
     else:
         to.flush()
-        to.buffer.write(patch)
+        to.buffer.write(data)
         to.buffer.flush()
 
 

@@ -18,11 +18,11 @@ import pytest
 from anthropic import Anthropic
 from openai import APIStatusError, OpenAI
 
-from coderepairrl.apps.serve.admin import Admin
-from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.stages.serve import Admin
+from coderepairrl.stages.sessions import Sessions
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import Served, Start, command

@@ -50,7 +50,7 @@ async def test_an_attempt_is_shown_as_it_is_made_and_kept(tmp_path: Path, isolat
         assert "reward      1, done" in work and len(server.requests) == 1
         [episode] = open_run(tmp_path / "runs/one").episodes("eval-00000")
         assert episode.reward == 1 and episode.patch.decode() == out
-        out, work = await called(tmp_path, *given, "--json")
+        out, work = await called(tmp_path, *given, "select.holdout=0.001", "--json")
         found = json.loads(out)
         assert (found["reward"], found["patch"], found["reason"]) == (0, "", "submitted"), "whatever the score, exit 0"
         assert "no fenced block" in work and found["messages"][-1]["content"] == "I do not know."

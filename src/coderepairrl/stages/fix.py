@@ -1,22 +1,27 @@
-"""An attempt at a user's bug, by the agent, sandbox and gateway of training."""
+"""``crrl fix``: an attempt at a user's bug, by the agent, sandbox and gateway of training (docs/guides/fix.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.apps.fix.repository import Repository, open_repository, read_issue
-from coderepairrl.apps.fix.trace import Trace
+from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.plan.model import Use
 from coderepairrl.plan.plan import AgentPlan, resolve_attempt
 from coderepairrl.plan.problems import Problems
 from coderepairrl.plan.replying import replying
+from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
+from coderepairrl.processes.signals import STOPPING
 from coderepairrl.rollout import Attempt, attempt, warm_up
 from coderepairrl.runs.codec import dump
+from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
 USE = Use(
@@ -39,7 +44,7 @@ class Repair:
     plan: AgentPlan
 
 
-def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
+def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
     """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
 
     Raises as `Problems.report`.
@@ -124,3 +129,72 @@ def _report(made: Attempt) -> AgentReport:
     if isinstance(made.outcome, AgentReport):
         return made.outcome
     return AgentReport("crash", log=str(made.outcome)) if made.ending is Ending.CRASH else AgentReport(made.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A clean git repository: root of its working tree, and commit."""
+
+    root: Path
+    commit: str
+
+    def task(self, issue: str) -> Task:
+        """Task that `issue` describes, without a reference."""
+        return Task(f"{self.root.name}@{self.commit[:12]}", issue, "", f"dir:{self.root}", b"")
+
+
+def open_repository(path: Path) -> Repository:
+    """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
+    if not path.is_dir():
+        raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
+    repository = hostgit.find(path, around=True)
+    root = repository.name
+    with hostgit.view(repository) as view:
+        commit = view.head()
+        if changes := view.changes():
+            raise TaskError(
+                f"{root} has uncommitted changes: {', '.join(changes[:3])}", fix="commit or stash them first"
+            )
+    return Repository(root, commit)
+
+
+def read_issue(path: Path) -> str:
+    """Read the text of an issue. Raises `UsageError` if it is empty or unreadable."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", fix="--issue names a text file in UTF-8") from error
+    if not text.strip():
+        raise UsageError(f"{path} is empty", fix="write what is wrong, as you would tell a colleague")
+    return text
+
+
+def apply_patch(repository: Repository, patch: bytes) -> bool:
+    """Apply `patch` to the working tree, all or nothing, without staging; returns whether there was a patch.
+
+    Raises `TaskError` if the repository has changed since it was opened, or git refuses the patch.
+    """
+    if not patch:
+        return False
+    if open_repository(repository.root) != repository:
+        raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
+    with hostgit.view(hostgit.find(repository.root)) as view, _undisturbed():
+        try:
+            view.apply(patch)
+        except subprocess.CalledProcessError as error:
+            raise TaskError(
+                f"the patch does not apply to {repository.root}: {hostgit.reason(error)}",
+                fix="save the diff and apply it by hand; nothing was changed",
+            ) from error
+    return True
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore signals, in git too, which must not stop between two files."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

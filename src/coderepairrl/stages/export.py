@@ -26,7 +26,7 @@ _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 """Prefixes of a checkpoint's files that only training needs."""
 
 
-async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
+async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
     Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
@@ -54,7 +54,7 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
     return kept_share
 
 
-def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
+def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
     """Write the judged episodes of `run` to `target`, which must be new; returns their number.
 
     A killed process leaves no partial output. Raises `UsageError` and `RunError`.
@@ -78,7 +78,7 @@ def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
         raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
 
 
-def metrics(run: Path, tracker: str) -> int:
+def export_metrics(run: Path, tracker: str) -> int:
     """Send `tracker` the steps and evaluations of `run` that it lacks; returns their number.
 
     Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or a concurrent transfer, `RunError` if

@@ -1,4 +1,4 @@
-"""`crrl data` and `crrl check ... KEY=VALUE`, as a user calls them."""
+"""`crrl tasks` and `crrl check ... KEY=VALUE`, as a user calls them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path,
     for name, text in PACKAGE.items():
         (package / name).write_text(text)
     options = [f"path={package}", "n=4", "command=python3 -m unittest -q"]
-    assert crrl("data", "prepare", "mutants", *options).stdout == "3 train, 1 test\n"
-    listed = crrl("data", "list", "mutants", *options).stdout.splitlines()
+    assert crrl("tasks", "prepare", "mutants", *options).stdout == "3 train, 1 test\n"
+    listed = crrl("tasks", "list", "mutants", *options).stdout.splitlines()
     assert [line.split()[0] for line in listed] == ["train", "train", "train", "test"]
-    assert crrl("data", "export", "mutants", "bugs.jsonl", *options).stdout == "bugs.jsonl: 4 tasks\n"
+    assert crrl("tasks", "export", "mutants", "bugs.jsonl", *options).stdout == "bugs.jsonl: 4 tasks\n"
     assert len(list((tmp_path / "cache").glob("mutants/bugs/*.json"))) == 1, "the tests ran for the first command only"
-    verdicts = json.loads(crrl("data", "verify", "jsonl", "path=bugs.jsonl", "--json").stdout)
+    verdicts = json.loads(crrl("tasks", "verify", "jsonl", "path=bugs.jsonl", "--json").stdout)
     assert [verdict["task"] for verdict in verdicts[1:]] == [
         task.id for task in tasks.JsonlSource(tmp_path / "bugs.jsonl")
     ]
@@ -58,7 +58,7 @@ def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path,
         "the checks pass on the reference",
         "a blank line earns 0 by patch_edits",
     } <= asked
-    assert "exists already" in crrl("data", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
+    assert "exists already" in crrl("tasks", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
 
 
 OWN = """
@@ -88,33 +88,33 @@ def test_classes_of_the_current_folder_are_found_by_the_installed_script(tmp_pat
         command = [str(Path(sys.executable).with_name("crrl")), *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
-    done = crrl("data", "list", "my_parts:Source", "split=test")
+    done = crrl("tasks", "list", "my_parts:Source", "split=test")
     assert (done.returncode, done.stderr) == (0, "") and "handmade/" in done.stdout
-    done = crrl("data", "list", "my_part:Source")
+    done = crrl("tasks", "list", "my_part:Source")
     assert done.returncode == 2 and "no module my_part" in done.stderr and "current folder" in done.stderr
-    done = crrl("data", "verify", "handmade", "--limit", "1", "--sandbox", "my_parts:Box")
+    done = crrl("tasks", "verify", "handmade", "--limit", "1", "--sandbox", "my_parts:Box")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "the sandbox my_parts:Box.open raised RuntimeError: not today" in done.stderr
     (tmp_path / "json.py").write_text("raise SystemExit('imported from the folder of a repository')\n")
-    assert crrl("data", "list", "my_parts:Source").returncode == 0
+    assert crrl("tasks", "list", "my_parts:Source").returncode == 0
 
 
 def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
-    crrl("data", "export", "handmade", "tasks.jsonl", "split=test")
+    crrl("tasks", "export", "handmade", "tasks.jsonl", "split=test")
     first, second = map(json.loads, (tmp_path / "tasks.jsonl").read_text().splitlines())
     first["checks"] = {"commands": [["true"]]}
     second["reference"] = second["reference"].replace("\n-", "\n-never was ")
     (tmp_path / "lies.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    table = crrl("data", "verify", "jsonl", "path=lies.jsonl", code=1).stdout
+    table = crrl("tasks", "verify", "jsonl", "path=lies.jsonl", code=1).stdout
     assert "the checks fail on the bug: no (all passed)" in table
     assert "the reference applies: no" in table
     assert table.endswith("2 tasks, 2 failed\n")
-    assert crrl("data", "verify", "jsonl", "path=lies.jsonl", "--limit", "1", code=1).stdout.endswith(
+    assert crrl("tasks", "verify", "jsonl", "path=lies.jsonl", "--limit", "1", code=1).stdout.endswith(
         "1 task, 1 failed\n"
     )
     first["checks"] = {"commands": [["python3", "-m", "not_in_a_sandbox"]]}
     (tmp_path / "lacks.jsonl").write_text(json.dumps(first))
-    done = crrl("data", "verify", "jsonl", "path=lacks.jsonl", code=3)
+    done = crrl("tasks", "verify", "jsonl", "path=lacks.jsonl", code=3)
     assert "No module named not_in_a_sandbox" in done.stdout
     assert "sandbox.options.binds" in done.stdout.splitlines()[-1]
     assert done.stderr == ""
@@ -142,23 +142,23 @@ def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: P
         {**sound, "id": "wrong check", "checks": {"commands": [["true"]]}},
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    listed = crrl("data", "list", "jsonl", "path=tasks.jsonl")
+    listed = crrl("tasks", "list", "jsonl", "path=tasks.jsonl")
     assert [line.split(maxsplit=2)[-1].rpartition("  ")[2].strip() for line in listed.stdout.splitlines()][2] == (
         "lacks commit"
     )
     assert "1 of 4 tasks not ready" in listed.stderr
-    asked = crrl("data", "verify", "jsonl", "path=tasks.jsonl", "--repeat", "2", "--quarantine", "apart.jsonl", code=1)
+    asked = crrl("tasks", "verify", "jsonl", "path=tasks.jsonl", "--repeat", "2", "--quarantine", "apart.jsonl", code=1)
     assert "apart.jsonl: 3 tasks" in asked.stderr
     kept = {row["id"]: row["reason"] for row in map(json.loads, (tmp_path / "apart.jsonl").read_text().splitlines())}
     assert kept.keys() == {"broken", "gone", "wrong check"}
     assert "the reference applies" in kept["broken"] and "can be opened" in kept["gone"]
     assert "the checks fail on the bug" in kept["wrong check"]
     left = json.loads(
-        crrl("data", "list", "jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl", "--json").stdout
+        crrl("tasks", "list", "jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl", "--json").stdout
     )
     assert [(task["id"], task["lacks"]) for task in left] == [("sound", [])]
     options = ("jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl")
-    assert crrl("data", "verify", *options).stdout.endswith("1 task, 0 failed\n")
-    assert "exists already" in crrl("data", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
+    assert crrl("tasks", "verify", *options).stdout.endswith("1 task, 0 failed\n")
+    assert "exists already" in crrl("tasks", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
     (tmp_path / "apart.jsonl").write_text("{}")
-    assert "keeps no tasks apart" in crrl("data", "list", *options, code=2).stderr
+    assert "keeps no tasks apart" in crrl("tasks", "list", *options, code=2).stderr

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
-from coderepairrl.apps.fix.command import USE
 from coderepairrl.plan.plan import AgentPlan, resolve_attempt
 from coderepairrl.plan.problems import Problems
+from coderepairrl.stages.fix import USE
 from coderepairrl.types import Task
 from commands import CRRL
 from fix.conftest import PATCH, SHORT, Home, call, says
@@ -67,12 +67,12 @@ def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(hom
 def test_a_patch_that_git_refuses_is_printed_and_changes_nothing(home: Home, miniature: Path) -> None:
     """Meanwhile the user went on working."""
     meddle = f"""
-import coderepairrl.apps.fix, pathlib, sys
-apply = coderepairrl.apps.fix.apply
+import coderepairrl.stages.fix, pathlib, sys
+apply = coderepairrl.stages.fix.apply_patch
 def late(repository, patch):
     pathlib.Path({str(home.repo)!r}, "mine.txt").write_text("mine")
     return apply(repository, patch)
-coderepairrl.apps.fix.apply = late
+coderepairrl.stages.fix.apply_patch = late
 from coderepairrl.cli import main
 main()
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.apps import evaluate
-from coderepairrl.apps.fix.trace import Trace
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError, RunError, UsageError
 from coderepairrl.plan.plan import AgentPlan
@@ -19,6 +16,8 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump
 from coderepairrl.stages import evaluation
+from coderepairrl.stages.trace import Trace
+from coderepairrl.tasks.catalog import near_tasks
 from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
 
 
@@ -32,33 +31,37 @@ class Trial:
     output: Path | None
 
 
-def resolve(
-    what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
-) -> Trial:
-    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
+def settings_of_attempt(
+    what: str, task_id: str, given: Sequence[str], policy: str | None, *, is_source: bool
+) -> list[str]:
+    """Settings of the evaluation that has the task `task_id`, of any split; `what` is a task source, or has settings.
 
-    Raises as `evaluate.plan`, and `UsageError` for an unknown task or a missing policy.
+    Raises `UsageError` for an unknown setting or a missing policy.
     """
     settings = [each for each in given if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
     options = configs.parse_options([each for each in given if each not in settings], "path")
-    if evaluate.is_source(what):
+    if is_source:
         if policy is None:
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
         if not any(each.startswith("eval.split") for each in settings):
-            options["select"] = {"split": "test", **options.get("select", {})}
+            # any task may be attempted: those that the user's selection would call training tasks, too
+            select = {key: value for key, value in options.get("select", {}).items() if key != "holdout"}
+            options["select"] = {**select, "split": "test"}
         settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
     elif options:
         raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
-    settings += ["eval.attempts=1", "eval.tasks=0"]
-    plan = evaluate.plan(what, settings, policy=policy, output=output or Path(task_id)).plan
+    return [*settings, "eval.attempts=1", "eval.tasks=0"]
+
+
+def choose_task(plan: AgentPlan, what: str, task_id: str, output: Path | None) -> Trial:
+    """Reduce the evaluation `plan` to the task `task_id`. Raises `UsageError` if it evaluates no such task."""
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:
                 return Trial(replace(plan, eval_tasks={name: (task,)}), task, output)
     task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
-    near = difflib.get_close_matches(task_id, task_ids, 3, 0.3) or task_ids[:3]
-    raise UsageError(f"{what} evaluates no task {task_id}", fix=f"of {len(task_ids):,}, such as {', '.join(near)}")
+    raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
 
 
 async def attempt(trial: Trial, trace: Trace) -> Episode:

@@ -35,7 +35,7 @@ from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
-from coderepairrl.stats.effects import difference
+from coderepairrl.stats.paired import difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tasks.mutants.judge import judge
 from coderepairrl.tasks.mutants.slices import functions

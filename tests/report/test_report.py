@@ -22,7 +22,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.report import command, ledger, names, reading
 from coderepairrl.report.analysis import as_json, compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stats import clusters, compare
+from coderepairrl.stats import compare, intervals
 from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
@@ -55,7 +55,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_worked_examples() -> None:
-    for module in (clusters, reading, ledger, names):
+    for module in (intervals, reading, ledger, names):
         assert doctest.testmod(module).failed == 0
 
 

@@ -15,7 +15,7 @@ from coderepairrl.agents.fences import Format, shown, write
 from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
 from coderepairrl.agents.texts import fill
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 
 _COLUMNS = ("prompt", "path", "before", "after")
 
@@ -59,7 +59,7 @@ def read(path: str) -> tuple[Example, ...]:
     where = Path(path).expanduser()
     line = '{"prompt": "...", "path": "a.py", "before": "...", "after": "..."}'
     try:
-        rows = list(foreign.objects(where, foreign.text(where), f"a line is {line}"))
+        rows = list(codec.parse_foreign_lines(where, codec.read_foreign_text(where), f"a line is {line}"))
     except (OSError, ValueError, UsageError) as error:
         raise ConfigError(f"agent.options.examples: {path} cannot be read: {error}", fix=f"a line is {line}") from error
     for number, row in rows:

@@ -14,8 +14,8 @@ from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Printed, Row, RunData
 from coderepairrl.stats import Interval, Noted, pair, summarise
-from coderepairrl.stats.clusters import clusters_of, slices
-from coderepairrl.stats.notes import Kind
+from coderepairrl.stats.intervals import clusters_of, slices
+from coderepairrl.stats.measures import Kind
 from coderepairrl.types import Ending, Episode
 
 _COMMANDS, _TOOLS, _NOTES = 9, 6, 6

@@ -15,7 +15,7 @@ from coderepairrl.learn import Account
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stats import Notes
-from coderepairrl.stats.notes import kind_of, plain
+from coderepairrl.stats.measures import kind_of, plain
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan
 
 Record = Mapping[str, Any]

@@ -19,7 +19,7 @@ from coderepairrl.runs.log import Lines
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Ending, Episode, Task
 

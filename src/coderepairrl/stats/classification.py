@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coderepairrl.stats.effects import bootstrap
 from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
+from coderepairrl.stats.paired import bootstrap
 
 BINS = 10
 Array = NDArray[np.float64]

@@ -10,7 +10,7 @@ from coderepairrl.checks.audit.trials import Audited, Settings
 from coderepairrl.checks.audit.wrong import KINDS
 from coderepairrl.printable import counted, logged
 from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
 
 METHOD = (
     "95 % intervals of what was measured: Wilson's, of independent tasks; clustered: the score interval for the "

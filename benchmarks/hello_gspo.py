@@ -27,9 +27,9 @@ from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.errors import ConfigError, exit_on_error
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.plan import Plan, resolve
-from coderepairrl.rewards.costs import repeated_failures
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
+from coderepairrl.rewards.simple import repeated_failures
 from coderepairrl.rollout.curriculum import outcomes
 from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
 from coderepairrl.stages.policy import make_batch

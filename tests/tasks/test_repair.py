@@ -16,7 +16,7 @@ from coderepairrl.agents.blocks import applied, between, read, write
 from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rewards import make
-from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity
+from coderepairrl.rewards.thesis import SearchReplaceSimilarity
 from coderepairrl.tasks.patches import patched, unified
 from coderepairrl.tasks.sources.repair import Repair
 

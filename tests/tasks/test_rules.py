@@ -18,7 +18,7 @@ from coderepairrl import grading
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import RewardFault, TaskError
 from coderepairrl.grading import harness, packages
-from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.tasks import make, write_jsonl

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import agents, tokens
-from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.rewards.thesis import ExplorationDepth

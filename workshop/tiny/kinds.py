@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from coderepairrl.agents.blocks import Block
+from coderepairrl.agents.patching import Block
 from coderepairrl.errors import exit_on_error
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.runs.examples import Example, write_examples

@@ -15,9 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.agents.blocks import HEAD
-from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
-from coderepairrl.agents.folder import FolderBackend
+from coderepairrl.agents.patching import HEAD
+from coderepairrl.agents.scripted import Answer, Behaviour, FolderBackend, Request, ScriptedEndpoint
 from coderepairrl.errors import CodeRepairError, Fault
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
+from coderepairrl.agents.scripted import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.checks.agent import EDIT, PROMPT, command, mentioned, python, small_repair, writes_python
 from coderepairrl.errors import RemoteFault, SandboxFault
 from coderepairrl.gateway import Gateway, Remote

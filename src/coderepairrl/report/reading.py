@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.agents.stats import ToolStats, tally
+from coderepairrl.agents.tools import ToolStats, tally
 from coderepairrl.errors import RunError
 from coderepairrl.learn import Account
 from coderepairrl.learn.account import accounts_by_kind

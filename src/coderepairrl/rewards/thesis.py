@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cydifflib import SequenceMatcher
 
-from coderepairrl.agents.blocks import read
+from coderepairrl.agents.patching import read_blocks
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.answers import AnswerReward
@@ -119,7 +119,7 @@ def blocks(text: str) -> list[Block]:
     >>> blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]
     """
-    return [(each.search, each.replace) for each in read(text)]
+    return [(each.search, each.replace) for each in read_blocks(text)]
 
 
 class SearchReplaceFormat(AnswerReward):

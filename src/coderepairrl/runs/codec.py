@@ -137,7 +137,7 @@ def read_foreign_text(path: Path) -> str:
 def parse_foreign_json(written: str) -> Any:
     """Parse JSON. Raises `ValueError`, also for a repeated field, of which Python takes the last.
 
-    >>> value('{"resolved": true, "resolved": false}')
+    >>> parse_foreign_json('{"resolved": true, "resolved": false}')
     Traceback (most recent call last):
     ...
     ValueError: 'resolved' twice in one object
@@ -165,7 +165,7 @@ def parse_foreign_lines(path: Path, written: str, fix: str) -> Iterator[tuple[in
 def stem_of(path: Path) -> str:
     """Name of `path` without its format's endings.
 
-    >>> stem(Path("gpt-4.1.jsonl.gz"))
+    >>> stem_of(Path("gpt-4.1.jsonl.gz"))
     'gpt-4.1'
     """
     name = path.name

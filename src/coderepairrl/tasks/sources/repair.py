@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl.agents.blocks import Inexpressible, between
+from coderepairrl.agents.patching import Inexpressible, blocks_between
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
@@ -125,7 +125,7 @@ class Repair(LoadedSource):
         except UnicodeDecodeError:
             raise LeftOut("are of a file that is no UTF-8") from None
         try:
-            blocks = between(path, before, after, self.context_lines or 0)
+            blocks = blocks_between(path, before, after, self.context_lines or 0)
         except Inexpressible:
             raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.environments.conda import requirements
+from coderepairrl.environments.build import requirements
 
 FILE = """\
 name: tests

@@ -20,7 +20,7 @@ from coderepairrl.grading.reports import Outcome, harbor
 from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.standing import Standing
+from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.tasks import HandmadeSource, make
 from coderepairrl.tasks.harbor import export
 from coderepairrl.tasks.prepare import image_names

@@ -23,7 +23,7 @@ from coderepairrl.agents.patching import Block
 from coderepairrl.errors import exit_on_error
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.runs.examples import Example, write_examples
-from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
 from coderepairrl.tasks.mutants.slices import Check, Function, repository
@@ -229,7 +229,7 @@ def _implement(formula: Formula, use: str) -> Task:
         id=f"implement/{_place(formula)}",
         prompt=_described(formula, function.name),
         language="python",
-        workspace=f"dir:{store(user_cache() / 'kinds', files)}",
+        workspace=f"dir:{store_folder(user_cache() / 'kinds', files)}",
         reference=unified(whole.path, masked, whole.text),
         checks=Checks((Command(whole.command, CHECK_SECONDS),), whole.tests),
         split=use,

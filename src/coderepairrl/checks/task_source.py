@@ -12,7 +12,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.grading import Verdict, lacking
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
-from coderepairrl.tasks.references import with_diffed_references
+from coderepairrl.tasks.prepare import with_diffed_references
 from coderepairrl.types import Checks, Task
 
 _NAMED = 5

@@ -2,10 +2,9 @@
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom
-from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
-from coderepairrl.environments.records import Difference, differences, record
+from coderepairrl.environments.records import Difference, Fingerprint, differences, fingerprint, fingerprints, record
 from coderepairrl.environments.verify import check_environments, check_unchanged, states
 
 __all__ = [

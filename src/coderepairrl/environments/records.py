@@ -1,4 +1,4 @@
-"""Records of environments and images, and their differences."""
+"""Records of environments and images, their differences, and fingerprints of tasks' environments."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.environments.verify import content_of, kind_of
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environments_cache
-from coderepairrl.sandbox import inside, rootfs
+from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
+from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.rootfs import pinned, record_of
+from coderepairrl.types import Task
 
 _DPKG = "var/lib/dpkg"
 _SHOWN = 12
@@ -92,7 +95,7 @@ def _image_facts(about: dict[str, Any]) -> dict[str, str]:
     facts |= {"files": about["digest"], "user": f"{about['user']}:{about['group']}"}
     facts |= {f"variable {name}": value for name, value in about["env"].items()}
     facts |= {_name(name, where): version for name, version, where in _distributions(tree)}
-    status = inside.text(tree, f"{_DPKG}/status", longest=1 << 26)
+    status = rootfs.text_inside(tree, f"{_DPKG}/status", longest=1 << 26)
     for row in status.split("\n\n"):
         name, version = (
             re.search(r"^Package: *(.+)", row, re.MULTILINE),
@@ -118,7 +121,7 @@ def _distributions(tree: Path) -> Iterator[tuple[str, str, str]]:
 def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
     for name, version, where in _distributions(tree):
         if (fact := _name(name, where)) in facts:
-            listed = inside.text(tree, f"{where}/{name}-{version}.dist-info/RECORD", longest=1 << 26)
+            listed = rootfs.text_inside(tree, f"{where}/{name}-{version}.dist-info/RECORD", longest=1 << 26)
             for row in csv.reader(listed.splitlines()):
                 if row:
                     yield fact, os.path.normpath(f"{where}/{row[0]}" if row[0][:1] != "/" else row[0][1:])
@@ -130,7 +133,7 @@ def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
         if fact in debian:
             yield fact, str(info.relative_to(tree))
             if info.suffix == ".list":
-                for line in inside.text(tree, str(info.relative_to(tree)), longest=1 << 26).splitlines():
+                for line in rootfs.text_inside(tree, str(info.relative_to(tree)), longest=1 << 26).splitlines():
                     yield fact, line.lstrip("/")
 
 
@@ -144,3 +147,63 @@ def _files(tree: Path, other: Path) -> dict[str, str]:
                 continue
             contents[f"file {where}"] = f"{kind_of(status)} {content_of(path, status)[:_SHOWN]}".strip()
     return contents
+
+
+class Fingerprint(NamedTuple):
+    """Environment of a task; unknown fields are empty.
+
+    >>> fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
+    'sandbox'
+    """
+
+    kind: str
+    """``image``, ``python`` (built), ``venv`` (a named folder), or ``sandbox``: the sandbox's own programs."""
+    name: str = ""
+    """Image with digest, environment in the cache, or folder."""
+    digest: str = ""
+    """SHA-256 of the image's configuration, or over all built files; empty if not prepared here."""
+    python: str = ""
+    uv: str = ""
+
+
+def fingerprint(task: Task) -> Fingerprint:
+    """Fingerprint of `task`, from records of `crrl data prepare`."""
+    kind, _, where = task.workspace.partition(":")
+    if kind == "image":
+        return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))
+    kind, _, where = task.environment.partition(":")
+    if kind == "venv":
+        return Fingerprint("venv", where, python=_python(Path(where)))
+    if kind == "python":
+        folder = environment_folder(task.environment)
+        record = _read(folder / ENVIRONMENT_RECORD)
+        return Fingerprint("python", folder.name, record.get("digest", ""), _python(folder), record.get("uv", ""))
+    return Fingerprint("sandbox")
+
+
+def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
+    """Distinct environments of `tasks`, with the number of ``tasks``."""
+    by_source: dict[tuple[str, str], Fingerprint] = {}
+    counts = Counter[Fingerprint]()
+    for task in tasks:
+        by = task.workspace if task.workspace.startswith("image:") else "", task.environment
+        counts[by_source[by] if by in by_source else by_source.setdefault(by, fingerprint(task))] += 1
+    return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return record
+
+
+def _python(folder: Path) -> str:
+    # `venv` and uv name the version differently
+    try:
+        text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    match = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+)*)", text, re.MULTILINE)
+    return match[1] if match else ""

@@ -27,10 +27,9 @@ from coderepairrl.processes.scratch import sweep_aside
 from coderepairrl.protocols import SandboxBackend, SandboxInfo
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.contents import Images, no_images
-from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces
+from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces, environment_of
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task

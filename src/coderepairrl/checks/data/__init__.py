@@ -6,8 +6,8 @@ from coderepairrl.tasks.harbor import IMAGE
 from coderepairrl.tasks.harbor import export as export_harbor
 from coderepairrl.tasks.overlap import Overlap, overlap
 from coderepairrl.tasks.overlap import report as shared
-from coderepairrl.tasks.quarantine import write as write_quarantine
-from coderepairrl.tasks.ready import lacking
+from coderepairrl.tasks.prepare import lacking
+from coderepairrl.tasks.select import write_quarantine
 
 __all__ = [
     "IMAGE",

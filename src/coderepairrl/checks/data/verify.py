@@ -20,7 +20,7 @@ from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.rewards.verify import Trial, answers, measuring_repair
-from coderepairrl.tasks import quarantine
+from coderepairrl.tasks import select
 from coderepairrl.types import Task
 
 _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
@@ -133,7 +133,7 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
     return dict(Counter(f"{name}: no" if name else _UNSTEADY for name in firsts).most_common())
 
 
-def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
+def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
     """Examined `tasks` with their first wrong answer, for `quarantine.write`, except for missing prerequisites."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
@@ -142,7 +142,7 @@ def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.V
         return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
 
     return [
-        quarantine.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
+        select.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
         for task in tasks
         if task.id in exam_by_task
     ]

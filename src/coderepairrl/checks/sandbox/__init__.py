@@ -6,17 +6,30 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 
-from coderepairrl.checks.sandbox.behaviour import bridge, commands, diffs, files, large, speed
-from coderepairrl.checks.sandbox.isolation import (
+from coderepairrl.checks.sandbox.questions import (
+    Failed,
+    Question,
+    Scene,
+    bridge,
+    commands,
+    diffs,
+    disk,
+    file_size,
+    files,
+    floods,
+    keepers,
+    large,
+    memory,
     no_daemons,
     no_kernel_doors,
     no_network,
     no_secrets,
     no_writes,
+    processes,
+    speed,
+    timeouts,
     unstoppable,
 )
-from coderepairrl.checks.sandbox.limits import disk, file_size, floods, keepers, memory, processes, timeouts
-from coderepairrl.checks.sandbox.scene import Failed, Question, Scene
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend

@@ -1,4 +1,7 @@
-"""Tasks from the shipped corpus: a function with one bug, a healthy one, and a script of checks."""
+"""Tasks from the shipped corpus: a function with one bug, a healthy one, and a script of checks.
+
+``python -m coderepairrl.tasks.mutants.corpus_tasks`` judges the corpus's mutations and writes the verdicts.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
+from coderepairrl.tasks.mutants.judge import judge
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.tasks.mutants.slices import CORPUS, UNSEEN_MODULES, Function, functions, repository
 
@@ -204,3 +208,23 @@ def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
+    """Failure by key of each mutation (of `keys`, if set) that fails a check in time.
+
+    Raises RuntimeError if a corpus function fails its own checks.
+    """
+    healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in functions())
+    if sick := [f.key for f, failure in zip(functions(), healthy, strict=True) if failure is not None]:
+        raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
+    all_pairs = pairs()
+    chosen = {key: all_pairs[key] for key in (all_pairs if keys is None else keys)}
+    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in chosen.values())
+    noticed = {key: each for key, each in zip(chosen, failures, strict=True) if each is not None and each[0] >= 0}
+    return {"corpus": corpus_digest(all_pairs), **noticed}
+
+
+if __name__ == "__main__":
+    body = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in verify().items())
+    VERIFIED.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")

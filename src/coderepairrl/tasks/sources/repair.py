@@ -17,8 +17,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import files_at_hand
-from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
-from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out, store_folder
 from coderepairrl.tasks.patches import language_of, patched, paths, unified
 from coderepairrl.tasks.rows import Row, read
 from coderepairrl.types import Task
@@ -104,7 +103,7 @@ class Repair(LoadedSource):
             raise LeftOut("have a patch that does not apply")
         issue = _first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
         try:
-            workspace = store(self.cache / "workspaces", {path: before})
+            workspace = store_folder(self.cache / "workspaces", {path: before})
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
         return Task(

@@ -36,9 +36,8 @@ from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
 from coderepairrl.stats.paired import difference
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, functions, mutants
 from coderepairrl.tasks.mutants.judge import judge
-from coderepairrl.tasks.mutants.slices import functions
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import make, patch, session
+from coderepairrl.sandbox import make, session, workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.contents import Entry
@@ -163,12 +163,12 @@ class Walks:
         for step in steps:
             await take(self.box, *step)
             await in_step(self.box)
-        patch = await self.box.diff()
+        workspace = await self.box.diff()
         await self._as_it_was(self.box)
-        if patch not in self.applied:
-            assert not await grading.apply(self.box, patch)
+        if workspace not in self.applied:
+            assert not await grading.apply(self.box, workspace)
             await self._as_it_was(self.box)
-            self.applied.add(patch)
+            self.applied.add(workspace)
 
     async def _as_it_was(self, box: GuestSandbox) -> None:
         script = f"{EMPTY.format(shlex.quote(box.workdir))}; tar -xpof - -C ."
@@ -191,7 +191,7 @@ def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.M
     def compose(prepared: Prepared, changed: list[Entry], deleted: list[str], *where: Path, user: int | None) -> bytes:
         key = (tuple(changed), tuple(deleted))
         if key not in composed:
-            composed[key] = patch.compose(prepared, changed, deleted, *where, user=user)
+            composed[key] = workspace.compose(prepared, changed, deleted, *where, user=user)
         return composed[key]
 
     monkeypatch.setattr(session, "compose", compose)
@@ -247,8 +247,8 @@ async def test_what_lies_deeper_than_a_path_reaches_is_left_out(box: GuestSandbo
     """The folder has a path that the kernel takes, and its file has none."""
     await box.write("app.py", b"mended\n")
     assert (await box.exec(["bash", "-c", LONG])).ok
-    patch = await box.diff()
-    assert b"+mended" in patch and b"fff" not in patch
+    workspace = await box.diff()
+    assert b"+mended" in workspace and b"fff" not in workspace
 
 
 async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap: Bubblewrap) -> None:
@@ -275,9 +275,9 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
 ) -> None:
     await box.write("app.py", b"mended\n")
     await box.exec(["bash", "-c", "ln -s app.py .gitmodules; ln -s app.py bin/.GitModules"])
-    patch = await box.diff()
+    workspace = await box.diff()
     async with backend.open(task) as fresh:
-        assert not await grading.apply(fresh, patch)
+        assert not await grading.apply(fresh, workspace)
         assert await fresh.read("app.py") == b"mended\n"
 
 

@@ -25,8 +25,7 @@ from coderepairrl.processes.caches import user_cache
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.jsonl import write_jsonl
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
-from coderepairrl.tasks.mutants.slices import Check, Function, repository
+from coderepairrl.tasks.mutants.corpus_tasks import Check, Exercise, Function, Mutant, exercise, mutants, repository
 from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.sources.repair import Repair

@@ -53,7 +53,7 @@ class Program(Agent):
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
-        home = await _home(sandbox)
+        home = (await _checked(sandbox, ["mktemp", "-d"])).output.decode().strip()
         values = {
             "base_url": base,
             "root_url": base.removesuffix("/v1"),
@@ -113,11 +113,6 @@ async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
     if not endpoint.socket:
         return endpoint.base_url.rstrip("/")
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
-
-
-async def _home(sandbox: Sandbox) -> str:
-    result = await _checked(sandbox, ["mktemp", "-d"])
-    return result.output.decode().strip()
 
 
 async def _checked(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:

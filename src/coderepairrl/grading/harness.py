@@ -95,10 +95,6 @@ def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
     return {**about, "test": test, "run": dict.fromkeys(about.pop("ran"), "PASS"), "named": list(checks.named)}
 
 
-def _swe_smith(argument: str, checks: Checks) -> dict[str, Any]:
-    return {**json.loads(argument), **_named(checks)}
-
-
 SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
 """Verdicts as published, and no stricter: tests whose names were cut in the published lists pass by prefix, a skipped
 PASS_TO_PASS test is no regression, and a log with ``PASSED`` lines is believed. Rewards that are trained on should ask
@@ -115,7 +111,10 @@ MULTI_SWE_BENCH = Package(
 )  # fmt: skip
 """A log parser per repository, and its rules: nothing fails that passed, and all passes that should. Apache-2.0."""
 SWE_SMITH = Package(
-    "swe-smith", ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"), programs.SWE_SMITH_REPORT, _swe_smith
+    "swe-smith",
+    ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
+    programs.SWE_SMITH_REPORT,
+    lambda argument, checks: {**json.loads(argument), **_named(checks)},
 )
 """A command, a log parser and test files per repository. MIT licence."""
 

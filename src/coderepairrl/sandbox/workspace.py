@@ -1,13 +1,21 @@
-"""From `Task.workspace` to a prepared tree for sandboxes to copy, with the task's virtual environment.
+"""From `Task.workspace` to a prepared tree for sandboxes to copy, with its environment, and the canonical diff.
 
 A workspace becomes *one commit of exact bytes* (`contents`), from which come:
 
 - ``tree/``: the files, with a decoy ``.git`` (a repository of that commit) for the agent;
-- ``git/``: the private bare repository for diffs (`patch`), hidden from every sandbox;
+- ``git/``: the private bare repository for diffs, hidden from every sandbox;
 - an archive that a guest unpacks itself, which is faster than starting a program. A list of entries, folders first: the
   length of a JSON object (4 bytes, big endian), the object, and the content of a regular file. The object has ``path``
   (surrogates for bytes that are not UTF-8), ``mode`` and ``time`` (last change, ns); regular files have ``size``,
   symbolic links ``target``, further hard links only ``same``, the first name. Read by `guest.files.unpack`.
+
+Git never sees the tree an agent worked in, so nothing left there (hooks, filters, textconv, nested repositories, a
+broken ``.git``) can run or hide anything. The guest lists the files that differ from the task's commit; they become a
+second, temporary commit, and ``git diff-tree`` compares both.
+
+All files count, including ignored ones (``add -A -f``), except untracked caches of tools (``__pycache__``, ``*.pyc``,
+``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames appear as deletion and creation, independent of similarity
+heuristics; full object ids; binary patches; three lines of context; bytes, never text.
 """
 
 from __future__ import annotations
@@ -18,9 +26,10 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -28,8 +37,9 @@ from typing import IO, Any
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git
+from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, bare, git, reason
 from coderepairrl.sandbox.contents import Entry, Images, entries_of, plain
+from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import Image, find
 from coderepairrl.types import Task
 
@@ -354,3 +364,49 @@ def decoy(tree: Path, source: Path) -> None:
         shutil.copy(each, decoy / "objects" / "pack")
     git("read-tree", "HEAD", folder=decoy)
     git(f"--work-tree={tree}", "update-index", "-q", "--refresh", folder=decoy)
+
+
+_REMEMBERED, _SHORT = 256, 1 << 16
+"""Number and largest size (bytes) of cached diffs per workspace: attempts often end in the same change."""
+
+
+def compose(
+    prepared: Prepared, changed: Sequence[Entry], deleted: Sequence[str], scratch: Path, *, user: int | None = None
+) -> bytes:
+    """Diff `prepared`'s commit against it with `changed` files added and `deleted` ones removed.
+
+    Blocks for two git commands, unless nothing changed or the diff is cached. `scratch` is a unique temporary path.
+    Raises `SandboxFault`.
+    """
+    if not changed and not deleted:
+        return b""
+    ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
+    stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
+    change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
+    if (diff := prepared.diffs.get(change)) is None:
+        diff = _compared(prepared, ref, stream, scratch, user)
+        if len(prepared.diffs) < _REMEMBERED and len(diff) < _SHORT:
+            prepared.diffs[change] = diff
+    return diff
+
+
+def _compared(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:
+    objects = {
+        "GIT_OBJECT_DIRECTORY": str(scratch),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{prepared.git}/objects")),
+    }
+    try:
+        scratch.mkdir()
+        if user is not None:
+            os.chown(scratch, user, user)
+        comparison = (*DIFF, prepared.base, ref)
+        folder = prepared.attempts
+        who = command_as(user, [])
+        return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, prefix=who, env=objects)
+    except subprocess.CalledProcessError as error:
+        raise SandboxFault(f"git could not take the diff: {reason(error)}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxFault(f"cannot take the diff: {error}", fix="check the disk's free space") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        (prepared.attempts / ref).unlink(missing_ok=True)

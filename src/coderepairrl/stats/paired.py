@@ -83,7 +83,9 @@ def equivalence(
 
         def statistic(level: float) -> float:
             variance = tango_variance(level, pairs.lost, pairs.gained, pairs.pairs)
-            return _ratio(mean - level, math.sqrt(variance / pairs.pairs))
+            distance, error = mean - level, math.sqrt(variance / pairs.pairs)
+            # the error is 0 for a margin as wide as differences can be
+            return distance / error if error else math.copysign(math.inf, distance)
 
         _, low, high = tango(pairs.lost, pairs.gained, pairs.pairs, _quantile(0.95, freedom))
     else:
@@ -99,11 +101,6 @@ def equivalence(
         low, high = mean - half, mean + half
     p = max(_below(statistic(margin), freedom), _below(-statistic(-margin), freedom))
     return Equivalence(margin, p, Interval(mean, low, high))
-
-
-def _ratio(distance: float, error: float) -> float:
-    # of a margin as wide as differences can be the error is 0
-    return distance / error if error else math.copysign(math.inf, distance)
 
 
 def holm(p: Sequence[float]) -> list[float]:

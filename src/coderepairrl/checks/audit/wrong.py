@@ -169,7 +169,8 @@ def _edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
                 yield _Edit(kind, file, c + 1, "", "".join([*file.new[:c], *file.old[a:b], *file.new[d:]]))
         elif kind == "a line as it was":
             for at, was in file.added:
-                if was is not None or _statement(file, at):
+                # whether a line may go alone: the parser decides in Python, its end elsewhere
+                if was is not None or file.tree is not None or file.new[at].rstrip().endswith(";"):
                     yield _Edit(kind, file, at + 1, file.new[at].strip(), _with(file, at, was or ""))
         elif kind == "a line changed":
             yield from _changed(kind, file)
@@ -216,11 +217,6 @@ def _body(node: _Function) -> list[ast.stmt]:
     """Statements after the docstring, below the function's line."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [] if body and body[0].lineno == node.lineno else body
-
-
-def _statement(file: _File, at: int) -> bool:
-    # Whether a line may go alone: the parser decides in Python, its end elsewhere.
-    return file.tree is not None or file.new[at].rstrip().endswith(";")
 
 
 def _with(file: _File, at: int, line: str) -> str:

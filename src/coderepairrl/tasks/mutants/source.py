@@ -18,10 +18,9 @@ from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import LoadedSource, cached_json, code_folder, folder_digest, store_folder
 from coderepairrl.tasks.mutants import documented
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, Split, exercise, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
-from coderepairrl.tasks.mutants.slices import Function
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.project_environment import PYTEST, Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task

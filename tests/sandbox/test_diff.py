@@ -45,13 +45,13 @@ async def round_trip(backend: GuestBackend, task: Task, script: str) -> bytes:
     async with backend.open(task) as box:
         result = await box.exec(["bash", "-c", script])
         assert result.exit_code == 0, result.output
-        workspace = await box.diff()
+        patch = await box.diff()
         after = await snapshot(box)
     async with backend.open(task) as fresh:
-        assert not await grading.apply(fresh, workspace)
+        assert not await grading.apply(fresh, patch)
         assert await snapshot(fresh) == after
-        assert await fresh.diff() == workspace
-    return workspace
+        assert await fresh.diff() == patch
+    return patch
 
 
 TAMPERING = {
@@ -82,13 +82,13 @@ EDIT = "sed -i 's/a - b/a + b/' app.py; printf 'one\\r\\n2\\r\\n' > notes.txt; e
 async def test_no_tampering_loses_or_adds_anything(bwrap: Bubblewrap, task: Task, name: str) -> None:
     async with bwrap.open(task) as box:
         assert (await box.exec(["bash", "-c", EDIT + TAMPERING[name]])).exit_code == 0
-        workspace = await box.diff()
+        patch = await box.diff()
         ran = await box.exec(["ls", "RAN"])
-    assert ran.exit_code != 0 and b"RAN" not in workspace, "the diff ran the agent's code"
+    assert ran.exit_code != 0 and b"RAN" not in patch, "the diff ran the agent's code"
     for part in (b"+    return a + b\n", b"-two\r\n+2\r\n", b"b/added\n", b"deleted file mode 120000"):
-        assert part in workspace
+        assert part in patch
     async with bwrap.open(task) as fresh:
-        assert not await grading.apply(fresh, workspace)
+        assert not await grading.apply(fresh, patch)
         assert await fresh.read("notes.txt") == b"one\r\n2\r\n"
         assert await fresh.read("app.py") == b"def add(a, b):\n    return a + b\n"
 
@@ -157,18 +157,18 @@ async def test_a_tree_too_large_for_a_diff_keeps_what_counts(task: Task, bwrap: 
     async with backend.open(task) as box:
         await box.exec(["bash", "-c", "head -c 300000 /dev/zero > aaa; for i in 1 2 3 4 5; do echo > f$i; done"])
         await box.write("app.py", b"fixed\n")
-        workspace = await box.diff()
+        patch = await box.diff()
     backend.close()
-    assert b"+fixed" in workspace and b"b/aaa" not in workspace
-    assert workspace.count(b"new file mode") == 3
+    assert b"+fixed" in patch and b"b/aaa" not in patch
+    assert patch.count(b"new file mode") == 3
 
 
 async def test_a_patch_that_does_not_fit_changes_nothing(bwrap: Bubblewrap, task: Task) -> None:
     async with bwrap.open(task) as box:
         await box.write("app.py", b"other\n")
-        workspace = await box.diff()
+        patch = await box.diff()
         before = await snapshot(box)
-        assert await grading.apply(box, workspace)
+        assert await grading.apply(box, patch)
         assert await grading.apply(box, b"garbage\n")
         assert await snapshot(box) == before
 
@@ -180,11 +180,9 @@ async def test_plain_git_applies_it_to_a_checkout(bwrap: Bubblewrap, task: Task,
         await box.exec(
             ["bash", "-c", "rm -f .gitattributes;" + EDIT + "chmod +x app.py; head -c 999 /dev/urandom > bin/b"]
         )
-        workspace = await box.diff()
+        patch = await box.diff()
         wanted = await box.read("bin/b")
-    done = subprocess.run(
-        ["git", "apply", "--exclude=.gitattributes"], input=workspace, cwd=folder, capture_output=True
-    )
+    done = subprocess.run(["git", "apply", "--exclude=.gitattributes"], input=patch, cwd=folder, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert (folder / "notes.txt").read_bytes() == b"one\r\n2\r\n"
     assert (folder / "bin/b").read_bytes() == wanted

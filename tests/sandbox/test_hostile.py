@@ -163,12 +163,12 @@ class Walks:
         for step in steps:
             await take(self.box, *step)
             await in_step(self.box)
-        workspace = await self.box.diff()
+        patch = await self.box.diff()
         await self._as_it_was(self.box)
-        if workspace not in self.applied:
-            assert not await grading.apply(self.box, workspace)
+        if patch not in self.applied:
+            assert not await grading.apply(self.box, patch)
             await self._as_it_was(self.box)
-            self.applied.add(workspace)
+            self.applied.add(patch)
 
     async def _as_it_was(self, box: GuestSandbox) -> None:
         script = f"{EMPTY.format(shlex.quote(box.workdir))}; tar -xpof - -C ."
@@ -247,8 +247,8 @@ async def test_what_lies_deeper_than_a_path_reaches_is_left_out(box: GuestSandbo
     """The folder has a path that the kernel takes, and its file has none."""
     await box.write("app.py", b"mended\n")
     assert (await box.exec(["bash", "-c", LONG])).ok
-    workspace = await box.diff()
-    assert b"+mended" in workspace and b"fff" not in workspace
+    patch = await box.diff()
+    assert b"+mended" in patch and b"fff" not in patch
 
 
 async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap: Bubblewrap) -> None:
@@ -275,9 +275,9 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
 ) -> None:
     await box.write("app.py", b"mended\n")
     await box.exec(["bash", "-c", "ln -s app.py .gitmodules; ln -s app.py bin/.GitModules"])
-    workspace = await box.diff()
+    patch = await box.diff()
     async with backend.open(task) as fresh:
-        assert not await grading.apply(fresh, workspace)
+        assert not await grading.apply(fresh, patch)
         assert await fresh.read("app.py") == b"mended\n"
 
 

@@ -10,7 +10,7 @@ from coderepairrl import __version__
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
-from coderepairrl.environments import records
+from coderepairrl.environments import fingerprints
 from coderepairrl.plan.plan import AgentPlan, Plan
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
@@ -58,7 +58,7 @@ def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling:
     agents = [{"name": _named(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
     return {
-        "environments": records(tasks),
+        "environments": fingerprints(tasks),
         "agents": agents,
         "sandboxes": [{"name": name, **limits} for name, limits in sandboxes.items()],
         "sampling": dict(sampling),

@@ -228,12 +228,9 @@ class GuestBackend(SandboxBackend, ABC):
             self._state = StateFolder(self.user)
         return self._state.path
 
-    def open(self, task: Task) -> contextlib.AbstractAsyncContextManager[GuestSandbox]:
-        """Implement `SandboxBackend.open`; workspaces are read once."""
-        return self._open(task)
-
     @asynccontextmanager
-    async def _open(self, task: Task) -> AsyncIterator[GuestSandbox]:
+    async def open(self, task: Task) -> AsyncIterator[GuestSandbox]:
+        """Implement `SandboxBackend.open`; workspaces are read once."""
         workspace, environment = task.workspace, environment_of(task)
         if self._workspaces is None:
             await asyncio.to_thread(self.require)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from coderepairrl.errors import CodeRepairError, SandboxFault
@@ -64,12 +64,9 @@ class Guarded(SandboxBackend):
         with guard(f"{self._path}.close"):
             self._inner.close()
 
-    def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a guarded sandbox of `inner`."""
-        return self._open(task)
-
     @asynccontextmanager
-    async def _open(self, task: Task) -> AsyncIterator[Sandbox]:
+    async def open(self, task: Task) -> AsyncIterator[Sandbox]:
+        """Open a guarded sandbox of `inner`."""
         with guard(f"{self._path}.open"):
             context = self._inner.open(task)
             box = await context.__aenter__()

@@ -137,7 +137,7 @@ _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--
 
 def install_folder(name: str, recipe: Recipe) -> Path:
     """Installation folder, whether it exists or not."""
-    requirements = json.dumps([asdict(install), str(python()) if install.pip else ""])
+    requirements = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
     return agents_cache() / f"{name}-{hashlib.sha256(requirements.encode()).hexdigest()[:12]}"
 
 
@@ -158,7 +158,7 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, recipe_names()))
     name, recipe = agent_label(source), load_recipe(source)
-    if not install:
+    if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
     return install(name, recipe), installed(name, recipe) or {}
 
@@ -176,10 +176,10 @@ def install(name: str, recipe: Recipe) -> Path:
             target.mkdir(mode=0o755, parents=True)
             check_reachable(target)
             versions = {}
-            if install.pip:
-                versions["pip"] = _pip(target / "venv", install.pip)
-            if install.npm:
-                versions["npm"] = _npm(target / "npm", install.npm)
+            if recipe.install.pip:
+                versions["pip"] = _pip(target / "venv", recipe.install.pip)
+            if recipe.install.npm:
+                versions["npm"] = _npm(target / "npm", recipe.install.npm)
             with replace_file(target / _DONE) as record:
                 record.write_text(json.dumps(versions, indent=1) + "\n")
     return target
@@ -230,7 +230,7 @@ class Listing(NamedTuple):
     name: str
     placement: str
     dialect: str
-    installed_program: str
+    program: str
     state: str
     about: str
 

@@ -73,10 +73,10 @@ _PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
 _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
 
 
-def requirements(text: str) -> tuple[str, list[str]]:
+def conda_requirements(text: str) -> tuple[str, list[str]]:
     """Python version (``MAJOR.MINOR``, or "") and requirements of an environment file.
 
-    >>> requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
+    >>> conda_requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
     ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
     """
     python, packages = "", list[str]()
@@ -313,7 +313,7 @@ async def _with_conda(specification: Specification) -> Specification:
     if not done.ok:
         output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
         raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
-    python, conda_packages = requirements(done.output.decode("utf-8", "replace"))
+    python, conda_packages = conda_requirements(done.output.decode("utf-8", "replace"))
     packages = (*conda_packages, *specification.requirements)
     return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 

@@ -1,4 +1,4 @@
-"""Functions of other Python code, each checked by its docstring's examples (`slices.Function`)."""
+"""Functions of other Python code, each checked by its docstring's examples (`corpus_tasks.Function`)."""
 
 from __future__ import annotations
 

@@ -21,14 +21,27 @@ from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.rewards.verify import Trial, answers, measuring_repair
 from coderepairrl.tasks import select
-from coderepairrl.tasks.catalog import Listing, export, listed, load, recognised, shipped, splits
+from coderepairrl.tasks.catalog import export, listed, load, recognised, shipped, splits
 from coderepairrl.tasks.harbor import IMAGE
 from coderepairrl.tasks.harbor import export as export_harbor
-from coderepairrl.tasks.overlap import Overlap, overlap
+from coderepairrl.tasks.overlap import overlap
 from coderepairrl.tasks.overlap import report as shared
-from coderepairrl.tasks.prepare import lacking
 from coderepairrl.tasks.select import write_quarantine
 from coderepairrl.types import Task
+
+__all__ = [
+    "IMAGE",
+    "export",
+    "export_harbor",
+    "listed",
+    "load",
+    "overlap",
+    "recognised",
+    "shared",
+    "shipped",
+    "splits",
+    "write_quarantine",
+]
 
 _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
@@ -169,26 +182,3 @@ def table(exams: Sequence[TaskExam]) -> str:
     if any(exam.lacks for exam in exams):
         lines.append(f"  fix: {TO_INSTALL}")
     return "\n".join(lines)
-
-
-__all__ = [
-    "IMAGE",
-    "Listing",
-    "Overlap",
-    "TaskExam",
-    "apart",
-    "export",
-    "export_harbor",
-    "lacking",
-    "left_out",
-    "listed",
-    "load",
-    "overlap",
-    "recognised",
-    "shared",
-    "shipped",
-    "splits",
-    "table",
-    "verify",
-    "write_quarantine",
-]

@@ -4,15 +4,13 @@ from coderepairrl.environments.build import KIND, CondaFile, Environment, Specif
 from coderepairrl.environments.fetch import NoRoom
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
-from coderepairrl.environments.records import Difference, Fingerprint, differences, fingerprint, fingerprints, record
+from coderepairrl.environments.records import differences, fingerprint, fingerprints, record
 from coderepairrl.environments.verify import check_environments, check_unchanged, states
 
 __all__ = [
     "KIND",
     "CondaFile",
-    "Difference",
     "Environment",
-    "Fingerprint",
     "NoRoom",
     "ReadyImage",
     "Specification",

@@ -12,6 +12,8 @@ from coderepairrl.printable import counted, logged
 from coderepairrl.stats import Interval, mean_interval, wilson
 from coderepairrl.stats.intervals import clusters_by
 
+__all__ = ["Settings", "apart", "audit", "chosen"]
+
 METHOD = (
     "95 % intervals of what was measured: Wilson's, of independent tasks; clustered: the score interval for the "
     "effective number of observations, tasks of one repository being a cluster (mutants: those of a repository, "
@@ -137,17 +139,3 @@ def _shown(found: Interval | None) -> str:
 def dumps(plain: dict[str, Any]) -> str:
     """JSON for a file."""
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
-
-
-__all__ = [
-    "Audited",
-    "Rate",
-    "Settings",
-    "apart",
-    "as_json",
-    "audit",
-    "chosen",
-    "dumps",
-    "rates",
-    "table",
-]

@@ -505,7 +505,7 @@ def _statements(tree: ast.Module) -> dict[str, str]:
 
 
 def write(form: Format, path: str, before: bytes, after: bytes) -> str:
-    """Write a reply in the format `form` that makes the change. Raises `blocks.Inexpressible`."""
+    """Write a reply in the format `form` that makes the change. Raises `patching.Inexpressible`."""
     if form == "blocks":
         return patching.write_blocks(patching.blocks_between(path, before, after))
     try:

@@ -134,7 +134,7 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """Conda environment file of a project (`conda`)."""
+    """Conda environment file of a project (`conda_requirements`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

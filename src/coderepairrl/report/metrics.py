@@ -379,7 +379,7 @@ def kind_of_edit(reference: bytes) -> str:
 def parts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """Task ids by slice: `stats.clusters.slices`, year, kind of edit, agent."""
+    """Task ids by slice: `stats.intervals.slices`, year, kind of edit, agent."""
 
     def year(episode: Episode) -> str:
         task = tasks.get(episode.task_id)

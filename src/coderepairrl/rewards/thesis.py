@@ -114,7 +114,7 @@ _DEVIATIONS = (
 
 
 def blocks(text: str) -> list[Block]:
-    r"""Complete blocks of `text` (`agents.blocks.read`), whatever their file.
+    r"""Complete blocks of `text` (`agents.patching.read_blocks`), whatever their file.
 
     >>> blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]

@@ -173,7 +173,7 @@ class Prepared:
     """Whether commands change `tree` itself, to build an image."""
     users: int = field(default=0, compare=False)
     diffs: dict[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
-    """Diffs by SHA-256 of the change (`patch.compose`)."""
+    """Diffs by SHA-256 of the change (`compose`)."""
 
     @property
     def tree(self) -> Path:

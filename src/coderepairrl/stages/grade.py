@@ -74,7 +74,7 @@ class Totals(NamedTuple):
     wilson: Interval | None
     """Wilson's interval over `tasks`, or None."""
     clustered: Interval | None
-    """Clustered by repository (`stats.clusters`)."""
+    """Clustered by repository (`stats.intervals`)."""
     per_patch: Interval | None
     """Clustered share of non-empty patches, or None."""
 

@@ -1,6 +1,6 @@
 """Label quality: accuracy, F1, confusion, calibration.
 
-Intervals are clustered bootstraps (`effects.bootstrap`): F1 is no mean of tasks.
+Intervals are clustered bootstraps (`paired.bootstrap`): F1 is no mean of tasks.
 """
 
 from __future__ import annotations

@@ -390,7 +390,7 @@ def in_short(found: Audited) -> str:
 
 
 def apart(found: Iterable[Audited]) -> list[select.Verified]:
-    """Tried tasks with their problems, for `quarantine.write`.
+    """Tried tasks with their problems, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """

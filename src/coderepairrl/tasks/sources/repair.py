@@ -1,6 +1,6 @@
 """`repair`: one-file repairs in one turn, with the code in the prompt (kind ``repair``).
 
-Search/replace blocks (`agents.blocks`) must be able to express them.
+Search/replace blocks (`agents.patching`) must be able to express them.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 
 
 def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
-    """Examined `tasks` with their first wrong answer, for `select.write_quarantine`, except for missing prerequisites."""
+    """Examined `tasks` with their first wrong answer, for `write_quarantine`, except for missing prerequisites."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
     def reason(exam: TaskExam) -> str:

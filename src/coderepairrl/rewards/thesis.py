@@ -1,6 +1,6 @@
 """Rewards of the thesis, its draft and its code, for reproduction only.
 
-Tagged answers, search/replace blocks, habits in a shell (they pay for gestures: measure with them, weight 0), and
+Tagged answers, search/replace blocks, habits in a shell (they pay for commands, not for results: use weight 0), and
 similarity to the reference.
 """
 
@@ -254,19 +254,19 @@ def _outputs(episode: Episode) -> list[str]:
     ids: defaultdict[tuple[int, str, str], deque[str]] = defaultdict(deque)
     printed: dict[tuple[int | None, str], str] = {}
     for turn in episode.turns:
-        asker = turn.base
+        calling_turn = turn.base
         for message in turn.messages[:-1]:
             if message.get("role") == "assistant":
-                asker = None  # a history that the client wrote anew
+                calling_turn = None  # the client rewrote the history
             elif message.get("role") == "tool":
-                printed.setdefault((asker, str(message.get("tool_call_id"))), str(message.get("content") or ""))
+                printed.setdefault((calling_turn, str(message.get("tool_call_id"))), str(message.get("content") or ""))
         for call_in_reply in turn.messages[-1].get("tool_calls", ()) if turn.messages else ():
             function = call_in_reply["function"]
             ids[turn.index, function["name"], function["arguments"]].append(call_in_reply["id"])
     outputs = []
     for call in episode.tool_calls:
-        same = ids[call.turn, call.name, call.arguments]  # the same call twice in a reply runs in that order
-        id = same.popleft() if same else ""
+        equal_ids = ids[call.turn, call.name, call.arguments]  # equal calls of a reply run in their order
+        id = equal_ids.popleft() if equal_ids else ""
         outputs.append(printed.get((call.turn, id), printed.get((None, id), "")))
     return outputs
 
@@ -277,7 +277,7 @@ class TerminalHabits(Reward):
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
     for sed, head or tail after the first two.
 
-    Source: the original's code. Known weakness: pays for gestures.
+    Source: the original's code. Known weakness: pays for commands, not for results.
     """
 
     name = "terminal_habits"
@@ -402,6 +402,7 @@ def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> in
 
 
 def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    """Length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

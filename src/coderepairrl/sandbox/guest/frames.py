@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import socket as socket
     from collections.abc import Callable
     from typing import Any
-else:  # the modules in C behind `signal` and `socket`
+else:  # the C modules that `signal` and `socket` wrap: a guest starts faster without the wrappers
     import _signal as signal  # noqa: F401
     import _socket as socket
 
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 
 
 def refuse_calls(program: bytes) -> None:
-    """Install the filter `program` on this process and its children."""
+    """Install the seccomp filter `program` (BPF instructions) on this process and its children. Raises OSError."""
     import ctypes
 
     code = ctypes.create_string_buffer(program, len(program))
@@ -69,7 +69,7 @@ class Control:
         request = decode(self._exactly(header))
         try:
             return request, self._exactly(body)
-        except MemoryError:  # our limit on memory is that of the commands
+        except MemoryError:  # the guest has the memory limit of its commands
             return request, None
 
     def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
@@ -93,7 +93,7 @@ class Control:
             return b"".join(parts)
         except MemoryError:
             parts.clear()
-            while size:  # so that the next frame begins where we look for it
+            while size:  # read the rest, so that the next frame is found
                 size -= len(self._some(min(size, 1 << 16)))
             raise
 
@@ -106,7 +106,7 @@ class Control:
 
 
 def connected(where: str) -> socket.socket:
-    """Our end of the socket, from an inherited descriptor or a path."""
+    """The guest's end of the socket: `where` is an inherited descriptor or a path."""
     if where.isdigit():
         return socket.socket(fileno=int(where))
     connection = socket.socket(socket.AF_UNIX)

@@ -13,8 +13,8 @@ import pytest
 
 import coderepairrl
 from coderepairrl import attempt, compare, evaluate, grade, score
-from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.agents.fences import write
+from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.errors import ConfigError, RunError, UsageError
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks import make

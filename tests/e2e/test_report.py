@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.runs import logged_episodes
 from coderepairrl.stages import export
 from coderepairrl.stats import Interval
-from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.stats.intervals import clusters_of
 from coderepairrl.sync import weights
 from coderepairrl.types import sequence
 from pages import Page

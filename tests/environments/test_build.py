@@ -21,7 +21,6 @@ from coderepairrl.environments import (
     Specification,
     build,
     check_unchanged,
-    conda,
     states,
 )
 from coderepairrl.environments.pythons import _copied
@@ -30,8 +29,8 @@ from coderepairrl.plan.problems import Made, Problems
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import alone
-from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Task
 from projects import SHOP, cache, system_python, wheel, write
@@ -136,7 +135,7 @@ def test_environments_of_other_rules_are_built_again() -> None:
     """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
     after such a one, write the new digest here; after another, raise the number, too."""
     builds = import_module("coderepairrl.environments.build")  # a function has the name, too
-    code = [builds._install, builds._unpack, builds._inside, conda]
+    code = [builds._install, builds._unpack, builds._inside, build]
     matter = [builds._BUILD, builds._STRIP, *map(inspect.getsource, code)]
     digest = hashlib.sha256("\0".join(matter).encode()).hexdigest()[:12]
     assert (caches._BUILDS, digest) == (1, "35c331c82c76"), "does a build leave something else now? See above"

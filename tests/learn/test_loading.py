@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.conversions import init_random, language_model, merge
+from coderepairrl.learn.learner import init_random, language_model, merge
 from coderepairrl.learn.loading import check_weights
 from coderepairrl.learn.policy import Policy
 

@@ -14,7 +14,7 @@ from coderepairrl.errors import CodeRepairError, RunError, TaskError
 from coderepairrl.plan.learned import check_learned, learned_by
 from coderepairrl.plan.problems import Problems
 from coderepairrl.plan.tasks import read_collected, read_tasks
-from coderepairrl.runs.learned import NAME, read_learned, write_learned
+from coderepairrl.runs.folder import NAME, read_learned, write_learned
 from coderepairrl.types import Task
 
 

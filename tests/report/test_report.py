@@ -25,7 +25,7 @@ from coderepairrl.report.page import render_report
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
-from coderepairrl.stats import clusters, compare
+from coderepairrl.stats import compare, intervals
 from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
@@ -62,7 +62,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_worked_examples() -> None:
-    for module in (clusters, reading, analysis, kit, verdict):
+    for module in (intervals, reading, analysis, kit, verdict):
         assert doctest.testmod(module).failed == 0
 
 

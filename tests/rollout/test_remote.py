@@ -28,9 +28,16 @@ from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket, collect, slots
-from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
-from coderepairrl.rollout.worker import Worker, WorkerSetup
+from coderepairrl.rollout.worker import (
+    FromWorker,
+    ToWorker,
+    Worker,
+    WorkerSetup,
+    pack_messages,
+    portable,
+    unpack_messages,
+)
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -82,14 +89,14 @@ class Wire(Connection):
         if self.broken.done():
             given.cancel()
             self.broken.result()
-        messages: list[FromWorker] = unpack(pack(given.result()))
+        messages: list[FromWorker] = unpack_messages(pack_messages(given.result()))
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
         await asyncio.sleep(0)
         if self.broken.done():
             self.broken.result()
-        self.worker.receive(unpack(pack(messages)))
+        self.worker.receive(unpack_messages(pack_messages(messages)))
 
     async def close(self) -> None:
         await self._home.aclose()
@@ -302,6 +309,6 @@ def faults() -> Iterator[Exception]:
 
 @pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
 def test_errors_travel_whole(error: Exception) -> None:
-    there = unpack(pack(portable(error)))
+    there = unpack_messages(pack_messages(portable(error)))
     assert type(there) is type(error)
     assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))

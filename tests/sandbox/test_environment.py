@@ -13,7 +13,7 @@ import pytest
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.sandbox.backend import GuestBackend
-from coderepairrl.sandbox.environment import environment_of
+from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.types import Task
 
 

@@ -7,8 +7,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.agents.fences import write
+from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks import make

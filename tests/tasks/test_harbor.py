@@ -17,10 +17,10 @@ from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading.reports import Outcome, harbor
-from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.standing import Standing
+from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.tasks import HandmadeSource, make
 from coderepairrl.tasks.harbor import export
 from coderepairrl.tasks.prepare import image_names

@@ -312,7 +312,7 @@ def test_json_that_is_no_call_of_llama_stays_words(codecs: dict[str, tokens.Code
 @EVERY
 def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Its weights load, and packed rows of its prompts score as rows alone do (`Policy` refuses others)."""
-    from coderepairrl.learn.conversions import init_random
+    from coderepairrl.learn.learner import init_random
     from coderepairrl.learn.policy import Policy
 
     init_random(folders[name], tmp_path, 0)

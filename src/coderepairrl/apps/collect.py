@@ -16,7 +16,7 @@ from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.examples import NAME
 from coderepairrl.stages.keep import keep
 from coderepairrl.stages.select import table
-from coderepairrl.stats.spending import Prices, Spent, spent
+from coderepairrl.stats.measures import Prices, Spent, spent
 
 
 async def collect(

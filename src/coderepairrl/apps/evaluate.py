@@ -32,7 +32,7 @@ from coderepairrl.stages import evaluation, predictions, shards
 from coderepairrl.stages.evaluation import COLLECTING, PRESETS
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval
-from coderepairrl.stats.spending import Prices, spent
+from coderepairrl.stats.measures import Prices, spent
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,8 @@ async def _offer(learner: Learner, route: Route, version: int) -> Published:
 
 
 async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks import programs
     from coderepairrl.checks.agent import examine as sit
+    from coderepairrl.checks.agent import examine_program
 
     agent = agents.make(name, **options)
     if agent.placement == "sandbox":
@@ -144,7 +144,7 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
         sandbox.check_agent(choice, agent.name, agent.not_in)
         backend = sandbox.make(choice.name, agent.binds)
         backend.require()
-        findings = await programs.examine(agent, backend)
+        findings = await examine_program(agent, backend)
     else:
         findings = await sit(agent)
     for finding in findings:

@@ -19,8 +19,8 @@ from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.rewards.verify import Trial, measuring_repair
 from coderepairrl.rewards.verify import answers as answers_of_reward
-from coderepairrl.tasks import quarantine
-from coderepairrl.tasks.references import with_diffed_references
+from coderepairrl.tasks import select
+from coderepairrl.tasks.prepare import with_diffed_references
 from coderepairrl.types import Checks, Task
 
 _NAMED = 5
@@ -247,8 +247,8 @@ def count_left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
     return dict(Counter(f"{name}: no" if name else _UNSTEADY for name in firsts).most_common())
 
 
-def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
-    """Examined `tasks` with their first wrong answer, for `quarantine.write`, except for missing prerequisites."""
+def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
+    """Examined `tasks` with their first wrong answer, for `write_quarantine`, except missing prerequisites."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
     def reason(exam: TaskExam) -> str:
@@ -256,7 +256,7 @@ def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quar
         return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
 
     return [
-        quarantine.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
+        select.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
         for task in tasks
         if task.id in exam_by_task
     ]

@@ -147,7 +147,7 @@ def grade(
 ) -> None:
     """Grade patches of any origin by a benchmark's tests and rules, natively or in its images."""
     from coderepairrl import config
-    from coderepairrl.runs import foreign
+    from coderepairrl.runs import codec
     from coderepairrl.stages import grade as grading
     from coderepairrl.stages import harness as official
     from coderepairrl.stages import predictions as patches
@@ -155,7 +155,7 @@ def grade(
     from coderepairrl.tasks import catalog
 
     predicted, part = patches.read(predictions), shards.parse(shard)
-    target = output or predictions.with_name(f"{foreign.stem(predictions)}.graded.jsonl")
+    target = output or predictions.with_name(f"{codec.stem_of(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
     if harness:
         if sandbox != "auto" or sandbox_option:

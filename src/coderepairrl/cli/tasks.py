@@ -30,7 +30,7 @@ from coderepairrl.printable import counted
 
 if TYPE_CHECKING:
     from coderepairrl.protocols import TaskSource
-    from coderepairrl.tasks.quarantine import Verified
+    from coderepairrl.tasks.select import Verified
 
 app = typer.Typer(
     name="tasks",
@@ -175,10 +175,10 @@ def _progress(line: str) -> None:
 
 
 def _quarantine(verified: list[Verified], file: Path | None) -> None:
-    from coderepairrl.tasks import quarantine
+    from coderepairrl.tasks.select import write_quarantine
 
     if file is not None:
-        note(f"{file}: {counted(quarantine.write(verified, file), 'task')}")
+        note(f"{file}: {counted(write_quarantine(verified, file), 'task')}")
 
 
 @app.command("shell")

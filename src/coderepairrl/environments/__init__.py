@@ -2,7 +2,7 @@
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom
-from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
+from coderepairrl.environments.fingerprints import fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.environments.verify import check_environments, check_unchanged, states
@@ -11,7 +11,6 @@ __all__ = [
     "KIND",
     "CondaFile",
     "Environment",
-    "Fingerprint",
     "NoRoom",
     "ReadyImage",
     "Specification",

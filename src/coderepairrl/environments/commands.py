@@ -27,7 +27,7 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.sandbox import inside
+from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.backend import destroy
 from coderepairrl.sandbox.bwrap import ImageBuilder
 from coderepairrl.sandbox.rootfs import Image
@@ -112,7 +112,7 @@ class LayerBuilder:
 
     def _made(self, command: Running, key: str) -> _Kept:
         tree = self._unpacked()
-        at = inside.resolve(tree, command.workdir)
+        at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: there is no folder {command.workdir}")
         who, group, home = trees.user_of(tree, command.user, self.found.name)

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.budget import EpisodeBudget, ReplyBudget
 from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.incoming import Body, Incoming
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.source import Generating, ReplySource
 from coderepairrl.gateway.tree import Placement
-from coderepairrl.gateway.workers import Offload, Workers
+from coderepairrl.gateway.workers import Body, Incoming, Offload, Workers
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.tokens import Reply, TooLong
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered

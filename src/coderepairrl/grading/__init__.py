@@ -6,7 +6,7 @@ early exits; `harness` judges by a benchmark's rules.
 
 from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, restore, tried
 from coderepairrl.grading.harness import RULES, rules_of
-from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
+from coderepairrl.grading.reports import RESULTS, Outcome, lacking
 from coderepairrl.grading.witness import results_of
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "RESULTS",
     "RULES",
     "Outcome",
-    "Outcomes",
     "Verdict",
     "apply",
     "grade",

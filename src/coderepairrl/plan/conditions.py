@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.listing import program
+from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
 from coderepairrl.environments import fingerprints
 from coderepairrl.plan.plan import AgentPlan, Plan
@@ -70,7 +70,7 @@ def _named(agent: Agent) -> str:
 
 
 def _version(agent: Agent) -> str:
-    return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
+    return (isinstance(agent, Program) and installed_program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 
 def differences(

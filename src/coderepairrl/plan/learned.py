@@ -8,7 +8,7 @@ from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import TaskError
 from coderepairrl.plan.tasks import COLLECTED
-from coderepairrl.runs.learned import read_learned
+from coderepairrl.runs.folder import read_learned
 from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 

@@ -19,8 +19,8 @@ from coderepairrl.plan.problems import Made, Problems
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, derive_seed
 from coderepairrl.sandbox.contents import check_workspace
-from coderepairrl.sandbox.environment import environment_of
-from coderepairrl.tasks.references import with_diffed_references
+from coderepairrl.sandbox.workspace import environment_of
+from coderepairrl.tasks.prepare import with_diffed_references
 from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 

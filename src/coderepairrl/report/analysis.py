@@ -13,7 +13,7 @@ from coderepairrl.processes.meter import total
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.reading import Judged, Printed, RunData
 from coderepairrl.stats import COUNTS, Interval, Noted, pair, summarise
-from coderepairrl.stats.clusters import clusters_of, slices
+from coderepairrl.stats.intervals import clusters_of, slices
 from coderepairrl.types import Ending, Episode
 
 _COMMANDS, _TOOLS, _NOTES = 9, 6, 6

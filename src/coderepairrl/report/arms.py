@@ -18,8 +18,7 @@ from coderepairrl.report.comparison import alike, settings_that_differ
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
 from coderepairrl.report.verdict import Result, Table, least, p_text, p_value, rate, signed
 from coderepairrl.stats import COUNTS, TOO_FEW
-from coderepairrl.stats.clusters import clusters_by
-from coderepairrl.stats.intervals import is_share
+from coderepairrl.stats.intervals import clusters_by, is_share
 from coderepairrl.stats.paired import holm
 from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, replicated, replicated_difference

@@ -15,12 +15,20 @@ from coderepairrl.printable import counted
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes
 from coderepairrl.stats import Interval, classification, paired_difference, sign_flip_test, tango, wilson
-from coderepairrl.stats.attempts import CurvePoint, curves, doubling
-from coderepairrl.stats.clusters import clusters_by
-from coderepairrl.stats.effects import cohens_d, cohens_h, difference
-from coderepairrl.stats.intervals import estimate
+from coderepairrl.stats.intervals import clusters_by, estimate
 from coderepairrl.stats.measures import level, shares
-from coderepairrl.stats.paired import Equivalence, McNemar, equivalence, holm, mcnemar, mcnemar_p
+from coderepairrl.stats.outcomes import CurvePoint, curves, doubling
+from coderepairrl.stats.paired import (
+    Equivalence,
+    McNemar,
+    cohens_d,
+    cohens_h,
+    difference,
+    equivalence,
+    holm,
+    mcnemar,
+    mcnemar_p,
+)
 from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread
 
 ATTEMPTS = (1, 2, 4, 8)

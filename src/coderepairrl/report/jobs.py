@@ -18,7 +18,7 @@ from coderepairrl.report.site import write_page as write
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import Interval
-from coderepairrl.stats.spending import Spent, spent
+from coderepairrl.stats.measures import Spent, spent
 
 NAME = "jobs.json"
 _LOSS = "held_out/loss"

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coderepairrl.agents.stats import ToolStats, tally
+from coderepairrl.agents.tools import ToolStats, tally
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.report.rows import Record, Rows
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stats import Notes
-from coderepairrl.stats.notes import kind_of, plain
+from coderepairrl.stats.measures import kind_of, plain
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 _LINES, _KINDS = 8, 200

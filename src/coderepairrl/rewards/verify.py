@@ -17,7 +17,7 @@ from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.compose import Weighted, score
-from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.rewards.simple import with_patch
 from coderepairrl.types import Task
 
 UP_TO = 50

@@ -24,7 +24,7 @@ from coderepairrl.plan.verify import verify
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder
-from coderepairrl.runs.learned import write_learned
+from coderepairrl.runs.folder import write_learned
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed, left_out
 from coderepairrl.stages.history import History, read_history

@@ -31,7 +31,7 @@ from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate
 from coderepairrl.stages.used import metered
 from coderepairrl.stages.watch import Watch
-from coderepairrl.stats.spending import Prices
+from coderepairrl.stats.measures import Prices
 from coderepairrl.types import Episode, Turn
 
 USE = Use(

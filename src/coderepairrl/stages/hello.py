@@ -22,7 +22,7 @@ from coderepairrl.processes.meter import total
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stats import Interval, compare, pair
-from coderepairrl.stats.clusters import slice_of
+from coderepairrl.stats.intervals import slice_of
 from coderepairrl.types import Ending, Episode, ToolCall
 
 SHOWN = {

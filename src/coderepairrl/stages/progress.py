@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coderepairrl.printable import logged, printable, rounded
 from coderepairrl.stats import Notes
-from coderepairrl.stats.notes import plain
+from coderepairrl.stats.measures import plain
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2

@@ -30,7 +30,7 @@ from coderepairrl.protocols import Engine
 from coderepairrl.report.reading import flat
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder, open_run
-from coderepairrl.runs.learned import write_learned
+from coderepairrl.runs.folder import write_learned
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.history import History, read_history

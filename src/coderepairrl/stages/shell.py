@@ -16,7 +16,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.stages.trace import print_bytes
 from coderepairrl.tasks.catalog import near_tasks
-from coderepairrl.tasks.ready import lacking
+from coderepairrl.tasks.prepare import lacking
 from coderepairrl.types import Task
 
 _SECONDS = 86_400.0

@@ -8,9 +8,8 @@ from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
 from coderepairrl.stats import Interval, mean_interval, resolved
-from coderepairrl.stats.clusters import clusters_of
-from coderepairrl.stats.intervals import is_share
-from coderepairrl.stats.spending import Prices, Spent, spent
+from coderepairrl.stats.intervals import clusters_of, is_share
+from coderepairrl.stats.measures import Prices, Spent, spent
 from coderepairrl.types import Ending, Episode, Turn
 
 # Rounds of attempts (as many as run at once) that all failed to show anything before an evaluation stops.

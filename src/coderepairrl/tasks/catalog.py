@@ -14,7 +14,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.tasks import rows
-from coderepairrl.tasks.ready import lacking
+from coderepairrl.tasks.prepare import lacking
 from coderepairrl.types import Task
 
 BENCHMARKS = {

@@ -18,7 +18,7 @@ import pytest
 from coderepairrl.checks.audit import rates, trials
 from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.tasks import ScriptedSource, quarantine
+from coderepairrl.tasks import ScriptedSource, select
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Checks, Command, Task
 from commands import CRRL
@@ -98,7 +98,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
     assert by_name["mutants accepted"].measured == 6 and by_name["mutants accepted"].independent is None
 
-    assert quarantine.write(trials.apart(found), tmp_path / "q.jsonl") == 3
+    assert select.write_quarantine(trials.apart(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
+from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.plan.plan import AgentPlan, resolve_attempt
 from coderepairrl.plan.problems import Problems
 from coderepairrl.stages.fix import USE

@@ -14,7 +14,7 @@ from coderepairrl.printable import counted, logged
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.types import Task
 
 METHOD = (

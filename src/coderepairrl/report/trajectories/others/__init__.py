@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import UsageError
 from coderepairrl.report.trajectories.others import atif, mini_swe_agent, nano, openhands, swe_agent
 from coderepairrl.report.trajectories.others.trajectory import Trajectory
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 
 Reader = Callable[[Mapping[str, Any], str], Trajectory]
 _READERS: Mapping[str, Reader] = {
@@ -107,7 +107,7 @@ def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
             yield shown, Damaged(shown, str(error))
         return
     try:
-        written = foreign.text(file)
+        written = codec.read_foreign_text(file)
     except ValueError as error:
         yield shown, Damaged(shown, str(error))
         return

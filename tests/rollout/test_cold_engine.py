@@ -25,7 +25,7 @@ from coderepairrl.rollout import Rollout, Terms, Ticket, warm_up, warmup
 from coderepairrl.rollout.warmup import TOKENS
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.stages.executors import open_rollout
+from coderepairrl.stages.parts import open_rollout
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/add", "add() subtracts.", "python", "dir:x", b"")

@@ -22,7 +22,6 @@ from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
     auditing,
-    collecting,
     comparing,
     data,
     env,
@@ -60,10 +59,10 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Learn": (
         *(running.hello, running.train, jobs.run),
-        *(collecting.collect, collecting.select, running.sft),
+        *(evaluating.collect, running.sft),
     ),
     "Measure": (
-        *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
+        *(evaluating.eval, evaluating.attempt, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
     "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),

@@ -41,7 +41,7 @@ def stoppable() -> Iterator[list[str]]:
             for descriptor in terminals:
                 _silence(descriptor)
         if not received:
-            task.cancel()
+            task.cancel(number.name)
         received.append(number.name)
 
     for number in numbers:

@@ -19,7 +19,7 @@ from coderepairrl.plan.verify import as_planned
 from coderepairrl.printable import counted
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.command import folder_of
+from coderepairrl.stages.life_cycle import folder_of
 from coderepairrl.stages.train import evaluation_due
 
 

@@ -80,10 +80,6 @@ class RunFolder:
         """Learner states by step."""
         return self.path / "checkpoints"
 
-    def checkpoint(self, step: int) -> Path:
-        """Place of the checkpoint after `step`."""
-        return self.checkpoints / f"{step:05d}"
-
     def prune_checkpoints(self, most: int) -> None:
         """Delete the oldest checkpoints beyond `most`."""
         for _, path in sorted(self.saved_checkpoints().items())[:-most]:

@@ -1,9 +1,8 @@
 """Stages of runs. Start reading at `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
-from coderepairrl.stages.command import run, summary
+from coderepairrl.stages.command import dry_run, needs, plan, run, summary
 from coderepairrl.stages.life_cycle import folder_of, load_settings, named, pinned
-from coderepairrl.stages.preview import dry_run, needs, plan
 
 __all__ = [
     "Interrupted",

@@ -1,19 +1,26 @@
-"""Run of `crrl train`, from its start or resumption to its summary."""
+"""Run of `crrl train`, from its start or resumption to its summary, and its preview (``--dry-run``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from coderepairrl import engines
 from coderepairrl.config import Config
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
+from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import settings
 from coderepairrl.plan.plan import Plan, resolve
+from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
-from coderepairrl.plan.verify import verify
+from coderepairrl.plan.verify import as_planned, verify
+from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
+from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.changes import changes_at_resume, left_out
 from coderepairrl.stages.history import read_history
@@ -29,7 +36,7 @@ from coderepairrl.stages.life_cycle import (
 )
 from coderepairrl.stages.parts import assemble
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.train import train
+from coderepairrl.stages.train import evaluation_due, train
 from coderepairrl.types import Episode
 
 
@@ -105,3 +112,100 @@ def _what_may_not_fit(config: Config) -> str:
     except DoesNotFit as error:
         return f"this may not fit: {error}; {error.fix}"
     return ""
+
+
+# -- before it begins
+
+
+def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
+    """Preview a run without starting it; return known parts and the problem."""
+    preview: dict[str, Any] = {}
+    problems, parts = Problems(), Problems()
+    resolved = parts.attempt(lambda: resolve(config))
+    if sized := problems.attempt(lambda: needs(config)):
+        preview["needs"] = sized.value
+    for each in parts.found:
+        problems.add(each)
+    if resolved:
+        plan = resolved.value
+        if plan.lacking:
+            lacking = several(plan.lacking)
+            preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
+            problems.add(lacking)
+        preview |= as_shown(plan, folder or folder_of(config))
+    preview["verdict"] = _verdict(preview, problems.found)
+    return preview, several(problems.found) if problems.found else None
+
+
+def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
+    """Say whether it can run here, and what ends episodes first."""
+    if problems:
+        lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
+        parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
+        parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
+        return f"it cannot be run here: {' and '.join(parts)}"
+    memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
+    is_sized = all(isinstance(each, int | float) for each in memory)
+    fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
+    reasons = ["each GPU holds its parts"] if memory and is_sized else []
+    reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
+    if limit := shown["needs"].get("step", {}).get("limit"):
+        reasons.append(f"episodes end first by {limit}")
+    return f"{fits}: {'; '.join(reasons)}" if reasons else fits
+
+
+def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
+    """Plan as plain data. Raises like `resolve`."""
+    return as_shown(resolve(config), folder or folder_of(config))
+
+
+def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """Convert a plan for ``--dry-run``."""
+    config, held_out = plan.config, plan.eval_tasks
+    steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
+    times, refill = sum(evaluation_due(config, step) for step in range(steps + 1)), config.curriculum.refill
+    attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
+    return {
+        "run": str(folder.path),
+        "model": str(plan.model.folder),
+        "sandbox": plan.place.choice.name,
+        "engine": config.engine.name,
+        "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
+        "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
+        **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
+        "reward": dict(plan.rewards_in_words),
+        "verify": as_planned(plan),
+        "steps": steps,
+        "episodes_per_step": per_step,
+        "training_episodes": per_step * steps,
+        **({"refilled_at_most": refill * config.rollout.group_size * steps} if refill else {}),
+        "epochs": round(plan.curriculum.passes(steps), 2),
+        "evaluations": times * sum(map(bool, held_out.values())),
+        "evaluation_episodes": times * attempts,
+        "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
+        "limits": asdict(plan.limits),
+        **(
+            {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
+        ),
+        "clip": plan.clip,
+        "log": list(config.log),
+        "learner": plan.learner.model_dump(),
+    }
+
+
+def _prompt_shown(prompt: LongestPrompt) -> str:
+    return f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})"
+
+
+def _terms_shown(terms: Terms) -> dict[str, Any]:
+    paid = {reward.name: weight for reward, weight in terms.rewards["train"]}
+    return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
+
+
+def needs(config: Config) -> dict[str, Any]:
+    """GPU needs and step time, without model, tasks or GPUs.
+
+    Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
+    """
+    check_named(config, engines.make(config.engine.name, **config.engine.options).takes_gpus)
+    return require(config, settings)

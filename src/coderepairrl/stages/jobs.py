@@ -41,9 +41,9 @@ from coderepairrl.runs.folder import write_atomic
 from coderepairrl.runs.storage import SUMS, checksum
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.changes import changed_keys
+from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.jobs_file import ATTEMPT, TRAIN, Job, Jobs
 from coderepairrl.stages.life_cycle import pinned
-from coderepairrl.stages.preview import dry_run
 
 Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]

@@ -305,7 +305,7 @@ def checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:
 
 async def save_checkpoint(learner: Learner, folder: RunFolder, config: Config, step: int) -> Path:
     """Write ``checkpoints/STEP``; delete the oldest beyond `run.keep_checkpoints`."""
-    path = folder.checkpoint(step)
+    path = folder.checkpoints / f"{step:05d}"
     await learner.save(path)
     folder.prune_checkpoints(config.run.keep_checkpoints)
     return path

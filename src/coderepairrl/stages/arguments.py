@@ -18,7 +18,7 @@ from coderepairrl.plan.problems import Problems
 from coderepairrl.registry import nearest, nearest_run
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, resolve
-from coderepairrl.stages.life_cycle import require_command
+from coderepairrl.stages.life_cycle import free_folder, require_command
 from coderepairrl.stages.shards import WHOLE, Shard, parse
 from coderepairrl.stats.spending import Prices
 
@@ -206,12 +206,8 @@ def _folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) 
     if output is not None:
         return output
     name = config.run.name if shard == WHOLE else f"{config.run.name}-{shard.number}of{shard.of}"
-    first = candidate = Path(config.run.dir) / name
-    number = 1
-    while candidate.exists() and not resume:
-        number += 1
-        candidate = first.with_name(f"{name}-{number}")
-    return candidate
+    folder = Path(config.run.dir) / name
+    return folder if resume else free_folder(folder)
 
 
 def _prices(text: str | None, plan: AgentPlan) -> Prices | None:

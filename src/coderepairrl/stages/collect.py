@@ -18,6 +18,7 @@ from coderepairrl.runs.examples import NAME, Example, write_examples
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stages.conversations import source
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
+from coderepairrl.stages.results import cost_as_text
 from coderepairrl.stages.select import select, table
 from coderepairrl.stats.spending import Prices, Spent, spent
 
@@ -119,11 +120,7 @@ def collected_as_text(found: Mapping[str, Any]) -> str:
     rows = [f"{found[how]} {meaning}" for how, meaning in _HOW.items() if found[how]]
     lines += ["", f"examples: {found['examples']}, {counted(found['rows'], 'row')} ({', '.join(rows)})"]
     if cost := found.get("cost"):
-        money = f", money {cost['money']:.4f}" if "money" in cost else ""
-        lines.append(
-            f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')},"
-            f" {counted(cost['sampled_tokens'], 'sampled token')}, {cost['attempt_seconds']:,.1f} s of attempts{money}"
-        )
+        lines.append(cost_as_text(cost))
         runs = " ".join(map(shlex.quote, found["sources"]))
         where = "" if len(found["sources"]) == 1 else f" -o {shlex.quote(found['run'])}"
         lines.append(

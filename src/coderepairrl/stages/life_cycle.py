@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +70,12 @@ def named(source: str, config: Config) -> RunFolder:
             fix="leave run.dir out: a run is continued where it lies",
         )
     return RunFolder(folder)
+
+
+def free_folder(path: Path) -> Path:
+    """`path`, or with a number if it is taken: ``NAME-2``, ``NAME-3``, ..."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def pinned(config: Config, *, fetches: bool = True) -> Config:

@@ -147,22 +147,27 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
         lines += ["", *_table(name, summary, config, result["agents"][name])]
     if len(set(result["agents"].values())) > 1:
         lines += ["", *_by_agent(result)]
-    cost = result["cost"]
-    money = f", money {cost['money']:.4f}" if "money" in cost else ""
-    silent = cost["unreported"]
-    unreported = f" (without those of {counted(silent, 'call')}, of which the server does not say)" if silent else ""
     lines += [
         "",
-        f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
-        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
-        f"{unreported},"
-        f" {cost['attempt_seconds']:,.1f} s of attempts{money}",
+        cost_as_text(result["cost"]),
         *([f"machine: {as_words(Used(**result['machine']))}"] if result["machine"] else []),
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
         *_next(result, config),
     ]
     return "\n".join(lines)
+
+
+def cost_as_text(cost: Mapping[str, Any]) -> str:
+    """Calls, tokens, seconds and money of attempts in a line."""
+    money = f", money {cost['money']:.4f}" if "money" in cost else ""
+    silent = cost["unreported"]
+    unreported = f" (without those of {counted(silent, 'call')}, of which the server does not say)" if silent else ""
+    return (
+        f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
+        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
+        f"{unreported}, {cost['attempt_seconds']:,.1f} s of attempts{money}"
+    )
 
 
 def _by_agent(result: Mapping[str, Any]) -> list[str]:

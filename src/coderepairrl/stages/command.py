@@ -22,18 +22,9 @@ from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages import life_cycle
 from coderepairrl.stages.changes import changes_at_resume, left_out
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.life_cycle import (
-    begin_run,
-    check_folder,
-    folder_of,
-    interruptible,
-    pinned,
-    record_session,
-    summarise_run,
-    write_learned_tasks,
-)
 from coderepairrl.stages.parts import assemble
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluation_due, train
@@ -54,12 +45,12 @@ async def run(
     `show` gives further lines for an episode; `again` is the resuming command, ``{run}`` the folder. Raises
     `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
-    folder, meter = folder or folder_of(config), Meter()
+    folder, meter = folder or life_cycle.folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = resolve(pinned(config), resumed=resume)
+    plan = resolve(life_cycle.pinned(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
-    with interruptible(folder, progress, again.format(run=folder.path)), progress:
+    with life_cycle.interruptible(folder, progress, again.format(run=folder.path)), progress:
         if not config.reward:
             progress.say(f"reward: {plan.rewards_in_words['train']}")
         await _begin(plan, folder, progress, resume=resume)
@@ -69,7 +60,7 @@ async def run(
             if resume:  # the run is locked by now
                 changes = changes_at_resume(folder, history, plan.config, plan.reward_versions, plan.too_long)
             names = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name}
-            async with record_session(
+            async with life_cycle.record_session(
                 parts.log, folder, plan.config, history, progress, meter, changes=changes, **names, clip=plan.clip
             ):
                 if plan.clip.startswith("never"):
@@ -80,12 +71,12 @@ async def run(
 
 async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
     # The run folder is made only once all is well; what is refused is refused before the minutes of `verify`.
-    check_folder(folder, plan, "train", resume=resume)
+    life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _what_may_not_fit(plan.config)
     await verify(plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance)
     progress.phase("start")
-    await begin_run(folder, plan, progress, {"too_long": left_out(plan.too_long)}, resume=resume)
-    write_learned_tasks(folder, plan.config)
+    await life_cycle.begin_run(folder, plan, progress, {"too_long": left_out(plan.too_long)}, resume=resume)
+    life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
     if doubt:
         progress.say(doubt)
@@ -98,7 +89,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     balances = {kind: {**asdict(each), "balanced": each.balanced} for kind, each in kinds.items() if any(kinds)}
     account = sum(kinds.values(), Account())
     return {
-        **summarise_run(folder, history),
+        **life_cycle.summarise_run(folder, history),
         "version": history.steps[-1]["version"] if history.steps else 0,
         "account": {**asdict(account), "balanced": account.balanced},
         "kinds": balances,
@@ -132,7 +123,7 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             lacking = several(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             problems.add(lacking)
-        preview |= as_shown(plan, folder or folder_of(config))
+        preview |= as_shown(plan, folder or life_cycle.folder_of(config))
     preview["verdict"] = _verdict(preview, problems.found)
     return preview, several(problems.found) if problems.found else None
 
@@ -156,7 +147,7 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
 
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
     """Plan as plain data. Raises like `resolve`."""
-    return as_shown(resolve(config), folder or folder_of(config))
+    return as_shown(resolve(config), folder or life_cycle.folder_of(config))
 
 
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:

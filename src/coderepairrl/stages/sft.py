@@ -24,20 +24,8 @@ from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.examples import NAME
+from coderepairrl.stages import life_cycle
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.life_cycle import (
-    begin_run,
-    check_folder,
-    checkpoint_due,
-    interruptible,
-    load_settings,
-    pinned,
-    record_session,
-    retry_learner,
-    save_checkpoint,
-    summarise_run,
-    write_learned_tasks,
-)
 from coderepairrl.stages.parts import Bench, initial_model, open_rollout, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluate, evaluation_due
@@ -80,8 +68,8 @@ def plan_sft(
             f"{file} has examples, which are what to learn from, and not how",
             fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
         )
-    config, folder = load_settings(file, overrides, resume=resume)
-    return resolve_imitation(pinned(config, fetches=fetches)), folder
+    config, folder = life_cycle.load_settings(file, overrides, resume=resume)
+    return resolve_imitation(life_cycle.pinned(config, fetches=fetches)), folder
 
 
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
@@ -91,16 +79,18 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
     else the error that stopped the run; `resume` continues it.
     """
     meter, progress = Meter(), Progress(plan.config.run.steps, quiet=quiet)
-    with interruptible(folder, progress, f"crrl sft {folder.path} --resume"), progress:
-        check_folder(folder, plan, "sft", resume=resume)
+    with life_cycle.interruptible(folder, progress, f"crrl sft {folder.path} --resume"), progress:
+        life_cycle.check_folder(folder, plan, "sft", resume=resume)
         if resume:
             _check_examples(plan, folder)
-        await begin_run(folder, plan, progress, {"data": _examples_used(plan)}, resume=resume)
-        write_learned_tasks(folder, plan.config, {each.task for each in plan.examples.train})
+        await life_cycle.begin_run(folder, plan, progress, {"data": _examples_used(plan)}, resume=resume)
+        life_cycle.write_learned_tasks(folder, plan.config, {each.task for each in plan.examples.train})
         _say_what_is_unusual(plan, folder, progress)
         async with (
             _opened(plan, folder, progress) as run,
-            record_session(run.log, folder, plan.config, run.history, progress, meter, engine=plan.config.engine.name),
+            life_cycle.record_session(
+                run.log, folder, plan.config, run.history, progress, meter, engine=plan.config.engine.name
+            ),
         ):
             await _restore(run)
             await _train(run)
@@ -115,7 +105,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     if losses:
         best = min(losses, key=lambda step: losses[step])
         held_out = {"best_step": best, "best_loss": losses[best], "last_loss": losses[max(losses)]}
-    return {**summarise_run(folder, history), "held_out": held_out}
+    return {**life_cycle.summarise_run(folder, history), "held_out": held_out}
 
 
 async def _train(run: _Run) -> None:
@@ -154,7 +144,7 @@ async def _learn(run: _Run, step: int) -> dict[str, Any]:
         run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress)
         await _restore(run)
 
-    return await retry_learner(
+    return await life_cycle.retry_learner(
         lambda: run.learner.step(_batch(run.plan, step)), restore, run.plan.config.run.retries, run.progress.alarm
     )
 
@@ -192,8 +182,8 @@ async def _restore(run: _Run) -> None:
 
 async def _checkpoint_if_due(run: _Run) -> None:
     config, step = run.plan.config, run.history.step
-    if checkpoint_due(run.folder, config, step):
-        path = await save_checkpoint(run.learner, run.folder, config, step)
+    if life_cycle.checkpoint_due(run.folder, config, step):
+        path = await life_cycle.save_checkpoint(run.learner, run.folder, config, step)
         run.log.append("checkpoint", step=step, path=path.name)
 
 

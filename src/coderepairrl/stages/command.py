@@ -59,9 +59,9 @@ async def run(
             changes = []
             if resume:  # the run is locked by now
                 changes = changes_at_resume(folder, history, plan.config, plan.reward_versions, plan.too_long)
-            names = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name}
+            start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
-                parts.log, folder, plan.config, history, progress, meter, changes=changes, **names, clip=plan.clip
+                parts.log, folder, plan.config, history, progress, meter, start, changes
             ):
                 if plan.clip.startswith("never"):
                     progress.say(f"clipping has no effect{plan.clip.removeprefix('never')}")

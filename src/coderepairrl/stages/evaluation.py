@@ -195,7 +195,7 @@ async def measure(
             progress.say(str(plan.place.choice))
             for line in _learned_tasks(plan):
                 progress.alarm(line)
-            names = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
+            start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
             stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
             watch = Watch(count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops)
 
@@ -215,7 +215,7 @@ async def measure(
                     open_rollout(
                         plan, source, log, home / "gateway.sock", on_episode, progress.say, on_turn
                     ) as rollout,
-                    record_session(log, folder, config, history, progress, meter, **names),
+                    record_session(log, folder, config, history, progress, meter, start),
                 ):
                     bench = Bench(
                         config=config,

@@ -236,11 +236,10 @@ async def record_session(
     history: History,
     progress: Progress,
     meter: Meter | None,
-    *,
+    start: Mapping[str, str],
     changes: Sequence[Change] = (),
-    **start: str,
 ) -> AsyncIterator[None]:
-    """Log the session's ``start``, `changes`, the use of `meter`, and ``end``, or ``stop`` with a reason.
+    """Log `start`, `changes`, the use of `meter`, and ``end``, or ``stop`` with a reason.
 
     Feeds the trackers meanwhile.
     """

@@ -89,7 +89,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
         async with (
             _opened(plan, folder, progress) as run,
             life_cycle.record_session(
-                run.log, folder, plan.config, run.history, progress, meter, engine=plan.config.engine.name
+                run.log, folder, plan.config, run.history, progress, meter, {"engine": plan.config.engine.name}
             ),
         ):
             await _restore(run)

@@ -57,11 +57,11 @@ def test_completion(words: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "fix"),
     [
-        ("view runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
+        ("view runs/short", "there is no command 'view' any more", "report --serve`"),
         ("report runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
         ("train runs/shrot --resume", "no config file runs/shrot", "did you mean 'short'?"),
         ("serve runs/shrot", "runs/shrot is no model", "did you mean 'short'?"),
-        ("report runs", "runs is not a run folder (it has no run.json)", "name one of the runs in it: runs/short"),
+        ("report one", "one is not a run folder (it has no run.json)", "name the folder of a run"),
         ("serve runs", "runs is no model", "name one of the runs in it: runs/short"),
         ("serve gpt-4o", "gpt-4o is no model", "take the URL of an API"),
         ("data list handmade selct.n=2", "'handmade' has no option 'selct'", "did you mean 'select'?"),

@@ -13,7 +13,8 @@ import pytest
 from coderepairrl import learn, models
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan.plan import AgentPlan
-from coderepairrl.report.comparing import Arguments, answer
+from coderepairrl.report.comparison import Question
+from coderepairrl.report.verdict import answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.arguments import plan_evaluations, preset_settings
@@ -103,7 +104,7 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert set(turns["plain"]) == {1} and max(turns["eval"]) > 1
     text = results_as_text([read_results(folder)])
     assert "plain       direct, shown files of the reference" in text
-    compared = answer(Arguments([f"{folder.path}@eval", f"{folder.path}@plain"], "reward"))
+    compared = answer([f"{folder.path}@eval", f"{folder.path}@plain"], Question("reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
     with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')

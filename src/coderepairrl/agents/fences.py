@@ -68,7 +68,7 @@ def read(reply: str) -> list[Fence]:
             end += 1
         inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
         if end == len(lines) and inner and not inner[-1]:
-            del inner[-1]  # what follows the last line end
+            del inner[-1]  # the empty text after the last line end
         fences.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
         above, at = "", end + 1
     return fences

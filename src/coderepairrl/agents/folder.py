@@ -83,16 +83,16 @@ class FolderSandbox:
         return self._inside(path).read_bytes()
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Replace or create a file. Raises `SandboxFault` unless links may be followed."""
+        """Replace or create a file. Raises `SandboxFault` without `follow`: this class cannot refuse links."""
         if not follow:
-            raise SandboxFault("a plain folder is no place to grade in")
+            raise SandboxFault("a plain folder cannot refuse symbolic links: grade in a sandbox")
         target = self._inside(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
 
     async def reach(self, address: str) -> str:
-        """Raise `SandboxFault`: commands share the host's network."""
-        raise SandboxFault("a folder is no sandbox: its commands reach the host's loopback directly")
+        """Raise `SandboxFault`: no bridge is needed, since commands share the host's network."""
+        raise SandboxFault("a plain folder has no bridge: its commands reach the host's loopback directly")
 
     async def diff(self) -> bytes:
         """Diff against the first commit, including new and committed files."""
@@ -118,6 +118,6 @@ class FolderBackend(SandboxBackend):
     async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
         """Create a temporary repository, removed on exit."""
         with scratch("folder") as folder:
-            ignored = shutil.ignore_patterns(".git")  # whose settings would name programs
+            ignored = shutil.ignore_patterns(".git")  # its settings could name programs, which git would run
             files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=ignored)
             yield FolderSandbox(files, {})

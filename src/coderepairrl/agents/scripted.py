@@ -70,7 +70,7 @@ Script = Sequence[Action] | Callable[[Task], Sequence[Action]]
 class ScriptedAgent(Agent):
     """Performs `script`, a list of actions or a function of the task, and reports `exit`.
 
-    Gateway limits end it normally; errors of actions are the test's.
+    A limit of the gateway ends the script and is reported; errors of actions are raised.
     """
 
     name = "scripted"

@@ -18,7 +18,6 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
     auditing,
@@ -32,8 +31,15 @@ from coderepairrl.cli import (
     serving,
 )
 from coderepairrl.cli.output import show
-from coderepairrl.errors import ExitCode, exit_on_error
+from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
+from coderepairrl.version import __version__
+
+RENAMED = {
+    "view": "crrl report --serve",
+}
+"""Commands of earlier versions, and what to use instead."""
+
 
 app = typer.Typer(
     name="crrl",
@@ -65,7 +71,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(evaluating.eval, evaluating.attempt, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
-    "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
+    "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
     "Set up and check": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
 }
 """Commands by their heading in ``crrl --help``."""
@@ -107,8 +113,10 @@ def main() -> None:
     logging.basicConfig(handlers=[logs])
     try:
         with exit_on_error():
+            if renamed := RENAMED.get("".join(sys.argv[1:2])):
+                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{renamed}`")
             app()
-    except BrokenPipeError:  # `crrl view RUN | head`
+    except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from coderepairrl import __version__
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.listing import program
 from coderepairrl.config import Config
@@ -15,6 +14,7 @@ from coderepairrl.plan.plan import AgentPlan, Plan
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
+from coderepairrl.version import __version__
 
 TRAINING = "train"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")

@@ -36,22 +36,23 @@ async def _in_thread(call: Callable[[], object]) -> object:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 
-    def deliver(found: object, error: BaseException | None) -> None:
+    def deliver(value: object, error: BaseException | None) -> None:
         if done.cancelled():
             return  # the caller no longer waits
         if error is None:
-            done.set_result(found)
+            done.set_result(value)
         else:
             done.set_exception(error)
 
     def work() -> None:
-        found, problem = None, None
+        value, problem = None, None
         try:
-            found = call()
+            value = call()
         except BaseException as error:
+            # a future cannot hold SystemExit or KeyboardInterrupt, which end an event loop
             problem = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so no caller waits
-            loop.call_soon_threadsafe(deliver, found, problem)
+            loop.call_soon_threadsafe(deliver, value, problem)
 
     threading.Thread(target=work, name="reward", daemon=True).start()
     return await done

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from random import Random
 from typing import NamedTuple
 
-import coderepairrl
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
@@ -166,7 +165,7 @@ async def verify(
 async def _marks(
     asked: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
-    package = _manifest(Path(coderepairrl.__file__).parent)
+    package = _manifest(Path(__file__).parents[1])
     inside = ""
     sandboxed = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
     if sandboxed:  # the digest of an image stands for its contents

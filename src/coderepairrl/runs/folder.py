@@ -29,7 +29,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl import __version__
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
@@ -38,6 +37,7 @@ from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair, sealed, unsealed
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, Verified
+from coderepairrl.version import __version__
 
 SCHEMA = 2
 _READABLE = (1, SCHEMA)

@@ -24,8 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from coderepairrl import __version__, models
 from coderepairrl import config as configs
+from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
 from coderepairrl.plan.imitation import resolve_imitation
@@ -44,6 +44,7 @@ from coderepairrl.stages.changes import changed_keys
 from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.jobs_file import ATTEMPT, TRAIN, Job, Jobs
 from coderepairrl.stages.life_cycle import pinned
+from coderepairrl.version import __version__
 
 Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]

@@ -216,8 +216,7 @@ _REPEATED = {"empty_patches", "turns", "tests"}
 def _next(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
     commands = {
-        f"crrl report {run}": "the numbers on one page",
-        f"crrl view {run}": "every attempt, token by token",
+        f"crrl report {run}": "the numbers on one page, every attempt token by token",
     }
     if result["shard"] != _WHOLE:
         commands["crrl eval --merge SHARD... -o FOLDER"] = "all shards as one run folder"

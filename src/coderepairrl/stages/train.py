@@ -209,7 +209,8 @@ def commit_step(
     if record["account"]["sampled"] == 0:
         parts.progress.say(
             f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
-            f" rollout.tokens and the model's context (crrl view {parts.folder.path} --episode {record['episodes'][0]})"
+            f" rollout.tokens and the model's context"
+            f" (crrl report {parts.folder.path} --episode {record['episodes'][0]})"
         )
 
 

@@ -15,9 +15,9 @@ from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
 
 GENERATION_PROMPT = 64
-"""Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
+"""Ids at the end of a prompt among which the generation prompt lies: what the template writes to open a reply."""
 ASIDE = 1024
-"""Tokens that may be rendered beyond the limit: renderers add text of their own and cut it off again."""
+"""Tokens by which rendering may exceed the limit: renderers add text that they cut off again."""
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
@@ -74,14 +74,14 @@ class Codec:
         """Ids of a conversation, with the next reply's generation prompt (unless `prompt` is false).
 
         Shapes that the template cannot write are rewritten first (`changes`). Raises ValueError for messages that
-        cannot be rendered, `TooLong` beyond `most` ids, by the number of bytes before tokenizing.
+        cannot be rendered, and `TooLong` for more than `most` ids, before tokenizing if the bytes alone are too many.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
     ) -> list[int]:
-        # checks `most` by bytes alone
+        # compares `most` with the number of bytes only
         if not messages:
             raise ValueError("a conversation has at least one message")
         if not self.has_tools and (tools or has_calls(messages)):
@@ -110,7 +110,7 @@ class Codec:
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
-        # in some formats the next role ends a reply instead of a stop token
+        # in some formats no stop token ends a reply, but the header of the next role
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
         prompt = self._written([QUESTION], [TOOL], prompt=True)
         complete = self._written(answered, [TOOL], prompt=False)
@@ -135,8 +135,8 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of the reply's calls (default: of
-        results). None if exact extension is impossible. Raises as `render`.
+        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: of
+        results in `new_messages`). None if exact extension is impossible. Raises as `render`.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -150,9 +150,9 @@ class Codec:
             return _at_most(most, bridged.token_ids[len(before) :])
 
     def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
-        """Ids of an assistant message as if sampled, up to its stop token.
+        """Ids of an assistant message as the model would sample it, stop token included.
 
-        `calls`: number of earlier calls. None if the family renders history differently. Raises as `render`.
+        `calls`: number of earlier calls. None if the family renders replies differently in history. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
         before = [question, *self.renderer.earlier(calls)]
@@ -160,7 +160,7 @@ class Codec:
         ends = [at for at in range(len(prompt), len(complete)) if complete[at] in self.stop_ids]
         if complete[: len(prompt)] != prompt:
             return None
-        if not ends:  # what follows a reply may be what ends it
+        if not ends:  # the stop token may be the first token of the next message
             called = [call["id"] for call in reply.get("tool_calls") or ()]
             result: Message = {"role": "tool", "tool_call_id": called[0], "content": ""} if called else question
             plain = {key: value for key, value in reply.items() if key != "reasoning_content"}
@@ -179,6 +179,7 @@ class Codec:
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
+        # ids that number calls or come from the policy may repeat: clients get unique ones instead
         passed_on = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
@@ -253,7 +254,7 @@ class Codec:
 
     def _arguments(self, text: str) -> str:
         """Guard a call's arguments, JSON escapes included, since renderers parse them."""
-        # clients send nothing or null for a call without arguments
+        # for a call without arguments clients send an empty string or null
         if text.strip() in ("", "null"):
             return "{}"
         guarded = self.tokenizer.guard(text)
@@ -266,7 +267,7 @@ class Codec:
         return _json(self._guard(value)) if self._forges(json.loads(guarded)) else guarded
 
     def _forges(self, value: object) -> bool:
-        # escaped text of a special token
+        # whether any text in it spells a special token
         if isinstance(value, str):
             return self.tokenizer.forges(value)
         if isinstance(value, Mapping):

@@ -7,7 +7,6 @@ import json
 import math
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,9 +18,9 @@ from coderepairrl.apps.hello.episode import Shown
 from coderepairrl.config import Config
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted
-from coderepairrl.processes.meter import cpu_seconds
+from coderepairrl.processes.meter import total
 from coderepairrl.registry import nearest_run
-from coderepairrl.runs import RunFolder, logged_episodes, open_run
+from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
 from coderepairrl.stats import Interval, compare, pair
 from coderepairrl.stats.clusters import slice_of
 from coderepairrl.types import Episode
@@ -71,7 +70,6 @@ def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config
 def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
     """Run `resolved` settings and return the text to print. Raises as `resolved` and `stages.run`."""
     config, folder = resolved(words, resume=resume)
-    began = time.monotonic()
     describe_episode = Shown()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
@@ -79,9 +77,9 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
     asyncio.run(
         stages.run(config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}")
     )
-    wall = time.monotonic() - began
-    report = before_and_after(folder.path, config.run.steps)
-    report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(cpu_seconds(), 1)}
+    report = before_and_after(folder.path, config.run.steps) | {"seed": config.run.seed}
+    if used := total(record for record, _ in Tail(folder.log).records("start", "used")):
+        report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
     if as_json:
         return json.dumps(report)
     return "\n".join(
@@ -145,7 +143,8 @@ def as_text(report: Mapping[str, Any]) -> str:
         "",
         f"{counted(report['tasks'], 'held-out task')}, {counted(report['episodes'], 'episode')}, "
         f"{counted(report['tokens'], 'sampled token')}, "
-        f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), seed {report['seed']}",
+        + (f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), " if "wall_s" in report else "")
+        + f"seed {report['seed']}",
         f"run folder: {report['run']}",
     ]
     return "\n".join(lines)
@@ -185,8 +184,7 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
     """Next commands, as this shell finds `crrl`."""
     run = shlex.quote(str(report["run"]))
     commands = {
-        f"crrl report {run}": "curves and intervals on one page",
-        f"crrl view {run}": "every episode, token by token",
+        f"crrl report {run}": "curves and intervals, every episode token by token (live: --serve)",
         "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
     }
     wide = max(map(len, map(as_called, commands)))

@@ -1,4 +1,4 @@
-"""The original's rewards for shell use. They pay for gestures: measure with them (weight 0)."""
+"""The original's rewards for shell use. They pay for commands, not for results: use weight 0."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def _outputs(episode: Episode) -> list[str]:
     ids: defaultdict[tuple[int, str, str], deque[str]] = defaultdict(deque)
     printed: dict[tuple[int | None, str], str] = {}
     for turn in episode.turns:
-        asker = turn.base
+        calling_turn = turn.base
         for message in turn.messages[:-1]:
             if message.get("role") == "assistant":
-                asker = None  # a history that the client wrote anew
+                calling_turn = None  # the client rewrote the history
             elif message.get("role") == "tool":
-                printed.setdefault((asker, str(message.get("tool_call_id"))), str(message.get("content") or ""))
+                printed.setdefault((calling_turn, str(message.get("tool_call_id"))), str(message.get("content") or ""))
         for call_in_reply in turn.messages[-1].get("tool_calls", ()) if turn.messages else ():
             function = call_in_reply["function"]
             ids[turn.index, function["name"], function["arguments"]].append(call_in_reply["id"])
     outputs = []
     for call in episode.tool_calls:
-        same = ids[call.turn, call.name, call.arguments]  # the same call twice in a reply runs in that order
-        id = same.popleft() if same else ""
+        equal_ids = ids[call.turn, call.name, call.arguments]  # equal calls of a reply run in their order
+        id = equal_ids.popleft() if equal_ids else ""
         outputs.append(printed.get((call.turn, id), printed.get((None, id), "")))
     return outputs
 
@@ -73,7 +73,7 @@ class TerminalHabits(Reward):
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
     for sed, head or tail after the first two.
 
-    Source: the original's code. Known weakness: pays for gestures.
+    Source: the original's code. Known weakness: pays for commands, not for results.
     """
 
     name = "terminal_habits"

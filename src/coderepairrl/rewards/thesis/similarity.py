@@ -82,6 +82,7 @@ def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> in
 
 
 def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    """Length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

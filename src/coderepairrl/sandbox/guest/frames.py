@@ -51,7 +51,7 @@ class Control:
         request = decode(self._exactly(header))
         try:
             return request, self._exactly(body)
-        except MemoryError:  # our limit on memory is that of the commands
+        except MemoryError:  # the guest has the memory limit of its commands
             return request, None
 
     def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
@@ -75,7 +75,7 @@ class Control:
             return b"".join(parts)
         except MemoryError:
             parts.clear()
-            while size:  # so that the next frame begins where we look for it
+            while size:  # read the rest, so that the next frame is found
                 size -= len(self._some(min(size, 1 << 16)))
             raise
 
@@ -88,7 +88,7 @@ class Control:
 
 
 def connected(where: str) -> socket.socket:
-    """Our end of the socket, from an inherited descriptor or a path."""
+    """The guest's end of the socket: `where` is an inherited descriptor or a path."""
     if where.isdigit():
         return socket.socket(fileno=int(where))
     connection = socket.socket(socket.AF_UNIX)

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as signal
     import socket as socket
-else:  # the modules in C behind those
+else:  # the C modules that these wrap: a guest starts faster without the wrappers
     import _signal as signal  # noqa: F401
     import _socket as socket  # noqa: F401
 
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 
 
 def refuse_calls(program: bytes) -> None:
-    """Install the filter `program` on this process and its children."""
+    """Install the seccomp filter `program` (BPF instructions) on this process and its children. Raises OSError."""
     import ctypes
 
     code = ctypes.create_string_buffer(program, len(program))

@@ -11,7 +11,6 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, get_args
 
-from coderepairrl import __version__
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
@@ -27,6 +26,7 @@ from coderepairrl.tasks.needs import PYTEST
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.project_environment import Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
+from coderepairrl.version import __version__
 
 CHECK_SECONDS = 5.0
 BUGS = 16

@@ -5,38 +5,31 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import config, models
 from coderepairrl.config.schema import Config
-from coderepairrl.config.sections.train import Train
 from coderepairrl.errors import CodeRepairError, UsageError
-from coderepairrl.learn import RECIPES
-from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.stitch import fates
 from coderepairrl.processes.extras import install_extra
-from coderepairrl.report.view.conversation import conversation
-from coderepairrl.report.view.page import (
-    Around,
-    Shown,
-    render_episode,
-    render_group,
-    render_run,
-    render_task,
-    to_attempt,
-)
-from coderepairrl.report.view.rows import OPEN, UNFINISHED, Advantages, Row, Rows, file_name
-from coderepairrl.report.view.text import diff_lines
+from coderepairrl.report.analysis import Report, analyse
+from coderepairrl.report.conversation import conversation
+from coderepairrl.report.episodes import Shown, render_episode, render_group, render_list, render_task, to_attempt
+from coderepairrl.report.kit import Around, diff_lines
+from coderepairrl.report.reading import read_run
+from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.following import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000
+_PATIENCE = 20  # a page of a large run is asked for while the run goes on, and reading holds up the others
 
 
 class Run:
@@ -45,12 +38,10 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
         self.name = path.resolve().name
-        self._follower = Follower(self.folder.log)
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
-        terms = self._settings.train if self._settings else Train()
-        refills = self._settings is not None and self._settings.curriculum.refill > 0
-        self.rows = Rows(self._follower, _advantages(terms, refills=refills), alike=not terms.value_head)
+        self._report: tuple[int, float, Report] | None = None
+        self.rows = Rows(Follower(self.folder.log), alike=not (self._settings and self._settings.train.value_head))
 
     @cached_property
     def _settings(self) -> Config | None:
@@ -64,46 +55,26 @@ class Run:
         """Describe unreadable parts."""
         sentences = []
         if self._settings is None:
-            sentences.append(
-                "config.toml cannot be read: advantages are those of the default settings, and what became of tokens "
-                "is unknown."
-            )
-        if self._follower.notice:
-            sentences.append(f"{self._follower.notice[0].upper()}{self._follower.notice[1:]}.")
+            sentences.append("config.toml cannot be read: what became of tokens is unknown.")
+        if notice := self.rows.follower.notice:
+            sentences.append(f"{notice[0].upper()}{notice[1:]}.")
         return " ".join(sentences)
 
-    def update(self) -> None:
-        """Read new log records."""
-        self.rows.update()
-
-    def about(self) -> dict[str, Any]:
-        """Facts for a list of runs."""
-        rows = list(self.rows.by_id.values())
-        trained = [row for row in rows if row.phase == "train" and row.reward is not None]
-        last = max((row.step for row in trained), default=0)
-        steps = [row.reward for row in trained if row.step == last and row.reward is not None]
-        with contextlib.suppress(OSError, ValueError):
-            record = self.folder.about()
-            model, commit = str(record.get("policy") or ""), str(record.get("commit", ""))[:10]
-        settings = self._settings
-        return {
-            "name": self.name,
-            "page": file_name(self.name),
-            "model": model or (settings.model.path if settings else ""),
-            "commit": commit,
-            "steps": max((row.step for row in rows), default=0),
-            "episodes": len(rows),
-            "evaluations": sorted({row.phase for row in rows} - {"train"}),
-            "reward": sum(steps) / len(steps) if steps else None,
-            "state": {"end": "finished", "stop": "stopped", "start": "not ended"}.get(self.rows.last, ""),
-        }
+    def report(self) -> Report:
+        """Analysis of the log as it is now; of a growing one at most a twentieth of the time is spent on it."""
+        began = time.monotonic()
+        size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
+        if self._report is None or (self._report[0] != size and began > self._report[1]):
+            report = analyse(read_run(self.folder, self.rows))
+            self._report = size, began + _PATIENCE * (time.monotonic() - began), report
+        return self._report[2]
 
     # -- pages
 
     def index(self, around: Around) -> str:
         """Page of all episodes."""
         rows = list(self.rows.by_id.values())
-        return render_run(rows, around, about=self.about(), state=self.rows.state, damage=self.damage)
+        return render_list(rows, around, state=self.rows.state, damage=self.damage)
 
     def changed(self, since: int) -> dict[str, Any]:
         """Rows changed after state `since`."""
@@ -131,7 +102,7 @@ class Run:
     def of_task(self, name: str, around: Around) -> str:
         """Page of a task. Raises KeyError."""
         rows = self._rows(self.rows.tasks[name])
-        verdicts = {row.id: self._follower.verdict(row.id) for row in rows}
+        verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
         patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
         return render_task(name, rows, patches, self.task(name), around)
 
@@ -148,10 +119,10 @@ class Run:
         """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
-        episode = self._follower.episode(name)
+        episode = self.rows.follower.episode(name)
         ending = ""
         if episode is None:
-            turns = self._follower.turns(name)
+            turns = self.rows.follower.turns(name)
             identity = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
             episode, ending = Episode(*identity, Ending.DONE, turns=turns, kind=row.kind), row.ending
         return Shown(
@@ -176,7 +147,7 @@ class Run:
             return dict.fromkeys(indices, "dropped:void")
         if row.id not in self.rows.consumed or self._settings is None:
             return dict.fromkeys(indices, "sampled:no step has consumed it")
-        if not self.rows.trained.get(row.id, row.advantage is not None):
+        if not self.rows.trained.get(row.id, True):
             masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
             return dict.fromkeys(indices, "dropped:truncated" if masked else "dropped:flat_group")
         became = fates(episode, max_tokens=self._settings.rollout.tokens)
@@ -188,10 +159,6 @@ class Run:
         return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
 
     # -- text
-
-    def search(self, text: str) -> list[str]:
-        """Ids of episodes that contain `text`."""
-        return self._follower.search(text)
 
     def searched(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
@@ -206,7 +173,7 @@ class Run:
 def read_episode(run: Path, episode: str) -> Shown:
     """Read an episode by id or prefix. Raises `UsageError`."""
     opened = Run(run)
-    opened.update()
+    opened.rows.update()
     return opened.shown(find(opened, episode))
 
 
@@ -231,18 +198,7 @@ def find(run: Run, wanted: str) -> str:
         )
     close = difflib.get_close_matches(wanted, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
-    raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl view {run.folder.path})")
-
-
-def _advantages(terms: Train, *, refills: bool) -> Advantages:
-    """Predict advantages, if a group's rewards determine them."""
-    recipe = RECIPES.get(terms.algorithm)
-    kind = recipe and (terms.advantage or recipe.baseline)
-    further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated or terms.value_head
-    if kind is None or kind == "batch" or further:  # sft compares no attempts, and `batch` not those of a group
-        return lambda rewards: (None,) * len(rewards)
-    kl = (terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher)) and not refills
-    return lambda rewards: group_advantages(rewards, kind, kl=kl).values
+    raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl report {run.folder.path})")
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -268,14 +224,5 @@ def _as_numbers(ids: Sequence[int]) -> str:
 
 
 def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
-    # pages ask for every token
-    texts: dict[int, str] = {}
-
-    def remembered(ids: Sequence[int]) -> str:
-        if len(ids) != 1:
-            return decode(ids)
-        if ids[0] not in texts:
-            texts[ids[0]] = decode(ids)
-        return texts[ids[0]]
-
-    return remembered
+    one = cache(lambda id: decode((id,)))  # pages ask for every token
+    return lambda ids: one(ids[0]) if len(ids) == 1 else decode(ids)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.processes.signals import stoppable
-from coderepairrl.report.view.site import Site
+from coderepairrl.report.site import Site
 
 HOST = "127.0.0.1"
 # listens on the loopback only, and rejects other host names: a foreign page may make a browser ask under a name that
@@ -73,8 +73,7 @@ class Server:
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=_HEADERS)
 
     def _read(self, path: str, asked: dict[str, str]) -> str:
-        for run in self._site.runs.values():
-            run.update()
+        self._site.update()
         return json.dumps(self._site.answer(path, asked)) if path.endswith(".json") else self._site.page(path)
 
 

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 import chromium
-from coderepairrl import report
-from coderepairrl.report.view import Site, write_one
-from coderepairrl.report.view.rows import file_name
+from coderepairrl.report import Site
+from coderepairrl.report.rows import file_name
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 from report.runs import Maker, written
 
@@ -84,16 +83,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = folder / "pages"
     found = {}
     for name, run, words in (("", made[0], EVIL), ("long ", made[1], LONG)):
-        found[f"{name}report"] = report.write_page(report.load([run]), out / f"{name}report.html")
-        found[f"{name}index"] = Site([run]).write(out / f"{name}site")
+        site = Site([run])
+        found[f"{name}report"] = site.write(out / f"{name}site")
+        there = found[f"{name}report"].parent / next(iter(site.runs))
+        found[f"{name}index"] = there / "index.html"
         page = f"{file_name(f'{words}train-00001-000')}"
-        there = found[f"{name}index"].parent
         found[f"{name}group"] = there / f"group/{page}.html"
         found[f"{name}episode"] = there / f"episode/{file_name(f'{words}train-00001-000-00')}.html"
         found[f"{name}task"] = sorted((there / "task").iterdir())[0]
-        found[f"{name}single"] = write_one(run, f"{words}train-00001-000-00", out / f"{name}single.html")
-    found["reports"] = report.write_page(report.load(made), out / "reports.html")
-    found["runs"] = Site(made).write(out / "both")
+        found[f"{name}single"] = site.write_episode(f"{words}train-00001-000-00", out / f"{name}single.html")
+    found["reports"] = Site(made).write(out / "reports.html")
     for path in found.values():
         text, count = POLICY.subn("", path.read_text())
         assert count == 1
@@ -166,8 +165,8 @@ async def test_nothing_runs_and_pages_are_whole(
     name: str, width: int, tab: chromium.Tab, pages: dict[str, Path], tmp_path: Path
 ) -> None:
     await tab.look(width, 1400)
-    for kind in ("report", "index", "group", "episode", "task", "single", *(("reports", "runs") if not name else ())):
-        path = pages[name * (kind not in ("reports", "runs")) + kind]
+    for kind in ("report", "index", "group", "episode", "task", "single", *(("reports",) if not name else ())):
+        path = pages[name * (kind != "reports") + kind]
         await tab.open(path.as_uri())
         shades = await tab.js("document.querySelectorAll('button[data-shade], button[data-view]').length")
         for shade in range(max(1, shades)):
@@ -187,7 +186,7 @@ async def test_nothing_runs_and_pages_are_whole(
 
 async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, tmp_path: Path) -> None:
     run = written(tmp_path / "run", steps=4)
-    first = Site([run]).write(tmp_path / "pages")
+    first = Site([run]).write(tmp_path / "pages").parent / "run/index.html"
     rows = _rows(run)
     await tab.open(first.as_uri())
 
@@ -238,7 +237,7 @@ async def test_tokens_are_drawn_with_what_became_of_them(tab: chromium.Tab, tmp_
     run = written(tmp_path / "run", steps=2)
     trained = next(row for row in _rows(run) if row.advantage)
     evaluated = next(row for row in _rows(run) if row.phase == "eval")
-    folder = Site([run]).write(tmp_path / "pages").parent / "episode"
+    folder = Site([run]).write(tmp_path / "pages").parent / "run/episode"
     for row in (trained, evaluated):
         await tab.look(1100, 20_000)
         await tab.open(f"{(folder / row.id).as_uri()}.html#turn-1")

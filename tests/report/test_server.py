@@ -15,10 +15,10 @@ import aiohttp
 import pytest
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.view import Site
-from coderepairrl.report.view.rows import CELLS
-from coderepairrl.report.view.server import Server
-from coderepairrl.report.view.text import diff_lines
+from coderepairrl.report import Site
+from coderepairrl.report.kit import diff_lines
+from coderepairrl.report.rows import CELLS
+from coderepairrl.report.server import Server
 from report.runs import Maker
 
 
@@ -51,6 +51,8 @@ async def asked(url: str) -> Any:
 
 async def test_what_is_appended_to_the_run_is_there_at_once(url: str, maker: Maker) -> None:
     status, page, _ = await get(url)
+    assert status == 200 and "1</b><span>training episodes" in page
+    status, page, _ = await get(f"{url}/run/index.html")
     assert status == 200 and "first-00" in page
     before = await asked(f"{url}/run/rows.json?since=0")
     assert [row[0] for row in before["rows"]] == ["first-00"]
@@ -82,8 +84,8 @@ async def test_who_asks_by_a_name_of_this_machine_is_answered_safely(url: str) -
     "path",
     [
         *("none", "run", "run/", "run/episode/none.html", "run/rows.json", "run/rows.json?since=x", "run/text.js"),
-        *("run/state.json?page=none", "run/search.json", "assets/page.py", "../../etc/passwd", "run/log.jsonl"),
-        *("assets/..%2f..%2fpage.py", "%00", "run/episode/%ff.html"),
+        *("run/state.json?page=none", "run/search.json", "assets/kit.py", "../../etc/passwd", "run/log.jsonl"),
+        *("assets/..%2f..%2fkit.py", "%00", "run/episode/%ff.html"),
     ],
 )
 async def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
@@ -94,7 +96,7 @@ async def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
 async def test_the_command_serves_until_it_is_interrupted(maker: Maker) -> None:
     crrl = Path(sys.executable).parent / "crrl"
     process = await asyncio.create_subprocess_exec(
-        *(crrl, "view", maker.folder.path, "--serve", "--episode", "first"),
+        *(crrl, "report", maker.folder.path, "--serve", "--episode", "first"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -126,8 +128,10 @@ async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks
 ) -> None:
     with maker.folder.log.open("a") as log:
         log.write(f"{record}\n")
-    status, page, _ = await get(url)
-    assert status == 200 and "The log is damaged at byte" in page and "first-00" in page
+    for path in ("index.html", "run/index.html"):
+        status, page, _ = await get(f"{url}/{path}")
+        assert status == 200 and "The log is damaged at byte" in page
+    assert "first-00" in page
     assert (await get(f"{url}/run/group/first.html"))[0] == 200
     assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()
 

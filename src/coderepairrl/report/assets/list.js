@@ -16,13 +16,6 @@
     element.append(...content.filter((part) => part !== null && part !== undefined));
     return element;
   };
-  const drawn = (tag, attributes, ...content) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.append(...content);
-    return element;
-  };
-
   // -- rows
 
   const episodes = new Map();
@@ -141,6 +134,7 @@
     return box;
   };
   const text = (name) => (row) => String(row[name]);
+  const task = (row) => make("bdi", "", row.task); // cut at the front: tasks differ at the end
   const advantage = (row) => make("span", row.advantage > 0 ? "up" : row.advantage < 0 ? "down" : "soft", signed(row.advantage));
 
   // key, title, width, cell, css, whether a phone has room for it
@@ -153,12 +147,12 @@
       ["tokens", "tokens", "90px", (row) => row.tokens.toLocaleString("en"), "n"], ["seconds", "episode time", "100px", (row) => short(row.seconds), "n"],
     ],
     groups: [
-      ["step", "step", "50px", text("step"), "n"], ["phase", "phase", "70px", text("phase"), ""], ["task", "task", "minmax(120px, 3fr)", text("task"), "", true],
+      ["step", "step", "50px", text("step"), "n"], ["phase", "phase", "70px", text("phase"), ""], ["task", "task", "minmax(120px, 3fr)", task, "front", true],
       ["count", "attempts", "minmax(90px, 1.4fr)", (row) => dots(row.rows), "", true], ["reward", "mean reward", "130px", (row) => meter(row.reward), "", true],
       ["std", "std", "60px", (row) => number(row.std), "n"], ["tokens", "tokens", "80px", (row) => row.tokens.toLocaleString("en"), "n"],
     ],
     episodes: [
-      ["step", "step", "44px", text("step"), "n"], ["phase", "phase", "62px", text("phase"), ""], ["task", "task", "minmax(120px, 3fr)", text("task"), "", true],
+      ["step", "step", "44px", text("step"), "n"], ["phase", "phase", "62px", text("phase"), ""], ["task", "task", "minmax(120px, 3fr)", task, "front", true],
       ["attempt", "#", "26px", text("attempt"), "n"], ["reward", "reward", "104px", (row) => meter(row.reward), "", true],
       ["advantage", "advantage", "76px", advantage, "n"], ["ending", "ending", "minmax(100px, .8fr)", badge, "", true],
       ["turns", "turns", "38px", text("turns"), "n"], ["calls", "calls", "58px", (row) => (row.failed ? `${row.calls} (${row.failed}✗)` : row.calls), "n"],
@@ -229,7 +223,6 @@
     byId("count").textContent = rows.length === episodes.size ? all : `${rows.length.toLocaleString("en")} of ${all}`;
     for (const button of document.querySelectorAll("[data-view]")) button.setAttribute("aria-pressed", button.dataset.view === state.view);
     facets();
-    chart(rows);
     draw();
   };
 
@@ -283,37 +276,6 @@
       boxes.push(select);
     }
     byId("facets").replaceChildren(...boxes);
-  };
-
-  // mean reward by step, of what is listed
-  const chart = (rows) => {
-    const box = byId("chart");
-    const points = steps(rows.filter((row) => row.reward !== null)).sort((a, b) => a.step - b.step);
-    const last = Math.max(1, ...points.map((point) => point.step));
-    box.hidden = points.length < 2;
-    if (box.hidden) return;
-    const [width, height, left, foot] = [Math.max(320, byId("list").clientWidth), 150, 30, 22];
-    const high = Math.max(1, ...points.map((point) => point.reward)), low = Math.min(0, ...points.map((point) => point.reward));
-    const x = (step) => left + 8 + ((width - left - 16) * step) / last, y = (reward) => 8 + ((height - foot - 14) * (high - reward)) / (high - low);
-    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "mean reward by step" });
-    for (const mark of [low, (low + high) / 2, high]) {
-      svg.append(drawn("line", { class: "rule", x1: left, x2: width, y1: y(mark), y2: y(mark) }), drawn("text", { x: left - 5, y: y(mark) + 4, "text-anchor": "end" }, String(+mark.toFixed(2))));
-    }
-    svg.append(drawn("text", { x: x(0), y: height - 4 }, "step 0"), drawn("text", { x: width - 8, y: height - 4, "text-anchor": "end" }, `step ${last}`));
-    const trained = points.filter((point) => point.phase === "train");
-    svg.append(drawn("path", { class: "curve", d: trained.map((point, i) => `${i ? "L" : "M"}${x(point.step).toFixed(1)} ${y(point.reward).toFixed(1)}`).join("") }));
-    for (const point of points) {
-      if (point.phase === "train" && trained.length > 150) continue;
-      const dot = drawn("circle", { class: point.phase === "train" ? "train" : "eval", cx: x(point.step), cy: y(point.reward), r: point.phase === "train" ? 3.5 : 5 });
-      dot.append(drawn("title", {}, `${point.phase}, step ${point.step}: ${number(point.reward, 3)} over ${point.count} episodes`));
-      const link = drawn("a", { href: point.href });
-      link.append(dot);
-      svg.append(link);
-    }
-    const key = make("figcaption", "soft small", make("i", "dot train"), "training ");
-    if (points.some((point) => point.phase !== "train")) key.append(make("i", "dot eval"), "evaluation ");
-    key.append("· mean reward of the episodes listed, by step");
-    box.replaceChildren(svg, key);
   };
 
   // -- hands

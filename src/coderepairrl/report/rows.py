@@ -1,19 +1,22 @@
-"""Episodes of a run as rows to filter and sort."""
+"""One reading of a run's log: its records, and its episodes as rows to filter and sort."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coderepairrl.learn.account import Accounts
 from coderepairrl.printable import visible
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.runs.following import Follower
 from coderepairrl.types import Ending
 
+Record = Mapping[str, Any]
 OPEN, UNFINISHED = "open", "unfinished"
 """States before an ending: no verdict yet, or a process that ended without one."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -80,15 +83,12 @@ CELLS = (
     *("turns", "calls", "failed", "tokens", "added", "deleted", "seconds", "tools", "scores", "page", "group_page"),
 )
 
-Advantages = Callable[[list[float | None]], tuple[float | None, ...]]
-"""Advantages of a group from its rewards, None for void episodes."""
-
 
 class Rows:
     """Rows of the log that `follower` reads, in starting order."""
 
-    def __init__(self, follower: Follower, advantages: Advantages, *, alike: bool = True) -> None:
-        """Predict advantages by `advantages` until logged; without `alike`, an attempt's tokens differ in theirs."""
+    def __init__(self, follower: Follower, *, alike: bool = True) -> None:
+        """Without `alike`, the advantages of an attempt's tokens differ, and rows have none."""
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
         self.tasks: dict[str, list[str]] = {}
@@ -98,41 +98,72 @@ class Rows:
         """Whether a consumed episode has rows, by id; older logs do not say."""
         self.state = 0
         """Number of updates."""
-        self.last = ""
-        """Type of the last ``start``, ``stop`` or ``end`` record."""
-        self._follower = follower
-        self._advantages = advantages
+        self.last: Record = {"type": ""}
+        """Last ``start``, ``stop`` or ``end`` record."""
+        self.start: Record = {}
+        """Last ``start`` record."""
+        self.steps: list[Record] = []
+        self.changes: list[Record] = []
+        self.used: list[Record] = []
+        """``start`` and ``used`` records, for `processes.meter.total`."""
+        self.evaluations: dict[tuple[str, int], tuple[float, Record]] = {}
+        """Seconds in the last process, and labels, by (name, step)."""
+        self.sessions: list[tuple[float, float]] = []
+        """Unix seconds from, to, of each process on the run."""
+        self.tries: Counter[tuple[str, int]] = Counter()
+        """Episodes by (group, attempt)."""
+        self.accounts = Accounts()
+        self._open_since: dict[tuple[str, int], float] = {}
+        self.follower = follower
         self._alike = alike
 
     def update(self) -> None:
         """Read new log records."""
-        touched: dict[str, None] = {}
         self.state += 1
-        for record in self._follower.records():
+        for record in self.follower.records():
             try:
-                self._take(record, touched)
+                self._take(record)
             except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
-                self._follower.refuse(error)
-        for group in touched:
-            self._compare(group)
+                self.follower.refuse(error)
 
-    def _take(self, record: Mapping[str, Any], touched: dict[str, None]) -> None:
+    def _take(self, record: Record) -> None:
+        self.accounts.take(record)
+        time = record.get("time", 0.0)
+        if record["type"] == "start" or not self.sessions:
+            self.sessions.append((time, time))
+            self._open_since.clear()
         match record["type"]:
             case "episode":
                 self._begin(record)
+                self._open_since.setdefault((record["phase"], record["step"]), time)
+                self.tries[record["group"], record["attempt"]] += 1
             case "turn":
                 self._turn(record)
             case "verdict":
-                touched[self._judge(record["verdict"])] = None
+                self._judge(record["verdict"])
             case "step":
-                self.consumed |= dict.fromkeys(record.get("episodes", ()), record["step"])
+                self.consumed |= dict.fromkeys(record["episodes"], record["step"])
                 if "advantages" in record:
                     self._learn(record["episodes"], record["advantages"])
+                self.steps.append({**record, "metrics": record["metrics"]})
+            case "change":
+                self.changes.append(record)
+            case "eval":
+                # its episodes may all be from an earlier process: then this one spent no time on it
+                key = record["name"], record["step"]
+                seconds = time - self._open_since.get(key, time)
+                self.evaluations[key] = seconds, record["summary"].get("answers") or {}
             case "start" | "stop" | "end":
-                self.last = record["type"]
+                self.last = record
                 for row in self.by_id.values():
                     if row.ending == OPEN:
                         row.ending, row.changed = UNFINISHED, self.state
+        if record["type"] == "start":
+            self.start = record
+        if record["type"] in ("start", "used"):
+            self.used.append(record)
+        if record["type"] != "turn":
+            self.sessions[-1] = (self.sessions[-1][0], time)
 
     def _begin(self, record: Mapping[str, Any]) -> None:
         name = record["id"]
@@ -157,7 +188,7 @@ class Rows:
             row.tokens += record["sampled"]
             row.changed = self.state
 
-    def _judge(self, verdict: Mapping[str, Any]) -> str:
+    def _judge(self, verdict: Mapping[str, Any]) -> None:
         name = verdict["id"]
         if name not in self.by_id:  # of a log whose episodes nobody announced
             self._begin({**verdict, "task": verdict["task_id"]})
@@ -177,21 +208,11 @@ class Rows:
         row.added, row.deleted = changed_lines(text_to_bytes(verdict.get("patch", "")))
         row.seconds = verdict.get("timings", {}).get("total")
         row.changed = self.state
-        return row.group
 
     def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
         for row in (self.by_id[name] for name in episodes if name in self.by_id):
             self.trained[row.id] = row.id in advantages
             row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
-
-    def _compare(self, group: str) -> None:
-        if any(name in self.trained for name in self.groups[group]):  # known, and not only expected
-            return
-        rows = [row for name in self.groups[group] if (row := self.by_id[name]).phase == "train"]
-        rows = [row for row in rows if row.ending not in (OPEN, UNFINISHED)]
-        for row, advantage in zip(rows, self._advantages([row.reward for row in rows]), strict=True):
-            if row.advantage != advantage:
-                row.advantage, row.changed = advantage, self.state
 
 
 def changed_lines(patch: bytes) -> tuple[int, int]:

@@ -1,55 +1,30 @@
-"""HTML of episodes, groups and tasks, as pure functions.
-
-Model output is escaped or embedded as data; the content security policy allows only our scripts and the page's server.
-"""
+"""Pages of episodes, groups, tasks, and their list, as pure functions."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 from coderepairrl import registry, rewards
 from coderepairrl.errors import ConfigError
-from coderepairrl.printable import counted, visible
-from coderepairrl.report.view.conversation import Field, Message, conversation, edits, gist, is_long, tree, unheard
-from coderepairrl.report.view.rows import CELLS, OPEN, Row, file_name
-from coderepairrl.report.view.text import DiffLine, diff_lines, pieces, templates
+from coderepairrl.printable import visible
+from coderepairrl.report import plots
+from coderepairrl.report.conversation import Field, Message, conversation, edits, gist, tree, unheard
+from coderepairrl.report.kit import Around, DiffLine, diff_lines, embedded, fill, pieces
+from coderepairrl.report.rows import CELLS, OPEN, Row
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 
 Decode = Callable[[Sequence[int]], str]
 
 STATES = ("trained", "masked", "dropped", "sampled")
 """States of a sampled token; ``sampled``: no step has consumed it."""
-ASSETS = ("style.css", "list.js", "episode.js")
 _FULL_COLOUR = 2.0  # an advantage of two standard deviations is shown in full colour
-_COLOURS = 6
 _LANE, _NODE = 14, 30  # pixels between lanes of the tree of turns, and between its turns
-_NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """Surroundings of a page."""
-
-    run: str = ""
-    run_page: str = ""
-    """Folder of pages; empty: a standalone page."""
-    live: bool = False
-    """Rendered by a server, from a run that may continue."""
-    single: bool = True
-    """No other run is shown."""
-    notice: str = ""
-    """What is missing, such as the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +84,7 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
         if not turn.messages and turn.sampled:
             reply = visible(shown.decode(turn.output.ids))
             turns[node.turn].messages.append(Message("assistant", "", reply, "", []))
-    return _fill(
+    return fill(
         "episode.html.j2",
         around,
         depth=2,
@@ -142,7 +117,7 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
 
 def render_group(name: str, attempts: Sequence[Attempt], task: Task | None, around: Around) -> str:
     """Page of a group: attempts in columns, turn by turn."""
-    return _fill("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
+    return fill("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
 
 
 def render_task(
@@ -150,11 +125,13 @@ def render_task(
 ) -> str:
     """Page of a task: all attempts in step order."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
-    reference = diff_lines(task.reference) if task is not None else []
-    steps = max((row.step for row in rows), default=0)
-    rewards = [row.reward for row in ordered if row.reward is not None]
-    low, high = min([0.0, *rewards]), max([1.0, *rewards])
-    return _fill(
+    series = []
+    for colour, title in enumerate(("training", "evaluation")):
+        scored = [row for row in ordered if row.reward is not None and (row.phase != "train") == bool(colour)]
+        ends = [None] * len(scored)
+        steps, values = [row.step for row in scored], [row.reward for row in scored]
+        series.append(plots.Series(title, steps, values, colour, low=ends, high=ends, joined=False))
+    return fill(
         "task.html.j2",
         around,
         depth=2,
@@ -162,33 +139,15 @@ def render_task(
         rows=ordered,
         patches=patches,
         task=task,
-        reference=reference,
-        steps=steps,
-        low=low,
-        high=high,
+        reference=diff_lines(task.reference) if task is not None else [],
+        chart=Markup(plots.figure([plots.Panel("reward of each attempt", series, include=(0.0, 1.0))])),
     )
 
 
-def render_run(rows: Sequence[Row], around: Around, *, about: Mapping[str, Any], state: int, damage: str) -> str:
-    """Page of a run: its episodes."""
+def render_list(rows: Sequence[Row], around: Around, *, state: int, damage: str) -> str:
+    """Page of a run's episodes."""
     data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": around.live}
-    return _fill("run.html.j2", around, depth=1, script="list.js", data=embedded(data), about=about, damage=damage)
-
-
-def render_runs(runs: Sequence[Mapping[str, Any]], *, live: bool = False) -> str:
-    """Page of several runs."""
-    return _fill("runs.html.j2", Around(live=live, run_page=".", single=False), depth=0, runs=runs)
-
-
-def asset(name: str) -> str:
-    """One of `ASSETS`."""
-    return resources.files(__package__).joinpath("assets", name).read_text("utf-8")
-
-
-def embedded(data: Any) -> Markup:
-    """JSON that cannot close its HTML element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    return fill("list.html.j2", around, depth=1, script="list.js", data=embedded(data), damage=damage)
 
 
 def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
@@ -284,50 +243,3 @@ def _timings(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
         return []
     rest = {"other": total - sum(parts.values())} if total - sum(parts.values()) > 0.0005 else {}
     return [(name, seconds, seconds / total) for name, seconds in (parts | rest).items()]
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return _NONE if value is None else f"{value:.{digits}f}".replace("-", _MINUS)
-
-
-def _signed(value: float | None) -> str:
-    return _NONE if value is None else f"{value:+.2f}".replace("-", _MINUS)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.0f} ms"
-
-
-@cache
-def _environment() -> Environment:
-    return templates(
-        "coderepairrl.report.view",
-        visible=visible,
-        number=_number,
-        signed=_signed,
-        seconds=_seconds,
-        file_name=file_name,
-        long=is_long,
-        counted=lambda noun, count: counted(count, noun),
-        commas=lambda number: f"{number:,}",
-    )
-
-
-def _fill(template: str, around: Around, *, depth: int, script: str = "", **values: Any) -> str:
-    alone = not around.run_page
-    code = asset(script) if script and alone else ""
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            around=around,
-            alone=alone,
-            root="../" * depth,
-            script=script,
-            style=Markup(asset("style.css")) if alone else "",
-            code=Markup(code),
-            scripts=f"'sha256-{digest}'" if code else "'self'" if script else "'none'",
-            **values,
-        )
-    )

@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.report.view import Site, write_one
-from coderepairrl.report.view.conversation import conversation, tree, unheard
-from coderepairrl.report.view.page import Around, Shown, render_episode
-from coderepairrl.report.view.rows import CELLS, file_name
-from coderepairrl.report.view.run import read_episode
-from coderepairrl.report.view.text import pieces, visible
+from coderepairrl.learn import Account
+from coderepairrl.printable import visible
+from coderepairrl.report import Site
+from coderepairrl.report.conversation import conversation, tree, unheard
+from coderepairrl.report.episodes import Shown, render_episode
+from coderepairrl.report.kit import Around, pieces
+from coderepairrl.report.rows import CELLS, file_name
+from coderepairrl.report.run import read_episode
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 from pages import Page
@@ -100,7 +102,9 @@ def test_every_token_is_there_with_its_facts() -> None:
         ("dropped", "aborted"),
     ]
     assert "".join(data["1"]["output"]["text"]).startswith("é世 </pre></script>")
-    assert "forks from turn 0" in page and "+1.50" in page
+    assert "forks from turn 0" in page and "made more likely (advantage +1.50)" in page
+    page = rendered(episode, trained=dict.fromkeys((0, 1, 2), "trained"), advantage=-1.5)
+    assert "made less likely (advantage \N{MINUS SIGN}1.50)" in page
 
 
 def test_hostile_text_is_inert() -> None:
@@ -126,7 +130,7 @@ def test_patch_scores_and_timings_are_shown() -> None:
     assert "+1 \u22121" in page and "It is broken." in page
     assert "0.250" in page and "✓ checks passed" in page and "measured only" in page
     assert "Similarity of the changed lines" in page and "Known weaknesses" in page, "what the reward is is explained"
-    assert "generate 1.00 s" in page and "other 1.00 s" in page
+    assert "generate 1.0 s" in page and "other 1.0 s" in page
 
 
 def test_an_empty_episode_and_an_empty_run_have_pages(tmp_path: Path) -> None:
@@ -226,7 +230,8 @@ def run(tmp_path: Path, miniature: Path) -> RunFolder:
     rewards = {"a-00": 1.0, "a-01": 0.0, "b-00": 0.5, "b-01": 0.5}
     for id, reward in rewards.items():
         _log(log, dataclasses.replace(make(id), group=id[0], scores=(Score("patch_lines", reward),)))
-    log.append("step", step=1, episodes=list(rewards))
+    advantages = {"a-00": 1.0, "a-01": -1.0}  # both of b earned the same
+    log.append("step", step=1, episodes=list(rewards), advantages=advantages, metrics={}, account=Account())
     _log(log, dataclasses.replace(make("late-00"), group="late"))
     _log(log, dataclasses.replace(make("e-00"), phase="eval", group="e"))
     log.append("episode", id="open-00", phase="eval", step=1, group="open", attempt=0, task="t", seed=1)
@@ -260,7 +265,7 @@ def listed(site: Site, folder: str = "run") -> dict[str, dict[str, Any]]:
         ({"algorithm": "ppo", "value_head": True}, None),
     ],
 )
-def test_advantages_that_rewards_do_not_tell_are_those_of_the_step(
+def test_advantages_are_those_of_the_step(
     terms: dict[str, Any], shown: float | None, tmp_path: Path, miniature: Path
 ) -> None:
     """Of a value head, each token has another one."""
@@ -273,7 +278,8 @@ def test_advantages_that_rewards_do_not_tell_are_those_of_the_step(
         _log(log, dataclasses.replace(make(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
     site = Site([folder.path])
     assert {row["advantage"] for row in listed(site).values()} == {None}
-    log.append("step", step=1, episodes=["a-00", "a-01", "a-02"], advantages={"a-00": 0.25})
+    account = {"metrics": {}, "account": Account()}
+    log.append("step", step=1, episodes=["a-00", "a-01", "a-02"], advantages={"a-00": 0.25}, **account)
     log.close()
     site = Site([folder.path])
     assert [row["advantage"] for row in listed(site).values()] == [shown, None, None]
@@ -287,7 +293,7 @@ def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> 
     rows = listed(Site([run.path]))
     assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]
     assert [rows[name]["advantage"] for name in ("b-00", "late-00", "e-00")] == [None] * 3
-    assert rows["a-00"]["advantage"] == pytest.approx(1.0, abs=1e-3) == -rows["a-01"]["advantage"]
+    assert rows["a-00"]["advantage"] == 1.0 == -rows["a-01"]["advantage"]
     first = rows["a-00"]
     assert (first["reward"], first["ending"], first["turns"], first["calls"], first["failed"]) == (1.0, "done", 3, 2, 1)
     assert (first["added"], first["deleted"], first["seconds"]) == (1, 1, 2.0)
@@ -310,11 +316,6 @@ def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     assert became("e-00") == ["sampled evaluation"] * 3, "an evaluation is not thrown away: nothing is struck through"
     assert became("open-00") == ["sampled open"]
     assert "No tokenizer" not in site.page("run/episode/a-00.html")
-
-
-def test_with_a_kl_term_flat_groups_are_shown_as_trained(run: RunFolder) -> None:
-    run.config.write_text(run.config.read_text().replace("\nbeta = 0.0", "\nbeta = 0.1"))
-    assert embedded(Site([run.path]).page("run/episode/b-00.html"))["0"]["state"] == "trained"
 
 
 def test_a_missing_tokenizer_is_said(run: RunFolder) -> None:
@@ -362,7 +363,7 @@ def test_every_link_of_a_written_folder_leads_somewhere(tmp_path: Path, run: Run
             there = (page.parent / html.unescape(link)).resolve()
             assert there.is_file(), (page, link)
             ahead.append(there)
-        if page.name == "index.html" and page.parent != first.parent:
+        if page.name == "index.html" and page != first:
             rows = embedded(text)["rows"]
             cells = [dict(zip(CELLS, row, strict=True)) for row in rows]
             ahead += [page.parent / f"episode/{row['page'] or row['id']}.html" for row in cells]
@@ -387,7 +388,7 @@ import resource, signal, sys
 from coderepairrl.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-sys.argv = ["crrl", "view", sys.argv[1], "-o", sys.argv[2]]
+sys.argv = ["crrl", "report", sys.argv[1], "-o", sys.argv[2]]
 main()
 """
 
@@ -415,12 +416,13 @@ def test_groups_are_compared_turn_by_turn_and_tasks_over_steps(run: RunFolder, t
 
 
 def test_a_single_page_has_everything_in_it(run: RunFolder, tmp_path: Path) -> None:
-    path = write_one(run.path, "a-00", None)
+    site = Site([run.path])
+    path = site.write_episode("a-00")
     assert path == run.path / "report/a-00.html"
     page = path.read_text()
     assert Page(page).links == [link for link in Page(page).links if link.startswith("#")]
     assert "script-src 'sha256-" in html.unescape(page) and "<style>" in page and embedded(page)
-    assert write_one(run.path, "e", tmp_path / "x/y.html") == tmp_path / "x/y.html"
+    assert site.write_episode("e", tmp_path / "x/y.html") == tmp_path / "x/y.html"
 
 
 def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
@@ -441,18 +443,22 @@ def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -
     crrl = Path(sys.executable).parent / "crrl"
 
     def said(*words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([crrl, "view", *map(str, words)], capture_output=True, text=True, env={**os.environ})
+        return subprocess.run([crrl, "report", *map(str, words)], capture_output=True, text=True, env={**os.environ})
 
     done = said(run.path)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
-        f"{run.path}/report/view/run/index.html\n",
+        f"{run.path}/report/index.html\n",
         f"reading     {run.path}\n",
     )
     done = said(run.path, "--episode", "a-00", "-o", tmp_path / "a.html")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a.html\n")
     done = said(run.path, "a-00")
     assert done.returncode == 2 and "--episode a-00" in done.stderr
+    done = said(run.path, "-o", tmp_path / "alone.html")
+    assert done.stdout == f"{tmp_path}/alone.html\n" and Page((tmp_path / "alone.html").read_text()).links == []
     written(tmp_path / "other")
-    done = said(tmp_path)
-    assert done.returncode == 2 and "-o FOLDER" in done.stderr
+    done = said(tmp_path)  # the runs in a folder
+    assert done.stdout == f"{tmp_path}/other/report/compare/index.html\n"
+    gone = subprocess.run([crrl, "view", run.path], capture_output=True, text=True)
+    assert gone.returncode == 2 and "crrl report --serve`" in gone.stderr

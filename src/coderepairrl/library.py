@@ -125,17 +125,11 @@ def attempt(
         episode = attempt("handmade", "handmade/pager", policy="builtin:tiny", settings={"rollout.calls": 5})
         episode.reward, episode.patch
     """
-    from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages.trace import Trace
 
     what, place, model = str(source), None if output is None else Path(output), _policy_name(policy)
-    overrides = attempting.settings_of_attempt(
-        what, task, _as_overrides(settings), model, is_source=evaluating.is_source(what)
-    )
-    plan = evaluating.plan(what, overrides, policy=model, output=place or Path(task)).plan
-    trial = attempting.choose_task(plan, what, task, place)
-    _warn_if_weaker(trial.plan.place.choice)
+    trial = attempting.resolve(what, task, _as_overrides(settings), policy=model, output=place)
     return _run_blocking(attempting.attempt(trial, Trace(quiet=True)))
 
 
@@ -156,17 +150,17 @@ def evaluate(
         result = evaluate("handmade", policy="runs/mine", settings={"eval.attempts": 4}, output="runs/measured")
         result["evaluations"]["eval"]["outcomes"]["resolved"]["low"]
     """
-    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.stages.arguments import plan_evaluations
     from coderepairrl.stages.evaluation import measure
+    from coderepairrl.stages.results import read_results
 
-    place = None if output is None else Path(output)
-    planned = evaluating.plan(
-        str(source), _as_overrides(settings), policy=_policy_name(policy), output=place, resume=resume
-    )
+    place, named = None if output is None else Path(output), _policy_name(policy)
+    policies = [] if named is None else [named]
+    [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=place, resume=resume)
     _warn_if_weaker(planned.plan.place.choice)
-    if not (resume and evaluating.ended([planned])):
-        _run_blocking(measure(planned.plan, planned.folder, resume=resume, shard=planned.shard, quiet=True))
-    return evaluating.found(planned.folder)
+    if not (resume and planned.is_complete):
+        _run_blocking(measure(planned, quiet=True))
+    return read_results(planned.folder)
 
 
 def compare(

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import UsageError
-from coderepairrl.stages.command import pinned
+from coderepairrl.stages.life_cycle import pinned
 
 COMMIT = "4f" * 20
 

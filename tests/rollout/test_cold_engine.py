@@ -24,7 +24,7 @@ from coderepairrl.rollout import Rollout, Terms, Ticket, supervise, warm_up
 from coderepairrl.rollout.supervise import TOKENS
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.stages.executors import open_rollout
+from coderepairrl.stages.parts import open_rollout
 from coderepairrl.types import Chunk, Ending, Episode, FirstRequest, Limits, Sampling, Task
 
 TASK = Task("toy/add", "add() subtracts.", "python", "dir:x", b"")

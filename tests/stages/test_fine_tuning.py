@@ -30,7 +30,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.command import folder_of
+from coderepairrl.stages.life_cycle import folder_of
 from coderepairrl.stages.sft import sft, summary
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from commands import CRRL

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.apps import collect
 from coderepairrl.errors import UsageError
 from coderepairrl.report.trajectories import atif, write_atif
 from coderepairrl.report.trajectories.others import FORMATS, Damaged, Trajectory, Window, read
 from coderepairrl.runs.examples import Example, read_examples
+from coderepairrl.stages.collect import select_attempts
 from coderepairrl.stages.importing import ImportOptions, as_text, import_trajectories
 from coderepairrl.types import Ending, Episode, Finish, Origin, Score, TokenSpan, Turn
 
@@ -225,7 +225,7 @@ def test_reports_say_which_passed_and_filters_take_these(tmp_path: Path) -> None
     (tmp_path / "report.json").write_text(json.dumps(report))
     asked = ImportOptions(unchecked=True, outcomes=str(tmp_path / "report.json"))
     import_trajectories("mini-swe-agent", paths, tmp_path / "x.parquet", asked)
-    kept = collect.select([tmp_path / "x.parquet"], ["keep.passed=true"], tmp_path / "kept.parquet")
+    kept = select_attempts([str(tmp_path / "x.parquet"), "keep.passed=true"], tmp_path / "kept.parquet")
     assert kept["by_task"] == {"o__r-5": 1}
 
 

@@ -21,7 +21,6 @@ from typer.models import CommandInfo
 
 from coderepairrl.cli import (
     agents,
-    collecting,
     comparing,
     evaluating,
     jobs,
@@ -40,6 +39,8 @@ RENAMED = {
     "audit": "crrl tasks verify --deep",
     "env": "crrl check environments",
     "view": "crrl report --serve",
+    "select": "crrl collect --select",
+    "merge": "crrl eval --merge",
 }
 """Commands of earlier versions, and what to use instead."""
 
@@ -68,10 +69,10 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Learn": (
         *(running.hello, running.train, jobs.run),
-        *(collecting.collect, collecting.select, running.sft),
+        *(evaluating.collect, running.sft),
     ),
     "Measure": (
-        *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
+        *(evaluating.eval, evaluating.attempt, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
     "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
@@ -82,12 +83,13 @@ EXAMPLES = {
     "hello": ("hello", "hello run.steps=2"),
     "train": ("train qwen3-0.6b train.lr=1e-5", "train runs/mine --resume"),
     "run": ("run ablations --dry-run", "run jobs.toml --only warm"),
-    "collect": ("collect hello --policy builtin:tiny -o runs/teacher", "collect runs/teacher --resume"),
-    "select": ("select runs/teacher keep.best=1",),
+    "collect": (
+        "collect hello --policy builtin:tiny -o runs/teacher",
+        "collect --select runs/teacher keep.best=1 -o kept",
+    ),
     "sft": ("sft sft-tiny data.paths=runs/teacher",),
-    "eval": ("eval mutants n=8 --policy builtin:tiny", "eval runs/mine --attempts 4"),
+    "eval": ("eval mutants n=8 --policy builtin:tiny", "eval --merge runs/shard-1 runs/shard-2 -o runs/whole"),
     "attempt": ("attempt handmade handmade/versions --policy runs/mine",),
-    "merge": ("merge runs/shard-1 runs/shard-2 -o runs/whole",),
     "grade": ("grade predictions.jsonl swe_bench name=verified",),
     "compare": ("compare runs/before runs/after", "compare --plan 5"),
     "score": ("score --oracle reference.diff --patch mine.diff",),

@@ -1,11 +1,11 @@
-"""``crrl eval``, ``merge``, ``grade``: measuring policies and patches."""
+"""``crrl eval``, ``collect``, ``attempt``, ``grade``: attempts by any policy, and patches of any origin."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,7 +35,10 @@ from coderepairrl.printable import counted
 
 def eval(
     what: Annotated[
-        str, typer.Argument(help="a TOML file, a shipped config, a run, or a task source; with --resume an evaluation")
+        str,
+        typer.Argument(
+            help="a TOML file, a shipped config, a run, or a task source; to --resume an evaluation; to --merge shards"
+        ),
     ],
     given: Settings = None,
     policy: Policies = None,
@@ -46,6 +49,7 @@ def eval(
     output: NewRun = None,
     resume: Resume = False,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task, from the I-th")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="join the shards of an evaluation in the new run -o")] = False,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     prices: PriceList = None,
@@ -53,26 +57,84 @@ def eval(
     as_json: Json = False,
 ) -> None:
     """Measure a policy on a benchmark, without training: a table with intervals, and predictions."""
-    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.stages import arguments, evaluation, results, shards
+
+    if merge:
+        _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices)
+        if output is None:
+            raise UsageError("no folder for the merged run is named", fix="crrl eval --merge SHARD... -o FOLDER")
+        measured = [shards.merge_shards([Path(each) for each in (what, *(given or []))], output)]
+    else:
+        settings = [*arguments.preset_settings(preset), *_settings(given, limit, attempts, model_name, key_env)]
+        planned = arguments.plan_evaluations(
+            what, settings, policy or (), agents=agent or (), output=output, resume=resume, shard=shard, prices=prices
+        )
+        try:
+            measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
+        except CodeRepairError:
+            complete = [results.read_results(each.folder) for each in planned if each.is_complete]
+            if complete and len(planned) > 1 and not as_json:  # it took hours, perhaps
+                show(results.results_as_text(complete))
+            raise
+    if as_json:
+        show(json.dumps(measured if len(measured) > 1 else measured[0]))
+    else:
+        show(results.results_as_text(measured))
+
+
+def collect(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="a TOML file, a shipped config, a run, or a task source; to --resume a collection; to --select runs"
+        ),
+    ],
+    given: Settings = None,
+    policy: Policies = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="attempts per task (default: 4)")] = None,
+    limit: Limit = None,
+    agent: Agents = None,
+    output: NewRun = None,
+    resume: Resume = False,
+    select: Annotated[
+        bool, typer.Option("--select", help="keep some of the attempts that exist, by filters keep.NAME=VALUE")
+    ] = False,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
+    prices: PriceList = None,
+    jobs: PoliciesAtOnce = 1,
+    as_json: Json = False,
+) -> None:
+    """Attempt the held-out share of training tasks with any policy, and keep what is worth learning from."""
+    from coderepairrl.stages import arguments
+    from coderepairrl.stages import collect as collecting
+
+    if select:
+        _refuse("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices)
+        account = collecting.select_attempts([what, *(given or [])], output)
+    else:
+        settings = _settings(given, limit, attempts, model_name, key_env)
+        planned = arguments.plan_evaluations(
+            what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
+        )
+        account = asyncio.run(collecting.collect(planned, jobs=jobs, say=note))
+    show(json.dumps(account) if as_json else collecting.collected_as_text(account))
+
+
+def _settings(
+    given: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
+) -> list[str]:
     from coderepairrl.plan.model import relayed
 
-    settings = [*(given or []), *relayed(model_name, key_env)]
-    more: dict[str, Any] = {"preset": preset, "limit": limit, "attempts": attempts, "agents": agent or []}
-    more |= {"output": output, "resume": resume, "shard": shard, "prices": prices}
-    if policy and len(policy) > 1:
-        several = evaluating.plan_each(policy, what, settings, **more)
-        try:
-            results = asyncio.run(evaluating.evaluate_each(several, resume=resume, jobs=jobs, say=note))
-        except CodeRepairError:
-            if not as_json and (finished := evaluating.ended(several)):  # it took hours, perhaps
-                show(evaluating.each_as_text([evaluating.found(each.folder) for each in finished], finished))
-            raise
-        show(json.dumps(results) if as_json else evaluating.each_as_text(results, several))
-        return
-    evaluating.require_several(jobs)
-    planned = evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)
-    result = asyncio.run(evaluating.evaluate(planned, resume=resume))
-    show(json.dumps(result) if as_json else evaluating.as_text(result, planned.plan.config))
+    numbers = {"eval.tasks": limit, "eval.attempts": attempts}
+    options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
+    return [*(given or []), *relayed(model_name, key_env), *options]
+
+
+def _refuse(option: str, *others: object) -> None:
+    """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
+    if any(others):
+        raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave others out")
 
 
 def attempt(
@@ -89,38 +151,15 @@ def attempt(
     note(f"{'reading':<12}{what}, {task}")  # imports take a while, too
     import sys
 
-    from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages import trace
 
-    is_source = evaluating.is_source(what)
-    settings = attempting.settings_of_attempt(what, task, given or [], policy, is_source=is_source)
-    plan = evaluating.plan(what, settings, policy=policy, output=output or Path(task)).plan
-    trial = attempting.choose_task(plan, what, task, output)
+    trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
     episode = run(attempting.attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:
         trace.print_bytes(episode.patch, sys.stdout)
-
-
-def merge(
-    shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="run folders of `crrl eval --shard`")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="a new run folder")],
-    keep: Annotated[
-        Literal["first", "last"] | None, typer.Option(help="shard that counts if two have the same task")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Merge the shards of an evaluation into one run folder, equal to that of one process."""
-    from coderepairrl import config
-    from coderepairrl.apps import evaluate as evaluating
-    from coderepairrl.runs import open_run
-    from coderepairrl.stages.merge import merge as write
-
-    write(shards, output, keep=keep)
-    result = evaluating.found(open_run(output))
-    show(json.dumps(result) if as_json else evaluating.as_text(result, config.load(output)))
 
 
 def grade(

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from coderepairrl import tasks
@@ -94,16 +95,20 @@ def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tupl
     sources, _ = read_tasks(config.model_copy(update=without_holdout), problems)
 
     def collected() -> Mapping[str, tuple[Task, ...]]:
-        everything = [task for each in sources.value for task in each.tasks]
-        left_out = [task for task in everything if held_out(task.id, share)]
-        _once(left_out)
-        if not left_out:
+        left_out = [
+            replace(each, tasks=tuple(task for task in each.tasks if held_out(task.id, share)))
+            for each in sources.value
+        ]
+        _once(task for each in left_out for task in each.tasks)
+        if not any(each.tasks for each in left_out):
             raise TaskError(
-                f"none of the {len(everything)} tasks is among the {share:g} that are collected from",
+                f"none of the {sum(len(each.tasks) for each in sources.value)} tasks is among the {share:g} that are"
+                " collected from",
                 fix="collect from a larger share: tasks.holdout=0.5",
             )
         return {
-            name: sample(left_out, evaluation.tasks, config.run.seed) for name, evaluation in config.eval.each.items()
+            name: sample_sources(left_out, evaluation.tasks, config.run.seed)
+            for name, evaluation in config.eval.each.items()
         }
 
     return problems.attempt(collected)
@@ -178,6 +183,26 @@ def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
     if not 0 < n < len(tasks):
         return tuple(tasks)
     return tuple(sorted(tasks, key=lambda task: (derive_seed(seed, "eval", task.id), task.id))[:n])
+
+
+def sample_sources(sources: Sequence[Share], n: int, seed: int) -> tuple[Task, ...]:
+    """Draw `n` tasks as `sample` does from each source, in proportion to the weights; all for 0.
+
+    A source with too few tasks leaves its places to the others.
+    """
+    sizes = [len(source.tasks) for source in sources]
+    if 0 < n < sum(sizes):
+        total, counts = sum(source.weight for source in sources), [0] * len(sources)
+        for place in range(1, n + 1):
+            lags = {
+                at: place * source.weight / total - counts[at]
+                for at, source in enumerate(sources)
+                if counts[at] < sizes[at]
+            }
+            counts[max(lags, key=lags.__getitem__)] += 1
+        sizes = counts
+    drawn = (sample(source.tasks, size, seed) for source, size in zip(sources, sizes, strict=True) if size)
+    return tuple(chain.from_iterable(drawn))
 
 
 def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[Weighted]) -> None:

@@ -101,8 +101,8 @@ def _handled_later() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in delayed:
-            signal.raise_signal(number)
+        for late in delayed:
+            signal.raise_signal(late)
 
 
 class ChildDied(Exception):

@@ -44,7 +44,7 @@ def stoppable() -> Iterator[list[str]]:
                 os.dup2(null, descriptor)
             os.close(null)
         if not received:
-            task.cancel()
+            task.cancel(number.name)
         received.append(number.name)
 
     for number in numbers:

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -78,6 +79,18 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Learner states by step."""
         return self.path / "checkpoints"
+
+    def prune_checkpoints(self, most: int) -> None:
+        """Delete the oldest checkpoints beyond `most`."""
+        for _, path in sorted(self.saved_checkpoints().items())[:-most]:
+            shutil.rmtree(path)
+
+    def command(self) -> str:
+        """Command that made the run: ``train``, ``sft``, ``eval`` or ``collect``. Raises OSError or ValueError."""
+        about = self.about()
+        if "policy" in about:
+            return "collect" if "holdout" in about else "eval"
+        return "sft" if "data" in about else "train"
 
     def about(self) -> dict[str, Any]:
         """Read run.json. Raises OSError or ValueError."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError, RunError, UsageError
 from coderepairrl.plan.plan import AgentPlan
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump
-from coderepairrl.stages import evaluation
+from coderepairrl.stages import arguments, evaluation
+from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.stages.trace import Trace
 from coderepairrl.tasks.catalog import near_tasks
 from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
@@ -31,31 +31,30 @@ class Trial:
     output: Path | None
 
 
-def settings_of_attempt(
-    what: str, task_id: str, given: Sequence[str], policy: str | None, *, is_source: bool
-) -> list[str]:
-    """Settings of the evaluation that has the task `task_id`, of any split; `what` is a task source, or has settings.
+def resolve(
+    what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
+) -> Trial:
+    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
 
-    Raises `UsageError` for an unknown setting or a missing policy.
+    Raises as `plan_evaluations`, and `UsageError` for an unknown task or a missing policy.
     """
-    settings = [each for each in given if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
-    options = configs.parse_options([each for each in given if each not in settings], "path")
-    if is_source:
+    settings, words = arguments.split_settings(given)
+    options = configs.parse_options(words, "path")
+    if arguments.is_source(what):
         if policy is None:
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
-        if not any(each.startswith("eval.split") for each in settings):
+        select = options.get("select", {})
+        if isinstance(select, dict) and not any(each.startswith("eval.split") for each in settings):
             # any task may be attempted: those that the user's selection would call training tasks, too
-            select = {key: value for key, value in options.get("select", {}).items() if key != "holdout"}
-            options["select"] = {**select, "split": "test"}
+            options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
         settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
     elif options:
         raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
-    return [*settings, "eval.attempts=1", "eval.tasks=0"]
-
-
-def choose_task(plan: AgentPlan, what: str, task_id: str, output: Path | None) -> Trial:
-    """Reduce the evaluation `plan` to the task `task_id`. Raises `UsageError` if it evaluates no such task."""
+    settings += ["eval.attempts=1", "eval.tasks=0"]
+    policies = [policy] if policy else []
+    [planned] = arguments.plan_evaluations(what, settings, policies, output=output or Path(task_id))
+    plan = planned.plan
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:
@@ -92,7 +91,7 @@ async def attempt(trial: Trial, trace: Trace) -> Episode:
     with scratch("attempt") as home:
         folder = RunFolder(trial.output or home / "attempt")
         try:
-            await evaluation.measure(plan, folder, quiet=True, follow=follow)
+            await evaluation.measure(Evaluation(plan, folder), quiet=True, follow=follow)
         except HealthGateError:
             if not ended:
                 raise

@@ -60,7 +60,7 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
         return (configs.load(folder.path, words) if folder.config.is_file() else config), folder
     if any(override.startswith("run.name=") for override in words):
         return config, folder
-    name = _free(Path(config.run.dir), config.run.name)
+    name = stages.free_folder(folder.path).name
     if name != config.run.name:
         print(as_called(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
     config = configs.load("hello", [*words, f"run.name={name}"])
@@ -206,14 +206,6 @@ def _rows(changes: Mapping[str, Any]) -> list[str]:
             delta = Interval(row["delta"], *row["ci95"])
             rows.append(f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}")
     return rows
-
-
-def _free(folder: Path, name: str) -> str:
-    number, candidate = 1, name
-    while (folder / candidate).exists():
-        number += 1
-        candidate = f"{name}-{number}"
-    return candidate
 
 
 COLUMNS = 62

@@ -80,6 +80,11 @@ class Progress:
         for line in self._notes.zeros(_NOTES):
             self.say(line)
 
+    @property
+    def finished_step(self) -> int:
+        """Last finished step, or 0."""
+        return self._step
+
     def resume(self, step: int, replayed: range) -> None:
         """Report earlier steps; `replayed` follow the newest checkpoint."""
         self._step = self._first_step = step

@@ -73,7 +73,7 @@ class Eval(Section):
 
 
 class Keep(Section):
-    """Attempts that `crrl collect` and `crrl select` keep; filters apply in this order (docs/guides/collect.md)."""
+    """Attempts that `crrl collect` keeps; filters apply in this order (docs/guides/collect.md)."""
 
     endings: Annotated[tuple[Literal["done", "limit", "crash"], ...], Words, Field(min_length=1)] = ("done",)
     """Endings of attempts to keep, as a list or comma-separated; at a limit an attempt is unfinished."""

@@ -91,7 +91,7 @@ async def test_policies_behind_a_url_are_measured_and_taught_from(
             *(base.crrl("eval", *arguments, *policy) for arguments in evaluated),
             base.crrl("collect", "jsonl", *asked, *policy, "-o", "c"),
         )
-    await base.crrl("select", "c", "-o", "kept")
+    await base.crrl("collect", "--select", "c", "-o", "kept")
     assert Path("kept/examples.parquet").is_file()
     [predictions] = Path("a").rglob("predictions.jsonl")
     assert "+# mended" in predictions.read_text()
@@ -99,7 +99,7 @@ async def test_policies_behind_a_url_are_measured_and_taught_from(
         base.crrl("grade", str(predictions), "handmade", "-o", "graded.jsonl", "--json"),
         base.crrl("report", "a", "--json"),
         base.crrl("compare", "a", "b"),
-        base.crrl("view", "a", "c", "-o", "pages"),
+        base.crrl("report", "a", "c", "-o", "pages"),
         base.crrl("report", "a", "b", "-o", "report.html"),
     )
     assert [each["resolved"] for each in json.loads(graded)["models"]] == [0] and json.loads(numbers)

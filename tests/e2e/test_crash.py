@@ -101,8 +101,8 @@ def test_where_order_is_by_chance_it_sees_what_may_not_differ(
 
 ORPHANED = """
 import asyncio, subprocess, sys
-from coderepairrl.checks import crash, descendants
-with descendants.adopting():
+from coderepairrl.checks import crash
+with crash.adopting():
     subprocess.run(["bash", "-c", f"(exec -a '{sys.argv[1]}' sleep {sys.argv[2]}) > /dev/null & exit 0"])
     asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))
     print(kill.gone, kill.half_started)

@@ -409,7 +409,7 @@ def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
 def file_texts(patch: bytes) -> dict[str, str]:
     r"""File texts by name; text before the first ``diff --git`` is named "".
 
-    >>> files(b"diff --git a/x b/x\n+1\ndiff --git a/y b/y\n+2\n")["x"]
+    >>> file_texts(b"diff --git a/x b/x\n+1\ndiff --git a/y b/y\n+2\n")["x"]
     'diff --git a/x b/x\n+1'
     """
     texts = {}

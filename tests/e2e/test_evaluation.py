@@ -14,7 +14,7 @@ from coderepairrl import learn, models
 from coderepairrl.apps import evaluate as evaluate_app
 from coderepairrl.apps.evaluate import as_text
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
-from coderepairrl.plan.plan import AgentPlan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation

@@ -23,8 +23,8 @@ from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import examples
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
-from coderepairrl.plan.learned import learned_by
 from coderepairrl.plan.learner import settings
+from coderepairrl.plan.tasks import learned_by
 from coderepairrl.report.analysis import analyse
 from coderepairrl.report.reading import read as read_run
 from coderepairrl.report.view import Site

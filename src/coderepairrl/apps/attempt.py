@@ -14,7 +14,7 @@ from coderepairrl.apps import evaluate
 from coderepairrl.apps.fix.trace import Trace
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError, RunError, UsageError
-from coderepairrl.plan.plan import AgentPlan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump
@@ -55,7 +55,7 @@ def resolve(
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:
-                return Trial(replace(plan, eval_tasks={name: (task,)}), task, output)
+                return Trial(plan.replace(eval_tasks={name: (task,)}), task, output)
     task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
     near = difflib.get_close_matches(task_id, task_ids, 3, 0.3) or task_ids[:3]
     raise UsageError(f"{what} evaluates no task {task_id}", fix=f"of {len(task_ids):,}, such as {', '.join(near)}")

@@ -16,11 +16,10 @@ from coderepairrl import tasks
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, as_called, several
-from coderepairrl.plan.model import named
-from coderepairrl.plan.plan import AgentPlan
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.model import name_model
 from coderepairrl.plan.replying import Opens, opening, parts
 from coderepairrl.plan.tasks import collected_share
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.processes.signals import until_interrupted
@@ -138,8 +137,8 @@ def _resolve(
     """Run `evaluation.resolve` with other `agents`; the settings' agent keeps its options."""
     if agents:
         use = evaluation.COLLECT if collects else evaluation.USE
-        config, _ = named(model, given, use, Problems(), settings_of=settings_of)
-        agent = config.value.agent if config else Agent()  # what is wrong is told below
+        served = name_model(model, given, use, settings_of)
+        agent = served.config.agent if served.can_make("config") else Agent()  # `resolve` reports errors
         given = [*given, *_side_by_side(agents, agent)]
     return evaluation.resolve(model, given, settings_of=settings_of, collects=collects)
 

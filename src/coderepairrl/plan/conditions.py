@@ -11,7 +11,8 @@ from coderepairrl.agents.command import Program
 from coderepairrl.agents.listing import program
 from coderepairrl.config import Config
 from coderepairrl.environments import fingerprints
-from coderepairrl.plan.plan import AgentPlan, Plan
+from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
@@ -47,8 +48,7 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
     }
     if not isinstance(plan, Plan):
         return evaluations
-    when = plan.config.eval
-    evaluations = evaluations if when.before or when.every or when.after else {}
+    evaluations = evaluations if plan.config.eval.is_due else {}
     sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
 

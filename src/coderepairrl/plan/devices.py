@@ -1,4 +1,4 @@
-"""GPUs that the engine and the learner see: ``engine.devices`` and ``train.devices``.
+"""GPUs that the engine and the learner see, and the way of weights between them.
 
 Numbers count among the visible GPUs, so that a scheduler's grant keeps its meaning.
 """
@@ -137,6 +137,40 @@ def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
             fix="engine.devices=[0] train.devices=[0], or leave engine.share_devices out",
         )
     return able
+
+
+def check_route(config: Config, engine: EngineSpec) -> None:
+    """Raise `ConfigError` for an ``engine.weights`` that cannot work here."""
+    route = config.engine.weights
+    if route == "file":
+        return
+    if not engine.receives:
+        raise ConfigError(
+            f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
+            fix="leave engine.weights out, or take engine=vllm",
+        )
+    lora = config.train.lora
+    if lora is not None and engine.with_adapters(lora.rank).adapters:
+        raise ConfigError(
+            f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
+            fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",
+        )
+    if route == "nccl" and not visible():
+        raise ConfigError(
+            "engine.weights=nccl: NCCL works between GPUs, and there is none here",
+            fix="engine.weights=file, or gloo, which goes through the host's memory",
+        )
+    if route == "nccl" and config.engine.share_devices:
+        raise ConfigError(
+            "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
+            fix="engine.weights=file, or part them with engine.devices and train.devices",
+        )
+    if route == "ipc" and visible() and not on_one_gpu(config, engine.takes_gpus):
+        raise ConfigError(
+            "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
+            fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"
+            " engine.share_devices=true",
+        )
 
 
 def _so_many(config: Config) -> list[int]:

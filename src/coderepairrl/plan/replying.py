@@ -13,8 +13,7 @@ from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import merge, rounded
 from coderepairrl.plan import devices
-from coderepairrl.plan.model import LocalModel, RemoteModel, engine_of
-from coderepairrl.plan.plan import ServingPlan
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, engine_of
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout import SupervisedEngine

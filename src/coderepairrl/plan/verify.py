@@ -46,8 +46,7 @@ def planned(plan: Plan) -> dict[str, list[Trial]]:
     """Trials by kind of task: of training rewards, and of evaluations'."""
     if not plan.config.tasks.verify:
         return {}
-    when, seed = plan.config.eval, plan.config.run.seed
-    evaluates = when.before or when.every or when.after
+    seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():

@@ -16,10 +16,10 @@ from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageErr
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
 from coderepairrl.plan.conditions import TRAINING, conditions, differences
-from coderepairrl.plan.learned import learned_by
 from coderepairrl.plan.learner import settings
 from coderepairrl.plan.plan import Plan, resolve
 from coderepairrl.plan.sizing import DoesNotFit, require
+from coderepairrl.plan.tasks import learned_by
 from coderepairrl.plan.verify import verify
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable

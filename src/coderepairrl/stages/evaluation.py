@@ -14,10 +14,11 @@ from coderepairrl import models
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.plan.conditions import TRAINING, Difference, conditions, differences
-from coderepairrl.plan.learned import learned_by
 from coderepairrl.plan.model import LocalModel, Use
-from coderepairrl.plan.plan import AgentPlan, resolve_evaluation
+from coderepairrl.plan.plan import resolve_evaluation
 from coderepairrl.plan.replying import Opens, replying
+from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run

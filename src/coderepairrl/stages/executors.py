@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.plan.plan import AgentPlan, Plan
-from coderepairrl.plan.workers import worker_setup
+from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.terms import AgentPlan, worker_setup
 from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, warm_up
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log
@@ -63,7 +63,6 @@ async def _executor(
             config,
             source.codec,
             sandbox=plan.place.sandbox.name,
-            evaluations=plan.eval_tasks,
             learns=isinstance(plan, Plan),
         ),
         source.engine,

@@ -103,7 +103,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
 def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
     """Report evaluations without tasks, the sandbox's choice, and forking conversations."""
     evaluation = plan.config.eval
-    if evaluation.before or evaluation.every or evaluation.after:
+    if evaluation.is_due:
         for name, held_out in plan.eval_tasks.items():
             if not held_out:
                 split = evaluation.each[name].split

@@ -22,7 +22,7 @@ from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Account, Form, Learner
 from coderepairrl.plan import examples
 from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.learned import learned_by
+from coderepairrl.plan.tasks import learned_by
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable

@@ -17,9 +17,8 @@ from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.apps.serve.visitors import Visitors
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
-from coderepairrl.plan.model import LocalModel, RemoteModel, Use
-from coderepairrl.plan.plan import ServingPlan, resolve_serving
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
+from coderepairrl.plan.plan import resolve_serving
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.processes.scratch import scratch
@@ -57,16 +56,14 @@ class Places:
 
 
 def resolve(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `Problems.report`."""
-    problems = Problems()
+    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `parts.raise_all`."""
 
     def check_log() -> None:
         if log is not None:
             with _advising():
                 RunFolder(log).require_free()
 
-    problems.attempt(check_log)
-    return resolve_serving(model, overrides, USE, problems)
+    return resolve_serving(model, overrides, USE, check_log)
 
 
 async def serve(

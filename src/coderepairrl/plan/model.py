@@ -197,7 +197,7 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def adapter(self) -> Path | None:
         """Folder of adapters on them."""
-        return self.found.adapter
+        return self.found.adapter if self.can_make("found") else None
 
     @part
     def engine(self) -> EngineSpec:

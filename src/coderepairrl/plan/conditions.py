@@ -12,7 +12,7 @@ from coderepairrl.agents.listing import program
 from coderepairrl.config import Config
 from coderepairrl.environments import fingerprints
 from coderepairrl.plan.plan import Plan
-from coderepairrl.plan.terms import AgentPlan
+from coderepairrl.plan.terms import AgentPlan, tasks_by_kind
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
@@ -54,7 +54,7 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
 
 
 def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
-    used = [kinds[name].of(phase) for name in sorted({task.kind if task.kind in kinds else "" for task in tasks})]
+    used = [kinds[name].of(phase) for name in sorted(tasks_by_kind(kinds, tasks))]
     agents = [{"name": _named(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
     return {

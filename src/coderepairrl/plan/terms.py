@@ -178,6 +178,14 @@ def evaluation_setting(name: str) -> str:
     return name if name == "eval" else f"eval.also.{name}"
 
 
+def tasks_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
+    """Tasks by the key of their terms in `kinds`."""
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.kind if task.kind in kinds else "", []).append(task)
+    return groups
+
+
 def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:
     """Raise `ConfigError` for a kind without tasks, and a task without the workspace its agent needs."""
     first_of_kind: dict[str, Task] = {}

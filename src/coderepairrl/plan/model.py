@@ -143,6 +143,11 @@ class NamedPlan(ServingPlan):
         self.name, self.all_overrides, self.use, self.settings_of = name, overrides, use, settings_of
         self.overrides = [each for each in overrides if not errors_of([partial(self.check_override, each)])]
 
+    @property
+    def path(self) -> str:
+        """Path or URL of the model."""
+        return self.given.model.path if is_toml(self.name) else self.name
+
     def check_override(self, override: str) -> None:
         """Raise `ConfigError` for a setting without a meaning for the command."""
         key, _ = configs.parse_override(override)
@@ -152,7 +157,9 @@ class NamedPlan(ServingPlan):
             raise ConfigError(f"{key} is for models that are served here, not for {self.name}")
 
     def load_config(self, run: Path | None = None, *more: str) -> Config:
-        """Settings of `settings_of`, else of `run`, else those that `more` and the command's defaults give."""
+        """Settings of a TOML file, else of `settings_of`, else of `run`, else the command's defaults with `more`."""
+        if is_toml(self.name):
+            return configs.load(Path(self.name).expanduser(), self.overrides)
         overrides = [*more, *self.overrides]
         if self.settings_of is not None and not self.settings_of.is_dir():
             return configs.load(self.settings_of, overrides)
@@ -174,8 +181,7 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def found(self) -> models.Named:
         """Folder, adapters and run."""
-        name = self.given.model.path if is_toml(self.name) else self.name
-        found = models.named(models.hub.fetch(name) if models.hub.is_name(name) else name)
+        found = models.named(models.hub.fetch(self.path) if models.hub.is_name(self.path) else self.path)
         if not any(found.folder.glob("*.safetensors")):
             raise UsageError(
                 f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
@@ -185,9 +191,7 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def given(self) -> Config:
         """Settings; those of a checkpoint's run are data only."""
-        if is_toml(self.name):
-            return configs.load(Path(self.name).expanduser(), self.overrides)
-        return self.load_config(self.found.run if self.can_make("found") else None)
+        return self.load_config(self.found.run if not is_toml(self.name) and self.can_make("found") else None)
 
     @part
     def folder(self) -> Path:
@@ -223,19 +227,16 @@ class UrlPlan(NamedPlan):
     @part
     def given(self) -> Config:
         """Settings."""
-        if is_toml(self.name):
-            return configs.load(Path(self.name).expanduser(), self.overrides)
         return self.load_config(None, f"engine={RELAY}")
 
     @part
     def url(self) -> str:
         """Base URL."""
-        url = self.given.model.path if is_toml(self.name) else self.name
-        parts = urlsplit(url)
+        parts = urlsplit(self.path)
         if parts.username or parts.password or parts.query:
             # it is shown and recorded
             raise UsageError(f"the URL at {parts.hostname} has a secret in it", fix="keys come from --key-env")
-        return url.rstrip("/")
+        return self.path.rstrip("/")
 
     @part
     def options(self) -> RelayOptions:

@@ -18,6 +18,7 @@ from coderepairrl.registry import nearest
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Terms, ray_cluster
 from coderepairrl.rollout.worker import WorkerSetup
+from coderepairrl.sandbox import Choice
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Task
 
@@ -28,16 +29,16 @@ class Place:
 
     agent: Agent
     sandbox: SandboxBackend
-    choice: sandbox.Choice
+    choice: Choice
     """Reason for that sandbox."""
 
 
 class AgentPlan(ServingPlan):
     """An agent that works on tasks with the model (``crrl fix``, evaluation)."""
 
-    kinds: part[Mapping[str, Terms]]
+    kinds: part[dict[str, Terms]]
     """Terms of attempts by kind of task; ``""`` is for all others."""
-    eval_tasks: part[Mapping[str, tuple[Task, ...]]]
+    eval_tasks: part[dict[str, tuple[Task, ...]]]
     """Held-out tasks by name of the evaluation: all, or a sample."""
 
     @property
@@ -59,7 +60,7 @@ class AgentPlan(ServingPlan):
         return dict(zip(settings, made, strict=True))
 
     @part
-    def choice(self) -> sandbox.Choice:
+    def choice(self) -> Choice:
         """The named sandbox, or the strongest that works here."""
         return sandbox.choose(self.given.sandbox.name)
 
@@ -87,7 +88,7 @@ class AgentPlan(ServingPlan):
     def _checks(self) -> list[Check]:
         return [
             lambda: self.can_make("agents") or self.make_sandbox(()),
-            lambda: [sandbox.check_agent(self.choice, each.name, each.not_in) for each in self.agents.values()],
+            lambda: make_each(lambda it: sandbox.check_agent(self.choice, it.name, it.not_in), self.agents.values()),
         ]
 
 

@@ -88,7 +88,8 @@ def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
             sharing = sharing[:1]
             alone += sharing
         left = [each for each in left if each not in sharing]
-    free = [each for each in alone if at_once > 1 and not _exclusive(plans[each])]
+    exclusive = [isinstance(plan.model, LocalModel) and plan.model.engine.exclusive for plan in plans]
+    free = [each for each in alone if at_once > 1 and not exclusive[each]]
     in_turn = [each for each in alone if each not in free]
     return [
         *shared_parts,
@@ -103,8 +104,12 @@ async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> As
     if not part.shared:
         yield replying
         return
-    async with AsyncExitStack() as engines_of_part:
-        yield (await _Shared.start([plans[each] for each in part.numbers], engines_of_part, log_dir)).replying
+    shared = _Shared([plans[each] for each in part.numbers], log_dir)
+    try:
+        await shared.serve()
+        yield shared.replying
+    finally:
+        await shared.close()
 
 
 class _Shared:
@@ -117,14 +122,6 @@ class _Shared:
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
 
-    @classmethod
-    async def start(cls, plans: Sequence[ServingPlan], parts: AsyncExitStack, log_dir: Path) -> _Shared:
-        """Start an engine that runs until `parts` close. Raises as `replying`."""
-        shared = cls(plans, log_dir)
-        parts.push_async_callback(shared._close)
-        await shared._served()
-        return shared
-
     @asynccontextmanager
     async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
         """Like the function `replying`."""
@@ -132,7 +129,7 @@ class _Shared:
         version = next(self._version(number) for number, each in enumerate(self._plans) if each is plan)
 
         async def start() -> Engine:
-            return (await self._served()).at(version)
+            return (await self.serve()).at(version)
 
         engine = SupervisedEngine(await start(), start, restarts=plan.config.run.retries)
         yield PolicySource(plan.model.codec, engine)
@@ -140,7 +137,7 @@ class _Shared:
     def _version(self, number: int) -> int:
         return 0 if self._adapters[number] is None else number + 1
 
-    async def _served(self) -> Engine:
+    async def serve(self) -> Engine:
         """Engine with all adapters, restarted if it has died."""
         model = self._plans[0].model
         assert isinstance(model, LocalModel)
@@ -150,7 +147,7 @@ class _Shared:
                     await self._engine.health()
                     return self._engine
                 except EngineFault:
-                    await self._close()
+                    await self.close()
             engine = await self._spec.start(model.folder, log_dir=self._log_dir)
             try:
                 for number, adapter in enumerate(self._adapters):
@@ -163,7 +160,8 @@ class _Shared:
             self._engine = engine
             return engine
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close the engine, if it runs."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
@@ -183,10 +181,6 @@ def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
     config = plans[0].config
     spec = engine_of(config, None)
     return devices.serving(config, spec.with_adapters(max(ranks), len(ranks)) if ranks else spec)
-
-
-def _exclusive(plan: ServingPlan) -> bool:
-    return isinstance(plan.model, LocalModel) and plan.model.engine.exclusive
 
 
 def _to_round(plan: ServingPlan) -> bool:

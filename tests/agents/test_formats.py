@@ -203,6 +203,12 @@ def test_a_whole_file_may_stand_where_a_function_was_asked_for() -> None:
     )
 
 
+def test_imports_stay_outside_a_string_that_begins_on_the_line_of_the_last_import() -> None:
+    before = 'import os; TEXT = """\nhello\n"""\n\ndef f(x):\n    return x\n'
+    after = functions(before, "import re\ndef f(x):\n    return re.escape(x)")
+    assert after == 'import os; TEXT = """\nhello\n"""\nimport re\n\ndef f(x):\n    return re.escape(x)\n'
+
+
 @pytest.mark.parametrize(
     ("code", "problem"),
     [

@@ -450,7 +450,12 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
     leading = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
     after = [node for node in leading if node.lineno == first or _only_imports(body, node)]
-    last = (after[-1].end_lineno or after[-1].lineno) + 1 if after else first
+    last = first
+    if after:  # below all that shares a line with the last import
+        bottom = after[-1].end_lineno or after[-1].lineno
+        last = max(node.end_lineno or node.lineno for node in body if node.lineno <= bottom) + 1
+    if any(lacking.values()) and is_text and first <= (file.body[0].end_lineno or 0):
+        raise Unreadable("the file's first statement stands on the line of its docstring")
     insertions: dict[int, list[str]] = {}
     for line, future in lacking.items():
         insertions.setdefault(first if future else last, []).append(line)

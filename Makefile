@@ -29,10 +29,10 @@ suite: .venv/.dev
 	$(PYTEST) -m "quick or spine"
 
 test-ci: .venv/.extras  # other programs, packages and a browser, one of each kind
-	$(PYTEST) -m ci --durations=0 --ignore tests/engines --ignore tests/apps
+	$(PYTEST) -m ci --durations=0 --ignore tests/engines --ignore tests/stages/hello --ignore tests/stages/serve
 
 test-vllm: .venv/.dev .venv/.vllm  # the real vLLM server on this CPU: exam, adapters, weights, two steps of hello
-	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -m ci --durations=0 tests/engines tests/apps
+	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -m ci --durations=0 tests/engines tests/stages/hello tests/stages/serve
 
 hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; fails if the bar is missed
 	$(BIN)/python -m workshop.tiny.bar

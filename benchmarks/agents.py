@@ -20,8 +20,7 @@ from typing import Any
 
 from coderepairrl import agents, sandbox
 from coderepairrl.agents import recipe
-from coderepairrl.agents.install import installed
-from coderepairrl.agents.listing import program
+from coderepairrl.agents.recipe import installed, installed_program
 from coderepairrl.learn.stitch import stitch
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -55,10 +54,10 @@ async def main(names: list[str], outside: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="crrl-agents-") as work:
         Path(work).chmod(0o755)  # sandboxes may be another user's
         for name, family in itertools.product(names, ("Qwen3", "Qwen3.5, 3.6")):
-            folder = Path(work, f"{recipe.label(name)}-{FAMILIES[family].model_type}")
+            folder = Path(work, f"{recipe.agent_label(name)}-{FAMILIES[family].model_type}")
             model = FAMILIES[family].write(folder / "model", learn_vocabulary(), max_position_embeddings=1 << 16)
             folder.chmod(0o755)
-            script = SCRIPTS[recipe.label(name)]
+            script = SCRIPTS[recipe.agent_label(name)]
             agent = agents.make(name)
             spent = _processor()
             options = {"backend": sandbox.make("unsafe-local")} if outside else {}
@@ -74,13 +73,13 @@ def _processor() -> float:
 
 def row(name: str, family: str, outcome: Any, processor: float) -> str:
     """One line of the table. `processor`: seconds that the program computed."""
-    found, episode = recipe.load(name), outcome.episode
+    found, episode = recipe.load_recipe(name), outcome.episode
     rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
     prompts = [len(asked.ids) for at, asked in enumerate(outcome.engine.requests) if at not in episode.side]
     values = (
-        f"`{recipe.label(name)}`",
+        f"`{recipe.agent_label(name)}`",
         family,
-        program(found),
+        installed_program(found),
         found.dialect,
         len(episode.turns),
         len(episode.side),
@@ -99,5 +98,5 @@ def row(name: str, family: str, outcome: Any, processor: float) -> str:
 
 if __name__ == "__main__":
     chosen = [word for word in sys.argv[1:] if word != "--outside"]
-    found = [name for name in recipe.names() if installed(name, recipe.load(name))]
+    found = [name for name in recipe.recipe_names() if installed(name, recipe.load_recipe(name))]
     asyncio.run(main(chosen or found, outside="--outside" in sys.argv))

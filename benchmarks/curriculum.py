@@ -20,7 +20,7 @@ from typing import NamedTuple
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stats import mean_interval
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.stats.replicates import replicated, replicated_difference
 from coderepairrl.types import Ending
 

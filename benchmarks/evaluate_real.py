@@ -29,7 +29,7 @@ from coderepairrl import tasks
 from coderepairrl.config import parse_options
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.protocols import EngineSpec
-from coderepairrl.types import Sampling
+from coderepairrl.types import EngineNeeds, Sampling
 from real_repositories import CONTEXT, model
 
 LIMITS = (
@@ -50,7 +50,7 @@ class Known(EngineSpec):
     def __init__(self, *, repairs: str) -> None:
         self._repairs: dict[str, str] = json.loads(Path(repairs).read_text())
 
-    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         words = Tokenizer.from_file(str(model / "tokenizer.json"))
 
         def script(ids: Sequence[int], sampling: Sampling, seed: int) -> Sequence[int]:

@@ -31,8 +31,7 @@ from aiohttp import web
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, chat
 from coderepairrl.gateway.request import Digest, PrefixKeys
-from coderepairrl.protocols import Chunk
-from coderepairrl.types import Limits, Sampling
+from coderepairrl.types import Chunk, Limits, Sampling
 
 TOOL = {
     "type": "function",

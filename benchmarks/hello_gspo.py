@@ -27,18 +27,17 @@ from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.errors import ConfigError, exit_on_error
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.plan import Plan, resolve
-from coderepairrl.rewards.costs import repeated_failures
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
+from coderepairrl.rewards.simple import repeated_failures
 from coderepairrl.rollout.curriculum import outcomes
 from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
-from coderepairrl.stats.effects import difference
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.stats.paired import difference
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, functions, mutants
 from coderepairrl.tasks.mutants.judge import judge
-from coderepairrl.tasks.mutants.slices import functions
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coderepairrl.agents import blocks
+from coderepairrl.agents import patching
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stats.replicates import replicated, replicated_difference
@@ -178,7 +178,7 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
 def quoted(episode: Episode) -> str:
     """How a reply of ``repair`` names the text that it would replace."""
     *_, asked, reply = (str(message["content"]) for message in episode.turns[-1].messages)
-    found = blocks.read(reply)
+    found = patching.read_blocks(reply)
     if not found:
         return "no block"
     search, shown = list(found[0].search), asked.split("```")[-2].splitlines()[1:]

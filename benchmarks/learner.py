@@ -46,7 +46,7 @@ from transformers.utils import logging as hf_logging  # noqa: E402
 
 from coderepairrl.config.sections.train import Lora  # noqa: E402
 from coderepairrl.learn import LearnSettings  # noqa: E402
-from coderepairrl.learn.conversions import init_random  # noqa: E402
+from coderepairrl.learn.learner import init_random  # noqa: E402
 from coderepairrl.learn.pack import pack  # noqa: E402
 from coderepairrl.learn.policy import Policy  # noqa: E402
 from coderepairrl.learn.trainer import Trainer  # noqa: E402

@@ -1,6 +1,7 @@
 """The whole training loop of ours and of TRL's `GRPOTrainer` with tools, step by step in one run.
 
     python -m benchmarks.peers [--mixes hello long equal] [--against trl] [--rounds 3]
+    python -m benchmarks.peers --model FOLDER --rounds 2   # a published model, in one turn
 
 Model, tasks, prompts, tools, sandboxes, rewards, limits, batch, algorithm (GSPO without KL) and optimiser (AdamW) are
 those of `crrl hello` on both sides, one torch thread for each process, fp32. The contestants are processes that take
@@ -12,8 +13,10 @@ at every step. TRL is `peers_trl.Peer`: one process that samples for the whole b
 turn after turn, calls the tools, computes rewards and updates; ``--against`` takes the names of `peers_trl.VARIANTS`.
 
 Mixes: ``hello`` is its own tasks and limits; ``long`` the same with more calls, so that some attempts go on while most
-have ended; ``equal`` tasks whose prompt and file are of about one length, with few calls. How far the rows of a step
-differ is printed as padding: tokens of a rectangle that holds them over tokens.
+have ended; ``equal`` tasks whose prompt and file are of about one length, with few calls. ``turn`` takes a model of
+`--model` with a long vocabulary: one answer without tools (`direct`), adapters, and all other settings of the preset
+qwen2.5-coder-0.5b-cpu. How far the rows of a step differ is printed as padding: tokens of a rectangle that holds them
+over tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +49,12 @@ MIXES: Mapping[str, Sequence[str]] = {
     "hello": (),
     "long": ("rollout.calls=16",),
     "equal": ("rollout.calls=3",),
+    "turn": (
+        *("tasks.sources=[]", 'tasks.source="mutants"', 'tasks.options={split="train"}'),
+        "engine.options.threads=1",
+    ),
 }
-"""Settings beside those of hello."""
+"""Settings beside those of hello, for ``turn`` beside those of a preset."""
 STAGES = ("sampling", "sandboxes", "agents, tokens, rewards", "learner", "weights to the engine", "rest")
 PER_TOKEN = "all, for 1,000 sampled tokens"
 _EQUAL = 64
@@ -58,7 +65,8 @@ def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -
     """What both sides do: `steps` steps on the tasks of `mix`."""
     own = [f"run.dir={folder}", f"run.steps={steps}", f"run.checkpoint_every={steps}"]
     never = ["eval.before=false", "eval.after=false", "rollout.seconds=3600"]
-    plan = resolve(configs.load("hello", [*own, *never, *MIXES[mix], *overrides]))
+    preset = "qwen2.5-coder-0.5b-cpu" if mix == "turn" else "hello"
+    plan = resolve(configs.load(preset, [*own, *never, *MIXES[mix], *overrides]))
     tasks = alike(plan) if mix == "equal" else plan.train_tasks
     per_step, seed = plan.config.rollout.tasks_per_step, plan.config.run.seed
     return plan.replace(curriculum=Curriculum(sources=(Share(tasks),), per_step=per_step, seed=seed))
@@ -269,7 +277,8 @@ def cell(line: str, result: Mapping[str, Any]) -> float:
 def main() -> None:
     """Print a table for each mix; as ``--be NAME`` one of the contestants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=MIXES)
+    parser.add_argument("--mixes", nargs="+", default=["hello", "long", "equal"], choices=MIXES)
+    parser.add_argument("--model", type=Path, help="folder of a model, for the mix turn")
     parser.add_argument("--against", nargs="+", default=["trl"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE of the configuration, for both sides")
@@ -277,6 +286,8 @@ def main() -> None:
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.model:
+        options.mixes, options.set = ["turn"], [f"model.path={options.model}", *options.set]
     if options.be:
         turns, folder = Turns(), options.folder / options.be
         plan = planned(options.mixes[0], folder, options.rounds, options.set)

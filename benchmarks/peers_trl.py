@@ -8,6 +8,9 @@ What TRL is given is ours where both sides must be alike, and its own wherever i
 - rewards: those of the configuration, on the diff of each sandbox;
 - format: the tokenizer's own chat template, in which the two tools stand as the policy knows them (TRL would describe
   them in other words), and TRL's parser of Qwen3's answers.
+
+With the agent `direct` there are no tools: a prompt holds the files that ours shows, and the reward is of the sandbox
+after the edits of the one answer.
 """
 
 from __future__ import annotations
@@ -23,21 +26,24 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from transformers.utils import logging as hf_logging
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from benchmarks.stages import Stages, Turns
+from coderepairrl.agents.direct import Direct, files_of, within
 from coderepairrl.agents.nano import Nano
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.plan.plan import Plan
 from coderepairrl.protocols import Sandbox
 from coderepairrl.rewards import score
-from coderepairrl.types import Ending, Episode, Task, ToolCall, total
+from coderepairrl.types import Ending, Episode, Limits, Task, ToolCall, total
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "trl": {},
+    "trl-micro1": {"per_device_train_batch_size": 1},
     "trl-micro8": {"per_device_train_batch_size": 8},
     "trl-micro16": {"per_device_train_batch_size": 16},
     "trl-paged": {"use_transformers_continuous_batching": True},
@@ -49,6 +55,8 @@ _LISTED = "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%
 def tokenizer(folder: Path, tools: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFast:
     """The policy's own, whose template shows `tools` whatever schemas TRL makes of the environment's methods."""
     made = PreTrainedTokenizerFast.from_pretrained(folder)
+    if not tools:
+        return made
     if _LISTED not in made.chat_template:
         raise ValueError(f"the template of {folder} lists tools in another way than this expects: {_LISTED}")
     shown = "".join(f"\n{json.dumps(tool)}" for tool in tools)
@@ -63,13 +71,37 @@ class Shared:
     def __init__(self, plan: Plan) -> None:
         self.terms = plan.kinds[""]
         agent = self.terms.agent
-        if not isinstance(agent, Nano):
-            raise TypeError(f"the environment has the tools of nano, not of {agent.name}")
-        self.agent: Nano = agent
+        if not isinstance(agent, Nano | Direct):
+            raise TypeError(f"{agent.name} is neither nano, whose tools the environment has, nor direct")
+        self.agent: Nano | Direct = agent
         self.tasks = {task.id: task for task in plan.train_tasks}
         self.loop: asyncio.AbstractEventLoop
         self.told: dict[str, Any] = {}
         """What the current step came to."""
+
+    async def score(self, task: Task, done: Sequence[ToolCall], patch: bytes) -> float:
+        """The reward of an attempt's diff and calls."""
+        episode = Episode("", task.id, "train", 0, "", 0, Ending.DONE, tool_calls=tuple(done), patch=patch)
+        return total(await score(self.terms.rewards["train"], task, episode, self.terms.sandbox))
+
+    async def first_messages(self, task: Task, limits: Limits) -> list[dict[str, Any]]:
+        """What the agent asks first, with the files that `direct` shows."""
+        if isinstance(self.agent, Nano):
+            return [dict(each) for each in self.agent.first_request(task).messages]
+        async with self.terms.sandbox.open(task) as box:
+            room = within(self.agent.options.context_chars, limits)
+            prompt, _ = await self.agent._prompt(task, box, await files_of(box), room)
+        return self.agent._messages(task, prompt)
+
+    async def apply(self, task: Task, answer: str, limits: Limits) -> tuple[float, list[ToolCall]]:
+        """The reward and edits of an answer of `direct`."""
+        assert isinstance(self.agent, Direct)
+        async with self.terms.sandbox.open(task) as box:
+            paths = await files_of(box)
+            _, files = await self.agent._prompt(task, box, paths, within(self.agent.options.context_chars, limits))
+            done = await self.agent._make(answer, box, paths, files, cut_off=False)
+            patch = await box.diff()
+        return await self.score(task, done, patch), done
 
 
 class Workspace:
@@ -86,6 +118,7 @@ class Workspace:
 
     async def _open(self) -> Tools:
         self._box: Sandbox = await self._stack.enter_async_context(self._shared.terms.sandbox.open(self._task))
+        assert isinstance(self._shared.agent, Nano)
         options = self._shared.agent.options
         return Tools(self._box, options.texts(), options.output_chars)
 
@@ -110,6 +143,7 @@ class Workspace:
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> str:
         """What `Nano` does with a call."""
+        assert isinstance(self._shared.agent, Nano)
         options, began = self._shared.agent.options, time.monotonic()
         tools = await asyncio.wrap_future(self._opening)
         result = await tools.run(name, arguments, options.shell_seconds)
@@ -126,9 +160,7 @@ class Workspace:
         await asyncio.wrap_future(self._opening)
         async with self._stack:
             patch = await self._box.diff()
-        task, terms = self._task, self._shared.terms
-        episode = Episode("", task.id, "train", 0, "", 0, Ending.DONE, tool_calls=tuple(self._done), patch=patch)
-        return total(await score(terms.rewards["train"], task, episode, terms.sandbox))
+        return await self._shared.score(self._task, self._done, patch)
 
 
 class Peer(GRPOTrainer):
@@ -148,7 +180,7 @@ class Peer(GRPOTrainer):
         self.shared.told |= {
             "prompt": int(prompts.sum()),
             "rows": (prompts + said.sum(1)).tolist(),
-            "sampled": int((said * made["tool_mask"]).sum()),
+            "sampled": int((said * made.get("tool_mask", 1)).sum()),
         }
         return made
 
@@ -186,9 +218,12 @@ def build(plan: Plan, order: Sequence[Task], folder: Path, variant: str, turns: 
     rollout, train = config.rollout, config.train
     size = rollout.tasks_per_step * rollout.group_size
     processing = tokenizer(plan.model.folder, shared.agent.first_request(order[0]).tools)
-    prompts = [[dict(each) for each in shared.agent.first_request(task).messages] for task in order]
+    limits = Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
+    prompts = asyncio.run(_prompts(shared, order, limits))
+    with_tools = isinstance(shared.agent, Nano)
+    tools = [{}] if with_tools else None
     longest = max(
-        len(processing.apply_chat_template(each, tools=[{}], add_generation_prompt=True, return_dict=False))
+        len(processing.apply_chat_template(each, tools=tools, add_generation_prompt=True, return_dict=False))
         for each in prompts
     )
     chosen = {"per_device_train_batch_size": size, **VARIANTS[variant]}
@@ -197,7 +232,7 @@ def build(plan: Plan, order: Sequence[Task], folder: Path, variant: str, turns: 
         report_to="none",
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
+        gradient_checkpointing=train.gradient_checkpointing,
         disable_tqdm=True,
         save_strategy="no",
         logging_strategy="no",
@@ -223,29 +258,44 @@ def build(plan: Plan, order: Sequence[Task], folder: Path, variant: str, turns: 
         **chosen,
     )
 
-    async def reward(environments: Sequence[Workspace], **rest: Any) -> list[float]:
-        rewards = await asyncio.gather(*(each._score() for each in environments))
-        shared.told |= {
-            "tasks": sorted({each._task.id for each in environments}),
-            "calls": sum(len(each._done) for each in environments),
-            "rewards": [rewards[at : at + rollout.group_size] for at in range(0, size, rollout.group_size)],
-        }
+    def told(tasks: Sequence[str], calls: int, rewards: list[float]) -> list[float]:
+        groups = [rewards[at : at + rollout.group_size] for at in range(0, size, rollout.group_size)]
+        shared.told |= {"tasks": sorted(set(tasks)), "calls": calls, "rewards": groups}
         return rewards
 
+    async def reward(environments: Sequence[Workspace], **rest: Any) -> list[float]:
+        rewards = await asyncio.gather(*(each._score() for each in environments))
+        return told([each._task.id for each in environments], sum(len(each._done) for each in environments), rewards)
+
+    async def reward_of_answers(completions: Sequence[Any], task: Sequence[str], **rest: Any) -> list[float]:
+        answers = zip(task, completions, strict=True)
+        pairs = await asyncio.gather(
+            *(shared.apply(shared.tasks[at], each[0]["content"], limits) for at, each in answers)
+        )
+        return told(task, sum(len(done) for _, done in pairs), [value for value, _ in pairs])
+
+    lora = train.lora and LoraConfig(
+        r=train.lora.rank, lora_alpha=train.lora.alpha, lora_dropout=0.0, target_modules=list(train.lora.targets)
+    )
     trainer = Peer(
         model=str(plan.model.folder),
-        reward_funcs=reward,
+        reward_funcs=reward if with_tools else reward_of_answers,
         args=arguments,
         train_dataset=Dataset.from_list(
             [{"prompt": prompt, "task": task.id} for prompt, task in zip(prompts, order, strict=True)]
         ),
         processing_class=processing,
-        environment_factory=type("Workspace", (Workspace,), {"_shared": shared}),
+        environment_factory=type("Workspace", (Workspace,), {"_shared": shared}) if with_tools else None,
+        peft_config=lora or None,
         callbacks=[Steps(shared, stages, turns)],
     )
     shared.loop = trainer.async_loop
     trainer.stages, trainer.shared = stages, shared
     return trainer
+
+
+async def _prompts(shared: Shared, order: Sequence[Task], limits: Limits) -> list[list[dict[str, Any]]]:
+    return [await shared.first_messages(task, limits) for task in order]
 
 
 def order_of(plan: Plan, steps: int) -> list[Task]:

@@ -40,7 +40,7 @@ from coderepairrl.environments import Specification, build
 from coderepairrl.protocols import EngineSpec, Reward, SandboxBackend
 from coderepairrl.runs import RunFolder
 from coderepairrl.tasks.prepare import prepare
-from coderepairrl.types import Episode, Sampling, Score, Task
+from coderepairrl.types import EngineNeeds, Episode, Sampling, Score, Task
 from images import Layout, programs
 
 NATIVE = ("pallets__flask-5014", "pytest-dev__pytest-7982", "pylint-dev__pylint-4970")
@@ -110,7 +110,7 @@ class Replay(EngineSpec):
     def __init__(self, *, rows: str) -> None:
         self._rows = [json.loads(line) for line in Path(rows).read_text().splitlines()]
 
-    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         words = Tokenizer.from_file(str(model / "tokenizer.json"))
         asked: Counter[str] = Counter()
 

@@ -43,7 +43,7 @@ from coderepairrl.rewards.text import TextReward
 from coderepairrl.rewards.verified import Identity, identity, unfit
 from coderepairrl.runs import open_run
 from coderepairrl.stats import pair
-from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.stats.intervals import clusters_of
 from coderepairrl.types import Task
 from workshop.tiny.bar import SHOWN, Episodes, evaluations, pooled
 

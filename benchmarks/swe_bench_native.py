@@ -14,7 +14,7 @@ patch at all, in its native environment (``workspace=native``), judged by the ha
 published outcomes (JSON lines with ``instance_id``, ``system``, ``dataset``, ``model_patch`` and ``resolved``), on the
 instances that hold by ``--held``. What is in ``--out`` already is not run again. Commits come from ``--clone``;
 with ``--specifications`` the rows are SWE-Gym's.
-`offline`: ten instances of the manifest, those whose ids have the lowest SHA-256: ``crrl data prepare`` into an empty
+`offline`: ten instances of the manifest, those whose ids have the lowest SHA-256: ``crrl tasks prepare`` into an empty
 cache; then, in a network namespace without a network, the reference, no patch, and the reference of another instance of
 the repository; and at last one flipped byte in an environment.
 """
@@ -40,13 +40,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import grading, sandbox, tasks
-from coderepairrl.checks import data
 from coderepairrl.environments import Specification, build
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.stages.grade import grade
 from coderepairrl.stages.predictions import Prediction
+from coderepairrl.tasks import catalog
 from coderepairrl.tasks.benchmark import patch_bytes
 from coderepairrl.types import Task
 
@@ -139,9 +139,9 @@ def offline(given: argparse.Namespace) -> None:
         raise SystemExit(f"{cache} is not empty: set CRRL_CACHE to a new folder")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "tasks.jsonl")
-        data.export(by_hash(chosen(given, all_native=False))[: given.number], source)
+        catalog.export(by_hash(chosen(given, all_native=False))[: given.number], source)
         began = time.monotonic()
-        prepare = [CRRL, "data", "prepare", "jsonl", f"path={source}"]
+        prepare = [CRRL, "tasks", "prepare", "jsonl", f"path={source}"]
         done = subprocess.run(prepare, stderr=subprocess.PIPE, text=True, check=False)
         print(done.stderr, f"prepared in {time.monotonic() - began:.0f} s", sep="", file=sys.stderr)
         done.check_returncode()
@@ -181,7 +181,7 @@ def flipped(given: argparse.Namespace, prepare: list[str]) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    for words in (prepare, [CRRL, "data", "verify", *prepare[3:]], [CRRL, "env", "verify", *prepare[3:]]):
+    for words in (prepare, [CRRL, "tasks", "verify", *prepare[3:]], [CRRL, "check", "environments", *prepare[3:]]):
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         said = (done.stderr or done.stdout).strip()
         print(f"one byte flipped: {' '.join(words[1:4])}: exit code {done.returncode}: {said}")

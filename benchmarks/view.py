@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.report.view import Site
-from coderepairrl.report.view.server import Server
+from coderepairrl.report import Site
+from coderepairrl.report.server import Server
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, ToolCall, Turn, VersionRange
 
@@ -51,6 +51,7 @@ def main() -> None:
 
 def measure(run: Path, out: Path, pages: int) -> None:
     site = timed("reading the log", lambda: Site([run]))
+    timed("the report, its first page", lambda: site.page("index.html"))
     index = timed("rendering the list", lambda: site.page("run/index.html"))
     [loaded] = site.runs.values()
     names = list(loaded.rows.by_id)
@@ -61,7 +62,7 @@ def measure(run: Path, out: Path, pages: int) -> None:
     (out / "run").mkdir()
     (out / "run/index.html").write_text(index)
     timed(f"rendering {pages} more", lambda: [site.page(f"run/episode/{name}.html") for name in names[:pages]])
-    timed("searching the text of all", lambda: loaded.search("nowhere"))
+    timed("searching the text of all", lambda: loaded.rows.follower.search("nowhere"))
     print(f"\nthe list is {len(index) / 1e6:.1f} MB")
     if browser := chromium.find():
         asyncio.run(browse(browser, run, out))

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.peers import STAGES, by_stage, measure, planned, table
 from benchmarks.stages import Stages
+from coderepairrl.models import folder
 
 SMALL = ["rollout.tasks_per_step=2", "rollout.group_size=2"]
 BUSY = "sum(range(30_000_000))"
@@ -64,3 +65,13 @@ def test_both_sides_make_a_step(tmp_path: Path) -> None:
     [ours], [trl] = found["ours"], found["trl"]
     assert (ours["tasks"], ours["prompt"]) == (trl["tasks"], trl["prompt"])
     assert len(list(table("hello", found))) > len(STAGES)
+
+
+def test_both_sides_make_a_step_in_one_turn_with_a_model_by_its_folder(tmp_path: Path) -> None:
+    overrides = [f"model.path={folder('builtin:tiny')}", "rollout.turn_tokens=32", *SMALL]
+    found = measure("turn", ["ours", "trl-micro1"], 1, overrides)
+    [ours], [trl] = found["ours"], found["trl-micro1"]
+    assert (ours["tasks"], ours["prompt"]) == (trl["tasks"], trl["prompt"])
+    for each in (ours, trl):
+        assert len(each["rows"]) == each["turns"] == each["calls"] == 4 and each["sampled"] <= 4 * 32
+        assert by_stage(each)["sampling"] > 0 and by_stage(each)["sandboxes"] > 0

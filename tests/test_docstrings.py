@@ -15,7 +15,7 @@ ROOT = Path(coderepairrl.__file__).parent
 SHOWN = sorted(
     ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in ROOT.rglob("*.py")
-    if "handmade" not in path.parts and re.search(r"^ +>>> ", path.read_text(), re.MULTILINE)
+    if "handmade" not in path.parts and re.search(r"^ *>>> ", path.read_text(errors="replace"), re.MULTILINE)
 )
 
 

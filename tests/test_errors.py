@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.apps.fix import trace
-from coderepairrl.apps.hello import episode
 from coderepairrl.engines.vllm import server
 from coderepairrl.errors import as_called, exit_on_error
 from coderepairrl.gateway import remote_answer
+from coderepairrl.stages import hello, trace
 from coderepairrl.types import ToolCall
 
 CRRL = Path(sys.executable).parent / "crrl"
@@ -63,6 +62,6 @@ def test_what_a_policy_or_a_server_nests_too_deep_is_text() -> None:
     """It ended the attempt of `crrl fix`, and `crrl hello`."""
     deep = "[" * 100_000
     assert trace._call("shell", deep)
-    assert episode._call(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
+    assert hello._call(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
     assert not remote_answer.is_json(deep.encode())
     assert server._reason(deep)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import coderepairrl
-from coderepairrl.apps.fix import Trace
 from coderepairrl.errors import SandboxFault
 from coderepairrl.printable import logged, printable, visible, without_login
 from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Episode
 
 HOSTILE = (
@@ -166,4 +166,4 @@ def test_no_command_prints_but_through_it() -> None:
                 safe = node.args and ast.unparse(node.args[0]).split("(")[0] in ("logged", "visible", "json.dumps")
                 if not safe:
                     prints.add(name)
-    assert prints <= {"errors.py", "apps/hello/command.py", "config/reference.py", "tasks/mutants/judge.py"}, prints
+    assert prints <= {"errors.py", "stages/hello.py", "config/reference.py", "tasks/mutants/judge.py"}, prints

@@ -13,12 +13,13 @@ import httpx
 import pytest
 
 from coderepairrl import agents, config, engines, registry, rewards, sandbox, stages, tasks
-from coderepairrl.apps import fix, serve
-from coderepairrl.checks import data, exams, task_source
+from coderepairrl.checks import exams, task_source
+from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding, protocol_members
-from coderepairrl.types import Task
+from coderepairrl.stages import fix, serve
+from coderepairrl.types import EngineNeeds, Task
 
 beside: list[str] = []
 """What was used of a part beside its protocol; whoever asked may have swallowed the error."""
@@ -56,14 +57,8 @@ class NarrowBackend(Narrow):
 class NarrowSpec(Narrow):
     """An engine whose engine is narrow, too."""
 
-    def with_adapters(self, rank: int) -> NarrowSpec:
-        return NarrowSpec(self._inner.with_adapters(rank), EngineSpec)
-
-    def on_gpus(self, visible: str) -> NarrowSpec:
-        return NarrowSpec(self._inner.on_gpus(visible), EngineSpec)
-
-    async def start(self, model: Path, *, log_dir: Path) -> Engine:
-        return cast(Engine, Narrow(await self._inner.start(model, log_dir=log_dir), Engine))
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds) -> Engine:
+        return cast(Engine, Narrow(await self._inner.start(model, log_dir=log_dir, needs=needs), Engine))
 
 
 PROXIES = {SandboxBackend: NarrowBackend, EngineSpec: NarrowSpec}
@@ -104,14 +99,16 @@ async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
         subprocess.run([*as_me, *arguments], check=True)
     (issue := tmp_path / "issue.md").write_text("add() subtracts.")
-    fixed = await fix.fix(fix.resolve(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
+    fixed = await fix.fix(fix.plan_repair(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
     assert fixed.exit and {"engine tiny", "agent nano", f"sandbox {fixed.sandbox}"} <= {*made}
 
 
 async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
     places = serve.Places(port=0, admin=tmp_path / "admin.sock")
     where: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve.serve(serve.resolve("builtin:tiny"), places, ready=where.set_result, say=print))
+    serving = asyncio.create_task(
+        serve.serve(serve.plan_server("builtin:tiny"), places, ready=where.set_result, say=print)
+    )
     await asyncio.wait([where, serving], return_when=asyncio.FIRST_COMPLETED)
     assert where.done(), serving.exception()
     host = httpx.AsyncClient(
@@ -156,7 +153,7 @@ async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating:
     for name, options in (("handmade", {}), ("mutants", {"n": 2}), ("jsonl", {"path": str(tmp_path / "tasks.jsonl")})):
         findings = await task_source.examine(tasks.make(name, **options), backend, limit=2)
         assert findings and not failed(findings), name
-    assert len(await data.verify(source, backend, limit=1, quiet=True)) == 2
+    assert len(await verify_tasks(source, backend, limit=1)) == 2
 
 
 @pytest.mark.by_hand  # two minutes; their exams are asked in tests/sandbox, the chosen one's behind proxies above

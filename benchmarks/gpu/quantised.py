@@ -28,7 +28,7 @@ from coderepairrl.engines.tiny import Tiny
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.conversions import rounded
+from coderepairrl.learn.learner import rounded
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights

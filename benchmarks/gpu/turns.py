@@ -35,7 +35,7 @@ from coderepairrl import models
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner
 from coderepairrl.protocols import Engine
-from coderepairrl.types import Sampling
+from coderepairrl.types import EngineNeeds, Sampling
 from learner import DEVICE, SIZES, build_model, rows, setting  # benchmarks/gpu, where this script is
 
 
@@ -88,11 +88,11 @@ async def turns(model: Path, work: Path, options: argparse.Namespace) -> dict[st
     toy = options.size == "toy"
     args = [] if toy else ["--gpu-memory-utilization", str(options.share)]
     rank = given.learn.lora.rank if given.learn.lora else 0
-    spec = Vllm(python=options.python, args=args, lora_rank=rank, slots=options.requests + 8, sleeps=True)
+    spec = Vllm(python=options.python, args=args, lora_rank=rank, slots=options.requests + 8)
     measured, result = Measured(), dict[str, Any]()
     prompts = [list(row.ids[: len(row.ids) // 2]) for row in rows(options.requests, 96 if toy else 2048, 97)]
     tokens = 40 if toy else 1024
-    engine = await measured("start", spec.start(model, log_dir=work))
+    engine = await measured("start", spec.start(model, log_dir=work, needs=EngineNeeds(sleep=True)))
     learner: Learner | None = None
     try:
         await measured("asleep", engine.sleep())

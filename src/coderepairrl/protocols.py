@@ -1,8 +1,8 @@
-"""The five seams of the project: everything used of a part is here.
+"""The five seams: `TaskSource`, `Sandbox`, `Agent`, `Engine`, `Reward`.
 
-Each has a scripted fake and an exam, ``crrl check KIND NAME``. Your class derives from its protocol, which has defaults
-for what is not abstract. The config names it by import path (``reward = "mine:Short"``), and it gets the section's
-``options`` by keyword:
+Each has a scripted fake and an exam, ``crrl check KIND NAME``. A class of yours derives from its protocol, which has
+defaults for what is not abstract. The config names it by import path (``reward = "mine:Short"``) and gives it the
+section's ``options`` by keyword:
 
     class Short(Reward):
         name = "short"
@@ -16,22 +16,35 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.types import AgentReport, Checks, Endpoint, Episode, ExecResult, Sampling, Score, SideCalls, Task
+from coderepairrl.types import (
+    AgentReport,
+    Capabilities,
+    Checks,
+    Chunk,
+    Endpoint,
+    EngineNeeds,
+    Episode,
+    ExecResult,
+    FirstRequest,
+    Sampling,
+    SandboxInfo,
+    Score,
+    SideCalls,
+    Task,
+)
 
 
 @runtime_checkable
 class TaskSource(Protocol):
-    """Source of tasks."""
+    """Source of tasks; one with an `evaluation_set` (its name) is for measuring, not for training."""
 
     name: str
     evaluation_set: str = ""
-    """Name of the evaluation set, if it is for measuring and not for training."""
 
     def prepare(self) -> None:
         """Fetch and cache what the tasks need. Raises `TaskError`."""
@@ -45,13 +58,9 @@ class TaskSource(Protocol):
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """Open, isolated workspace: a git repository at the task's commit.
-
-    Methods raise `SandboxFault` if the sandbox fails; a failing command is a result.
-    """
+    """Open workspace: a git repository at the task's commit in `workdir`. Methods raise `SandboxFault` if it fails."""
 
     workdir: str
-    """Path of the repository inside."""
 
     async def exec(
         self,
@@ -63,52 +72,23 @@ class Sandbox(Protocol):
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run `argv` (no shell) for at most `timeout` seconds; its process tree does not survive."""
+        """Run `argv` (no shell) for at most `timeout` seconds; its processes end with it. Failing is a result."""
 
     async def read(self, path: str) -> bytes:
-        """Read a file, `path` relative to `workdir`.
-
-        Raises OSError for anything an agent can cause: FileNotFoundError, PermissionError (outside), ...
-        """
+        """Read a file, `path` relative to `workdir`. Raises OSError for anything that an agent can cause."""
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Replace or create a file (and its folders), keeping its mode.
+        """Replace or create a file (and its folders), keeping its mode. Raises OSError, with the file unchanged.
 
         With `follow` links are followed within the workspace. Without, links on the way are replaced by folders, and
-        `path` becomes a separate file: its other names keep their content. Raises OSError as `read`, also for a full
-        workspace (ENOSPC), with the file unchanged.
+        `path` becomes a separate file: its other names keep their content.
         """
 
     async def reach(self, address: str) -> str:
         """Bridge the host's Unix socket `address` to the guest's loopback; return ``http://127.0.0.1:PORT``."""
 
     async def diff(self) -> bytes:
-        """Change since the task's commit, new, staged and committed files included, as git applies it.
-
-        Runs no code of the agent, while no process of the guest is alive.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    """Properties of a backend's sandboxes here, for exams and attacks.
-
-    >>> SandboxInfo(isolates=True, limits={"memory": 1 << 30}).limits["memory"] >> 20
-    1024
-    """
-
-    isolates: bool = False
-    """Whether commands are isolated from the machine. Harmful attempts are made only then."""
-    user: int | None = None
-    """User id of the host that commands run as; None: ours."""
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """Limits of a sandbox: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
-    limits_kept: str = "by means of its own"
-    """How limits are enforced, in words."""
-    workspaces: str = "by means of its own"
-    """How workspaces are opened, in words."""
-    slowdown: float = 3.0
-    """Longest time of a short command, as a multiple of the host's."""
+        """Change since the task's commit, staged and committed ones included. No code or process of the agent runs."""
 
 
 @runtime_checkable
@@ -142,20 +122,12 @@ class SandboxBackend(Protocol):
         return
 
 
-class FirstRequest(NamedTuple):
-    """First request of an agent to a model, in OpenAI's chat format."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] = ()
-
-
 @runtime_checkable
 class Agent(Protocol):
-    """Program that repairs code by calling a model."""
+    """Program that repairs code by calling a model, from the ``host`` (the controller) or within the ``sandbox``."""
 
     name: str
     placement: Literal["host", "sandbox"]
-    """In the controller, using the sandbox, or as a program within."""
     binds: Sequence[str] = ()
     """Host folders that it needs in the sandbox."""
     not_in: Mapping[str, str] = MappingProxyType({})
@@ -179,20 +151,41 @@ class Agent(Protocol):
         """Work on `task` until done or out of budget. Raises `AgentFault` if the program breaks."""
 
 
-class Chunk(NamedTuple):
-    """Emitted tokens of one policy version."""
+@runtime_checkable
+class EngineSpec(Protocol):
+    """Engine with its options, not started. Its constructor raises `ConfigError` for impossible options."""
 
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    version: int
+    name: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities, known without a model."""
+        return Capabilities()
+
+    def check_model(self, model: Path) -> None:
+        """Raise `ConfigError` if it cannot serve the folder `model` anywhere."""
+        return
+
+    def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> Mapping[str, str]:
+        """Versions of packages that affect its samples; those of a server that runs already only with `connect`.
+
+        Raises `PrerequisiteError`, with what helps, if this machine lacks something. May take a second.
+        """
+        return {}
+
+    @abstractmethod
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> Engine:
+        """Serve the Hugging Face folder `model` as version 0, with logs in `log_dir`.
+
+        `needs` are within its `capabilities`. Raises as `check_model` and `require`, and `EngineFault`.
+        """
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Token ids in, token ids out, without text: stops on ids, the gateway on strings."""
+    """Token ids in, token ids out, at most `context` of both. It stops on ids, the gateway on strings."""
 
     context: int
-    """Longest sequence (prompt and output), in tokens."""
 
     @abstractmethod
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
@@ -205,24 +198,19 @@ class Engine(Protocol):
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """Serve the weights at `path` as `version`; return it once every later token is theirs.
 
-        `path` is a safetensors file or a Hugging Face folder; with `EngineSpec.adapters` also a folder of peft
-        adapters, with `EngineSpec.receives` also an offer (`coderepairrl.sync.weights`). `checksum` is the hex SHA-256
-        of the safetensors files, concatenated in name order. Raises `EngineFault` if it differs or weights do not fit;
-        the old version is then served, never a mixture. Prefixes computed by older weights are not reused.
+        `path` is a safetensors file or a Hugging Face folder; by its `Capabilities` also a folder of peft adapters, or
+        an offer (`coderepairrl.sync.weights`). `checksum` is the hex SHA-256 of the safetensors files, concatenated in
+        name order. Raises `EngineFault` if it differs or weights do not fit; the old version is then served, never a
+        mixture. Prefixes computed by older weights are not reused.
         """
 
     def at(self, version: int) -> Engine:
-        """Same engine for requests of a kept `version` (`EngineSpec.with_adapters`); closing it has no effect."""
+        """Same engine for requests of a kept `version` (`EngineNeeds.adapters`); closing it has no effect."""
         raise EngineFault("this engine serves one version at a time", fix="measure each policy in a call of its own")
 
-    async def receivers(self) -> int:
-        """Number of processes that receive an offer's weights; 0 if weights arrive as files."""
-        return 0
-
-    @property
-    def patience(self) -> float:
-        """Seconds that an offer's weights may take to arrive."""
-        return 300.0
+    async def receivers(self) -> tuple[int, float]:
+        """Number of processes that receive an offer's weights, and the seconds that these may take to arrive."""
+        raise EngineFault("this engine takes weights as files only", fix="engine.weights=file, or engine=vllm")
 
     async def sleep(self) -> None:
         """Release GPU memory until `wake` or `load`; no effect if asleep.
@@ -245,88 +233,19 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class EngineSpec(Protocol):
-    """Engine with options, not started; named by ``engine`` in a config.
-
-    Raises `ConfigError` for options impossible on any machine.
-    """
-
-    name: str
-    receives: bool = False
-    """Whether it takes full weights without a file."""
-    exclusive: bool = False
-    """Whether two at once would conflict: same GPUs, or each other's weights."""
-
-    @property
-    def adapters(self) -> bool:
-        """Whether it loads adapters on its initial weights."""
-        return False
-
-    @property
-    def takes_gpus(self) -> bool:
-        """Whether `start` starts GPU processes; others use the CPU, or run already."""
-        return False
-
-    @property
-    def context(self) -> int | None:
-        """Longest sequence in tokens by its options; None: the model's."""
-        return None
-
-    def with_adapters(self, rank: int, count: int = 1) -> EngineSpec:
-        """Copy with room for adapters of this rank, or itself if it takes none. Raises `ConfigError`.
-
-        Its engine keeps `count` of them, each served by `Engine.at`.
-        """
-        return self
-
-    def on_gpus(self, visible: str) -> EngineSpec:
-        """Copy on these GPUs (CUDA_VISIBLE_DEVICES). Called only if it `takes_gpus`."""
-        return self
-
-    def with_sleep(self) -> EngineSpec:
-        """Copy whose engine can `Engine.sleep`. Raises `ConfigError` if impossible."""
-        raise ConfigError(
-            f"engine.share_devices=turns, and engine {self.name!r} cannot sleep",
-            fix="engine=vllm, or leave engine.share_devices out: an engine on the CPU is in nobody's way",
-        )
-
-    def check_model(self, model: Path) -> None:
-        """Raise `ConfigError` if it cannot serve the folder `model` anywhere."""
-        return
-
-    def require(self) -> None:
-        """Raise `PrerequisiteError`, with what helps, if this machine lacks something. May take a second."""
-        return
-
-    def versions(self) -> Mapping[str, str]:
-        """Versions of packages that affect its samples. Raises `PrerequisiteError`, as `require`."""
-        return {}
-
-    @abstractmethod
-    async def start(self, model: Path, *, log_dir: Path) -> Engine:
-        """Serve the Hugging Face folder `model` as version 0, with logs in `log_dir`.
-
-        Raises `ConfigError` (as `check_model`), `PrerequisiteError` (as `require`), `EngineFault`.
-        """
-
-
-@runtime_checkable
 class Reward(Protocol):
-    """Judge of an episode's patch, without options; may be a plain function."""
+    """Judge of an episode's patch; may be a plain function. Scores of two versions of its formula do not compare."""
 
     name: str
+    version: int = 1
     repairs: bool = False
-    """Promises 1 for the task's reference and 0 for a patch that repairs nothing; checked before a run's first step.
-    Habits, formats and costs promise nothing.
-    """
+    """Promises 1 for the task's reference and 0 for a patch that repairs nothing; checked before a run's first step."""
     runs_checks: bool = False
     """Whether it runs the task's checks, so that `Score.passed` verifies repairs."""
     takes_verified: bool = False
     """Whether it also compares patches with `Task.verified`."""
     on_state: bool = False
     """Whether it judges the attempt's final workspace, which `sandbox` then opens."""
-    version: int = 1
-    """Version of the formula; values of two versions do not compare."""
 
     @abstractmethod
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 class Origin(StrEnum):
@@ -90,6 +90,54 @@ class Sampling:
     def trainable(self) -> bool:
         """Whether such tokens may be trained on."""
         return self.temperature > 0 and self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
+
+
+class Chunk(NamedTuple):
+    """Tokens that an engine emitted, of one policy version."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Abilities of an engine with its options, known before it starts.
+
+    >>> Capabilities(adapter_rank=8).uses_gpus
+    False
+    """
+
+    adapter_rank: int = 0
+    """Largest rank of adapters that it loads on its initial weights; 0: none, so that merged weights are sent."""
+    can_receive: bool = False
+    """Whether it takes full weights without a file, as an offer (`coderepairrl.sync.weights`)."""
+    can_sleep: bool = False
+    """Whether it can release its GPUs while others use them."""
+    uses_gpus: bool = False
+    """Whether a start starts GPU processes; others use the CPU, or run already."""
+    is_exclusive: bool = False
+    """Whether two at once would conflict: same GPUs, or each other's weights."""
+    context: int | None = None
+    """Longest sequence in tokens by its options; None: the model's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNeeds:
+    """What a run needs of an engine that it starts.
+
+    >>> EngineNeeds(adapter_rank=8, adapters=3).sleep
+    False
+    """
+
+    adapter_rank: int = 0
+    """Largest rank of the adapters that it loads; 0: none."""
+    adapters: int = 1
+    """Number of adapters that are served beside each other, each by its version."""
+    gpus: str | None = None
+    """GPUs that it may use (CUDA_VISIBLE_DEVICES); None: all."""
+    sleep: bool = False
+    """Whether it sleeps while others use its GPUs."""
 
 
 class Finish(StrEnum):
@@ -499,6 +547,35 @@ class ExecResult:
     def ok(self) -> bool:
         """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """Properties of a backend's sandboxes here, for exams and attacks.
+
+    >>> SandboxInfo(isolates=True, limits={"memory": 1 << 30}).limits["memory"] >> 20
+    1024
+    """
+
+    isolates: bool = False
+    """Whether commands are isolated from the machine. Harmful attempts are made only then."""
+    user: int | None = None
+    """User id of the host that commands run as; None: ours."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Limits of a sandbox: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
+    limits_kept: str = "by means of its own"
+    """How limits are enforced, in words."""
+    workspaces: str = "by means of its own"
+    """How workspaces are opened, in words."""
+    slowdown: float = 3.0
+    """Longest time of a short command, as a multiple of the host's."""
+
+
+class FirstRequest(NamedTuple):
+    """First request of an agent to a model, in OpenAI's chat format."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import agents
-from coderepairrl.agents.endpoint import Answer, Request, ScriptedEndpoint
-from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.scripted import Answer, FolderSandbox, Request, ScriptedEndpoint
 from coderepairrl.types import AgentReport, Limits, Task
 
 ISSUE = "add() subtracts {braces} stay"

@@ -21,10 +21,10 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch
-from coderepairrl.protocols import Agent, Chunk, SandboxBackend
+from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log
-from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
+from coderepairrl.types import Chunk, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
 
 ISSUE = "add() in calc/add.py subtracts: add(2, 3) is -1. {braces} and $HOME stay as they are."

@@ -13,11 +13,9 @@ import pytest
 from nano_play import Outcome, play
 
 from coderepairrl import agents, sandbox, tokens
-from coderepairrl.agents.agentless import SYSTEM
-from coderepairrl.agents.endpoint import Answer
-from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.agentless import SYSTEM, draft, passing
 from coderepairrl.agents.localising import Source, elements_named, lines_named
-from coderepairrl.agents.proposals import draft, passing
+from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.checks.agent import examine
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError, GatewayFault
@@ -143,7 +141,7 @@ async def test_the_reference_may_say_which_files(tmp_path: Path) -> None:
     agent = agents.make("agentless", files="oracle", samples=1)
     assert agent.reads_reference and agents.make("direct", files="oracle").reads_reference
     assert not agents.make("agentless").reads_reference and not agents.make("nano").reads_reference
-    from coderepairrl.agents.endpoint import ScriptedEndpoint
+    from coderepairrl.agents.scripted import ScriptedEndpoint
 
     (tmp_path / "repo").mkdir()
     box = FolderSandbox(tmp_path / "repo", CODE)

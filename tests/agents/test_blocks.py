@@ -12,8 +12,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.agents.blocks import Block, Inexpressible, answer, applied, between, read, write
-from coderepairrl.agents.patching import Ambiguous, NoMatch
+from coderepairrl.agents.patching import (
+    Ambiguous,
+    Block,
+    Inexpressible,
+    NoMatch,
+    answer_part,
+    apply_blocks,
+    blocks_between,
+    read_blocks,
+    write_blocks,
+)
 from coderepairrl.rewards import parse
 from coderepairrl.tasks.patches import patched
 
@@ -39,23 +48,25 @@ def test_any_change_makes_the_round_trip(before: str, after: str, context_lines:
     old, new = (text.replace("\n", "\r\n" if crlf else "\n").encode() for text in (before, after))
     if b"\n" not in old:  # what line ends a file has that has none, no block says
         new = after.encode()
-    blocks = between("a.py", old, new, context_lines)
-    assert read(write(blocks)) == blocks
-    assert applied(old, blocks) == new
+    blocks = blocks_between("a.py", old, new, context_lines)
+    assert read_blocks(write_blocks(blocks)) == blocks
+    assert apply_blocks(old, blocks) == new
     assert all(block.search for block in blocks[1:])
 
 
 def test_context_around_a_change() -> None:
     before = b"".join(b"line %d\n" % n for n in range(20))
     after = before.replace(b"line 10\n", b"line 10\ninserted\n")
-    assert between("a", before, after, 0) == [Block("a", ("line 10", "line 11"), ("line 10", "inserted", "line 11"))]
-    [block] = between("a", before, after, 3)
+    assert blocks_between("a", before, after, 0) == [
+        Block("a", ("line 10", "line 11"), ("line 10", "inserted", "line 11"))
+    ]
+    [block] = blocks_between("a", before, after, 3)
     assert block.search == tuple(f"line {n}" for n in range(8, 14))
 
 
 def test_changes_that_no_blocks_make() -> None:
     with pytest.raises(Inexpressible, match="cannot make this change"):
-        between("a.txt", b"x\r\n", b"x\n")
+        blocks_between("a.txt", b"x\r\n", b"x\n")
 
 
 def _reconstructed(patch: bytes) -> tuple[str, bytes]:
@@ -79,10 +90,10 @@ def test_references_of_swe_bench_lite_make_the_round_trip(context_lines: int) ->
     for patch in patches[::3]:
         path, before = _reconstructed(patch)
         after = patched(before, patch) or b""
-        blocks = between(path, before, after, context_lines)
-        said = read(write(blocks))
+        blocks = blocks_between(path, before, after, context_lines)
+        said = read_blocks(write_blocks(blocks))
         assert said == blocks and {block.path for block in said} <= {path}
-        assert before != after == applied(before, said), path
+        assert before != after == apply_blocks(before, said), path
         count += len(blocks)
     assert count > 100
 
@@ -104,7 +115,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_markers_are_read(reply: str) -> None:
-    assert read(reply) == [Block("a.py", ("x",), ("y",))]
+    assert read_blocks(reply) == [Block("a.py", ("x",), ("y",))]
 
 
 @pytest.mark.parametrize(
@@ -112,35 +123,37 @@ def test_malformed_markers_are_read(reply: str) -> None:
     ["", "SEARCH\nx\n=======\ny\nREPLACE", "<<<<<<< SEARCH\nx\n=======\ny\n", "<<<<<<< SEARCH\nx\n>>>>>>> REPLACE"],
 )
 def test_what_is_no_block(reply: str) -> None:
-    assert read(reply) == []
+    assert read_blocks(reply) == []
 
 
 def test_lines_between_markers_of_one_length_may_look_like_others() -> None:
     title = ("Title", "=====", "")
-    assert read(write([Block("a.rst", title, title)])) == [Block("a.rst", title, title)]
-    assert write([Block("", ("=======",), ())]).startswith("<<<<<<<< SEARCH\n=======\n========\n")
+    assert read_blocks(write_blocks([Block("a.rst", title, title)])) == [Block("a.rst", title, title)]
+    assert write_blocks([Block("", ("=======",), ())]).startswith("<<<<<<<< SEARCH\n=======\n========\n")
 
 
 def test_answers() -> None:
     plain = "a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n"
     other = plain.replace("y", "z")
-    assert read(answer(plain)) == read(answer(f"<think>\n{other}</think>\n<answer>\n{plain}</answer>"))
-    assert read(answer(plain)) == read(answer(f"{other}\n<answer>\n{plain}</answer>\n{other}"))
-    assert read(answer(f"<think>\n{plain}")) == []
+    assert read_blocks(answer_part(plain)) == read_blocks(
+        answer_part(f"<think>\n{other}</think>\n<answer>\n{plain}</answer>")
+    )
+    assert read_blocks(answer_part(plain)) == read_blocks(answer_part(f"{other}\n<answer>\n{plain}</answer>\n{other}"))
+    assert read_blocks(answer_part(f"<think>\n{plain}")) == []
 
 
 def test_whole_lines_that_occur_once() -> None:
-    assert applied(b"ax\nx\n", [Block("", ("x",), ("y",))]) == b"ax\ny\n"
+    assert apply_blocks(b"ax\nx\n", [Block("", ("x",), ("y",))]) == b"ax\ny\n"
     with pytest.raises(Ambiguous):
-        applied(b"x\nx", [Block("", ("x",), ("y",))])
+        apply_blocks(b"x\nx", [Block("", ("x",), ("y",))])
     with pytest.raises(NoMatch):
-        applied(b"  x\n", [Block("", ("x",), ("y",))])
+        apply_blocks(b"  x\n", [Block("", ("x",), ("y",))])
 
 
 @given(st.lists(st.sampled_from(("a.py", "<<<<<<< SEARCH", "<< SEARCH", "=======", "=====", ">>>>>>> REPLACE", "x"))))
 def test_reading_never_fails(lines: list[str]) -> None:
     text = "\n".join(lines)
-    found = read(text)
+    found = read_blocks(text)
     assert len(found) <= min(text.count("SEARCH"), text.count("REPLACE"))
     wanted = re.compile(r"<<<<<<< SEARCH\nx\n=======\nx\n>>>>>>> REPLACE")
     assert len(found) >= len(wanted.findall(text))
@@ -149,5 +162,5 @@ def test_reading_never_fails(lines: list[str]) -> None:
 @pytest.mark.parametrize("piece", ["a.py\n<<<<<<< SEARCH\n", "=======\n", "a.py\n<<<<<<< SEARCH\n=======\n", ">>\n"])
 def test_no_reply_keeps_the_controller_busy(piece: str) -> None:
     began = time.process_time()
-    assert read("a.py\n<<<<<<< SEARCH\n" + piece * 20_000) == []
+    assert read_blocks("a.py\n<<<<<<< SEARCH\n" + piece * 20_000) == []
     assert time.process_time() - began < 5.0

@@ -10,7 +10,7 @@ from programs import ISSUE, Outcome, Reply, call, check_repair, play
 
 from coderepairrl import agents, sandbox
 from coderepairrl.agents.command import Command, Program
-from coderepairrl.agents.recipe import label, load, names
+from coderepairrl.agents.recipe import agent_label, load_recipe, recipe_names
 from coderepairrl.agents.texts import fill
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.runs.log import read
@@ -195,17 +195,17 @@ def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:
         agents.make(str(tmp_path / "other.toml"))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_shipped_recipes_are_right(name: str) -> None:
-    recipe = load(name)
-    assert recipe.about and recipe.install and label(name) == name
+    recipe = load_recipe(name)
+    assert recipe.about and recipe.install and agent_label(name) == name
     assert all("==" in requirement for requirement in recipe.install.pip)
     assert all("@" in package[1:] for package in recipe.install.npm)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_examples_are_right(path: Path) -> None:
-    recipe = load(str(path))
+    recipe = load_recipe(str(path))
     assert recipe.about and all("==" in requirement for requirement in recipe.install.pip)
     assert "{api_key}" not in " ".join(recipe.argv), "command lines are public"
     for name, text in recipe.files.items():
@@ -216,7 +216,7 @@ def test_examples_are_right(path: Path) -> None:
 
 def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    for name in names():
+    for name in recipe_names():
         with pytest.raises(PrerequisiteError) as raised:
             agents.make(name)
         assert raised.value.fix == f"crrl agents install {name}"

@@ -14,7 +14,7 @@ import pytest
 from programs import sandbox_or_skip
 
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.recipe import Install, Recipe, load, names
+from coderepairrl.agents.recipe import Install, Recipe, load_recipe, recipe_names
 from coderepairrl.types import Endpoint, Task
 
 KEY = secrets.token_hex(16)
@@ -48,11 +48,11 @@ async def seen(recipe: Recipe, folder: Path) -> tuple[list[str], str]:
         backend.close()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 async def test_no_shipped_recipe_shows_its_key(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        lines, told = await seen(load(name), Path(folder))
+        lines, told = await seen(load_recipe(name), Path(folder))
     assert lines and not [line for line in lines if KEY in line]
     assert KEY in told, "the program has it all the same"
 

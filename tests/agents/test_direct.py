@@ -10,7 +10,7 @@ from nano_play import FILES, ISSUE, Outcome, play
 
 from coderepairrl import agents
 from coderepairrl.agents.direct import choose
-from coderepairrl.agents.endpoint import Answer
+from coderepairrl.agents.scripted import Answer
 from coderepairrl.errors import ConfigError, GatewayFault
 from coderepairrl.types import Limits, Task
 

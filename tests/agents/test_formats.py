@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nano_play import FILES, Outcome, play
 
-from coderepairrl.agents.blocks import Inexpressible
+from coderepairrl.agents.agentless import draft
 from coderepairrl.agents.direct import read_edits
-from coderepairrl.agents.endpoint import Answer
 from coderepairrl.agents.fences import (
     FORMATS,
     Format,
@@ -32,9 +31,8 @@ from coderepairrl.agents.fences import (
     whole,
     write,
 )
-from coderepairrl.agents.folder import FolderSandbox
-from coderepairrl.agents.patching import replace_lines
-from coderepairrl.agents.proposals import draft
+from coderepairrl.agents.patching import Inexpressible, replace_lines
+from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.patches import patched

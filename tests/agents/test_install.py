@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from coderepairrl import agents
 from coderepairrl.agents import recipe
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.install import folder, install_named
-from coderepairrl.agents.listing import BUILT_IN
+from coderepairrl.agents.recipe import BUILT_IN, install_folder, install_named
 from coderepairrl.cli import app
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.processes.caches import agents_cache
@@ -151,8 +150,8 @@ def test_commands_list_and_install(mine: str) -> None:
     assert json.loads(done.stdout)["npm"] == {"@a/b": "1.2.3"}
     done = runner.invoke(app, ["agents", "list", "--json"])
     listed = {entry["name"]: entry for entry in json.loads(done.stdout)}
-    assert set(listed) == {*BUILT_IN, *recipe.names()}
+    assert set(listed) == {*BUILT_IN, *recipe.recipe_names()}
     assert set(BUILT_IN) < set(agents.SHIPPED)
-    assert {listed[name]["state"] for name in recipe.names()} == {"not installed"}
+    assert {listed[name]["state"] for name in recipe.recipe_names()} == {"not installed"}
     assert len(runner.invoke(app, ["agents", "list"]).stdout.splitlines()) == len(listed)
-    assert folder("aider", recipe.load("aider")).name.startswith("aider-")
+    assert install_folder("aider", recipe.load_recipe("aider")).name.startswith("aider-")

@@ -9,8 +9,7 @@ import pytest
 from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
-from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
-from coderepairrl.agents.scripted import ScriptedAgent
+from coderepairrl.agents.scripted import Answer, ScriptedAgent, ScriptedEndpoint
 from coderepairrl.checks.agent import examine
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits, Task

@@ -9,7 +9,7 @@ import pytest
 from nano_play import DONE, FILES, Outcome, play
 
 from coderepairrl import agents
-from coderepairrl.agents.endpoint import Answer
+from coderepairrl.agents.scripted import Answer
 from coderepairrl.agents.texts import Wording, fill, tool_schemas
 from coderepairrl.checks.agent import examine
 from coderepairrl.errors import ConfigError

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import agents, tokens
-from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.rewards.thesis.habits import ExplorationDepth
+from coderepairrl.rewards.thesis import ExplorationDepth
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 

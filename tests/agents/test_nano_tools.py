@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nano_play import DONE, FILES, patch, play, shell
 
-from coderepairrl.agents.endpoint import Answer
-from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.agents.nano4 import NANO4, FourTools
 from coderepairrl.agents.patching import Ambiguous, NoMatch, Text, replace_once
-from coderepairrl.agents.stats import command_names
+from coderepairrl.agents.scripted import Answer, FolderSandbox
+from coderepairrl.agents.tools import command_names
 
 TWICE = b"def f():\n    return 1\n\ndef g():\n    return 1\n"
 

@@ -6,7 +6,7 @@ import pytest
 from programs import sandbox_or_skip
 
 from coderepairrl.agents.command import Command
-from coderepairrl.checks import programs
+from coderepairrl.checks import agent as exam
 
 PROGRAM = """
 import json, subprocess, sys, urllib.request
@@ -37,14 +37,14 @@ def program(planted: str = "") -> Command:
 async def failing(agent: Command) -> list[str]:
     backend = sandbox_or_skip(agent)
     try:
-        return [f"{check.name}: {check.detail}" for check in await programs.examine(agent, backend) if not check.ok]
+        return [f"{check.name}: {check.detail}" for check in await exam.examine_program(agent, backend) if not check.ok]
     finally:
         backend.close()
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_SHORT", 1.0)
+    monkeypatch.setattr(exam, "_SHORT", 1.0)
 
 
 async def test_a_good_program_passes() -> None:
@@ -74,7 +74,7 @@ async def test_side_calls_take_no_step_of_the_script() -> None:
     agent = program(TITLES)
     backend = sandbox_or_skip(agent)
     try:
-        checks = {check.name: check for check in await programs.examine(agent, backend)}
+        checks = {check.name: check for check in await exam.examine_program(agent, backend)}
     finally:
         backend.close()
     assert [name for name, check in checks.items() if not check.ok] == []

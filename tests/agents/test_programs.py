@@ -15,8 +15,7 @@ import torch
 from programs import FILES, FIX, SCRIPTS, Outcome, Reply, Script, build_policy, call, check_repair, play
 
 from coderepairrl import agents
-from coderepairrl.agents.install import install_named
-from coderepairrl.agents.recipe import load
+from coderepairrl.agents.recipe import install_named, load_recipe
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.learn.trainer import Trainer
@@ -102,7 +101,7 @@ async def test_side_calls_are_apart(tmp_path: Path, policy: Path, name: str, sid
 async def test_libraries_with_a_page_of_glue(tmp_path: Path, policy: Path, example: Path) -> None:
     outcome = await repair(str(example), SCRIPTS[example.stem], tmp_path, policy, forced=True)
     assert outcome.episode.ending is Ending.DONE and outcome.episode.reward == 1.0, outcome.told()
-    assert {turn.dialect for turn in outcome.episode.turns} == {load(str(example)).dialect}
+    assert {turn.dialect for turn in outcome.episode.turns} == {load_recipe(str(example)).dialect}
     assert "passes" in outcome.prompts[-1]
     train_on(outcome, policy)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from nano_play import DONE, patch, play, shell
 
-from coderepairrl.agents.stats import MONITORED, command_names, tally
+from coderepairrl.agents.tools import MONITORED, command_names, tally
 
 
 @pytest.mark.parametrize(

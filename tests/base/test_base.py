@@ -112,9 +112,9 @@ async def test_tasks_and_scores(base: Base, tmp_path: Path, monkeypatch: pytest.
     scored, _ = await base.crrl("score", "--oracle", "a.diff", "--patch", "a.diff")
     assert scored == "1.000000\n"
     await asyncio.gather(
-        base.crrl("data", "list", "handmade"),
-        base.crrl("data", "export", "handmade", "tasks.jsonl"),
-        base.crrl("data", "verify", "handmade"),
+        base.crrl("tasks", "list", "handmade"),
+        base.crrl("tasks", "export", "handmade", "tasks.jsonl"),
+        base.crrl("tasks", "verify", "handmade"),
         base.crrl("agents", "list"),
         base.crrl("config", "hello"),
         base.crrl("check"),

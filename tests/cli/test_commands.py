@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from coderepairrl.cli import app, main
+from coderepairrl.cli import EXAMPLES, app, main
 from coderepairrl.config import load, shipped
 from coderepairrl.plan.names import check_names
 from commands import CRRL
@@ -38,6 +39,18 @@ def test_short_help(command: str, built: Callable[[Sequence[str]], Any], capsys:
         assert not ended.value.code and "Usage:" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_command_has_examples_that_can_be_typed(command: str, built: Callable[[Sequence[str]], Any]) -> None:
+    assert EXAMPLES.keys() == set(PARTS[1:]) - GROUPS.keys()
+    for example in EXAMPLES[command]:
+        words, context, group = shlex.split(example), None, built
+        for name in command.split():
+            assert words.pop(0) == name
+            leaf = group.get_command(context, name)  # type: ignore[attr-defined]
+            group, context = leaf, None
+        assert leaf.make_context(command, words) and f"crrl {example}" in leaf.epilog
+
+
 def test_the_page_of_commands_has_them_all() -> None:
     page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
@@ -45,7 +58,7 @@ def test_the_page_of_commands_has_them_all() -> None:
         assert any(all(f"`{word}`" in row for word in command.split()) for row in rows), command
 
 
-@pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl data ver", "verify")])
+@pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl tasks ver", "verify")])
 def test_completion(words: str, expected: str) -> None:
     """As bash asks for it."""
     asked = {"_CRRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
@@ -57,14 +70,14 @@ def test_completion(words: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "fix"),
     [
-        ("view runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
+        ("view runs/short", "there is no command 'view' any more", "report --serve`"),
         ("report runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
         ("train runs/shrot --resume", "no config file runs/shrot", "did you mean 'short'?"),
         ("serve runs/shrot", "runs/shrot is no model", "did you mean 'short'?"),
-        ("report runs", "runs is not a run folder (it has no run.json)", "name one of the runs in it: runs/short"),
+        ("report one", "one is not a run folder (it has no run.json)", "name the folder of a run"),
         ("serve runs", "runs is no model", "name one of the runs in it: runs/short"),
         ("serve gpt-4o", "gpt-4o is no model", "take the URL of an API"),
-        ("data list handmade selct.n=2", "'handmade' has no option 'selct'", "did you mean 'select'?"),
+        ("tasks list handmade selct.n=2", "'handmade' has no option 'selct'", "did you mean 'select'?"),
         ("export nowhere out", "nowhere is no model: there is no such folder", "a folder in Hugging Face layout"),
         ("export runs out", "runs is no model: it has no config.json", "name one of the runs in it: runs/short"),
         ("run nowhere", "there is no jobs file nowhere", "known: ablations"),
@@ -73,8 +86,15 @@ def test_completion(words: str, expected: str) -> None:
         ("hello run.steps=two", "run.steps: must be a whole number, not 'two'", "write for example run.steps="),
         ("hello train.lr=big", "train.lr: must be a number, not 'big'", "write for example train.lr="),
         ("hello train.value_head=1.5", "train.value_head: must be true or false, not 1.5", "train.value_head="),
-        ("data list git_history path=one", "no commit has exactly one parent", "git fetch --unshallow"),
-        ("data verify tasks.jsonl", "tasks.jsonl is no task source", "write jsonl path=tasks.jsonl"),
+        ("tasks list git_history path=one", "no commit has exactly one parent", "git fetch --unshallow"),
+        ("tasks verify tasks.jsonl", "tasks.jsonl does not exist", "name a task source, a file"),
+        ("tasks verify handmade --mutants 3", "--mutants is for --deep", "leave out --mutants"),
+        ("tasks verify handmade --deep --reward tests", "--reward is not for --deep", "leave out --reward"),
+        ("tasks shell handmade handmade/pagr", "handmade has no task handmade/pagr", "such as handmade/pager"),
+        ("check tasks tasks.jsonl", "tasks.jsonl is no task source", "write jsonl path=tasks.jsonl"),
+        ("data list handmade", "there is no command 'data' any more", "use `crrl tasks`"),
+        ("audit handmade", "there is no command 'audit' any more", "use `crrl tasks verify --deep`"),
+        ("env verify handmade", "there is no command 'env' any more", "use `crrl check environments`"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
         ("config hello agent=nanoo", "agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
         ("config hello reward=pacth_lines", "reward: unknown reward 'pacth_lines'", "did you mean 'patch_lines'?"),
@@ -104,7 +124,7 @@ def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
 
 def test_one_task_is_one_task(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
-    command = [*CRRL, "data", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
+    command = [*CRRL, "tasks", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "out.jsonl: 1 task\n"
 

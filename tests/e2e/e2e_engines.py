@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,9 +15,8 @@ from safetensors.torch import save_file
 
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.errors import EngineFault
-from coderepairrl.protocols import Chunk
 from coderepairrl.sync import weights, wire
-from coderepairrl.types import Sampling
+from coderepairrl.types import Capabilities, Chunk, Sampling
 
 KILLED = Path("killed")
 """In the working directory, once the learner was killed."""
@@ -30,17 +30,15 @@ REFUSED = Path("refused")
 class _Receiving(TinyEngine):
     """Tiny, with one receiver of weights without a file."""
 
-    patience = 240.0
-
-    async def receivers(self) -> int:
-        return 1
+    async def receivers(self) -> tuple[int, float]:
+        return 1, 240.0
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`."""
         if not weights.is_offer(path):
             return await super().load(path, version, checksum)
         try:
-            tensors, found = await asyncio.to_thread(wire.receive, path / weights.OFFER, 1, 1, self.patience)
+            tensors, found = await asyncio.to_thread(wire.receive, path / weights.OFFER, 1, 1, 240.0)
         except wire.Torn as torn:
             raise EngineFault(f"the weights did not arrive: {torn}") from torn
         if found != checksum:
@@ -109,9 +107,10 @@ class SleepingTiny(Tiny):
 
     engine = _Sleeping
 
-    def with_sleep(self) -> Tiny:
-        """See `EngineSpec.with_sleep`."""
-        return self
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `EngineSpec.capabilities`."""
+        return replace(super().capabilities, can_sleep=True)
 
 
 class _Deadly(_Sleeping):
@@ -142,8 +141,12 @@ class DeadlyTiny(SleepingTiny):
 class ReceivingTiny(Tiny):
     """See `_Receiving`."""
 
-    receives = True
     engine = _Receiving
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `EngineSpec.capabilities`."""
+        return replace(super().capabilities, can_receive=True)
 
 
 class MurderousTiny(ReceivingTiny):

@@ -13,7 +13,6 @@ import pytest
 import transformers
 
 from coderepairrl import models, tokens
-from coderepairrl.apps.serve import resolve
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import merge
@@ -21,6 +20,7 @@ from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.replying import replying
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
+from coderepairrl.stages.serve import plan_server
 from coderepairrl.sync import weights
 from coderepairrl.tokens.verify import verify
 from coderepairrl.types import Sampling
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     merged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     refused = project.crrl("train", str(run), "--resume", check=False)
     assert refused.returncode == 2 and f"{merged.name} has changed" in refused.stderr
-    served = resolve(str(checkpoint)).model
+    served = plan_server(str(checkpoint)).model
     assert isinstance(served, LocalModel)
     assert (served.folder, served.adapter) == (project.run.path / "model", checkpoint)
 
@@ -116,7 +116,7 @@ def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: P
 
 async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     """By its folder, as `crrl fix` and `crrl serve` take it: merged for tiny, as an adapter for vLLM."""
-    plan = resolve(str(project.run.path))
+    plan = plan_server(str(project.run.path))
     assert isinstance(plan.model, LocalModel) and plan.model.adapter is not None
     assert plan.model.name == str(project.run.checkpoints / "00003")
     assert plan.model.folder == project.run.path / "model"
@@ -137,6 +137,6 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     where = json.dumps(str(tmp_path / "site"))
     options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH={where}}}}}'
     fake_site(tmp_path / "site")
-    async with replying(resolve(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
+    async with replying(plan_server(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
         health = await source.health()
         assert (health["adapters"], health["version"]) == (1, 1)

@@ -16,7 +16,7 @@ from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan.plan import resolve
-from coderepairrl.sync.shared import shared_path
+from coderepairrl.sync.weights import shared_path
 from e2e.conftest import HERE, Project, until
 
 

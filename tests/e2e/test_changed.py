@@ -9,7 +9,8 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl.errors import ConfigError
-from coderepairrl.stages.changes import check_resumed
+from coderepairrl.stages.changes import changes_at_resume
+from coderepairrl.stages.history import read_history
 from e2e.conftest import Project
 
 
@@ -51,9 +52,11 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
         ("agent.options.tools=full", "another program's"),
     ):
         with pytest.raises(ConfigError, match=why):
-            check_resumed(project.run, configs.load(project.run.path, [override]), {}, ())
+            changes_at_resume(
+                project.run, read_history(project.run), configs.load(project.run.path, [override]), {}, ()
+            )
     before = project.run.config.read_text()
     assert 'tools = "compact"\n' in before
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
-        check_resumed(project.run, configs.load(project.run.path), {}, ())
+        changes_at_resume(project.run, read_history(project.run), configs.load(project.run.path), {}, ())

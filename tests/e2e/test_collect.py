@@ -1,4 +1,4 @@
-"""``crrl collect`` and ``select`` as their users call them: a teacher behind a URL, an engine of ours, what is kept."""
+"""``crrl collect`` as their users call them: a teacher behind a URL, an engine of ours, what is kept."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import pytest
 from aiohttp import web
 
 from coderepairrl import models, tokens
-from coderepairrl.apps import collect, evaluate
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.stages.arguments import plan_evaluations
+from coderepairrl.stages.collect import collect, select_attempts
+from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.tasks.select import held_out
 
 from .conftest import Project, until
@@ -71,10 +73,10 @@ def command(url: str, *more: str, key: str = "TEACHER_KEY") -> list[str]:
     return ["collect", "jsonl", *options, "--policy", url, "--model-name", "teacher", "--key-env", key, *more]
 
 
-def planned(url: str, *given: str, **more: Any) -> list[evaluate.Evaluation]:
+def planned(url: str, *given: str, **more: Any) -> list[Evaluation]:
     settings = ["path=questions.jsonl", "agent=direct", 'agent.options={system=""}', *given]
     settings += ["engine.options.backoff=0", "engine.options.model_name=teacher", "engine.options.key_env=TEACHER_KEY"]
-    return [evaluate.plan("jsonl", settings, policy=url, collects=True, **more)]
+    return plan_evaluations("jsonl", settings, [url], collects=True, **more)
 
 
 def said(example: Example) -> Example:
@@ -96,7 +98,7 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
         return replied({"content": f"<answer>yes</answer> as {len(asked)}", "reasoning_content": "hm"})
 
     async with teacher(reply) as url:
-        found = await collect.collect(planned(url, attempts=2, prices="1,10"))
+        found = await collect(planned(url, "eval.attempts=2", prices="1,10"))
     calls = 2 * len(COLLECTED)
     assert found["cost"]["calls"] == calls and found["cost"]["money"] == pytest.approx(calls * (10 + 30) / 1e6)
     assert (found["attempts"], found["tasks"]) == (calls, len(COLLECTED) - len(refusing))
@@ -110,12 +112,12 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
     assert "s3cret-key" not in Path(found["examples"]).with_suffix(".json").read_text()
     assert b"s3cret-key" not in (Path(found["run"]) / "log.jsonl").read_bytes()
 
-    account = json.loads(questions.crrl("select", found["run"], "keep.total=3", "--json").stdout)
+    account = json.loads(questions.crrl("collect", "--select", found["run"], "keep.total=3", "--json").stdout)
     assert account["kept"] == 3 and account["filters"][-1]["filter"] == "keep.total=3"
-    refused = questions.crrl("select", found["run"], "keep.passed=true", check=False)
+    refused = questions.crrl("collect", "--select", found["run"], "keep.passed=true", check=False)
     assert refused.returncode == 2 and "keep.passed=true leaves none" in refused.stderr
     assert len(read_examples(Path(found["examples"]))) == 3, "the selection before stays"
-    for arguments in (["eval", found["run"], "--resume"], ["select", found["run"], "best=1"]):
+    for arguments in (["eval", found["run"], "--resume"], ["collect", "--select", found["run"], "best=1"]):
         assert questions.crrl(*arguments, check=False).returncode == 2
 
 
@@ -138,9 +140,8 @@ async def test_killed_and_resumed_a_collection_holds_what_one_process_collects(q
             process.wait()
         before = len(list(logged_episodes(RunFolder(Path("killed")).records())))
         slow = False
-        resumed = evaluate.plan("killed", [], resume=True, collects=True)
-        again = await collect.collect([resumed], resume=True)
-        whole = await collect.collect(planned(url, "keep.total=6", attempts=1, output=Path("whole")))
+        again = await collect(plan_evaluations("killed", resume=True, collects=True))
+        whole = await collect(planned(url, "keep.total=6", "eval.attempts=1", output=Path("whole")))
     assert 3 <= before < again["attempts"] == whole["attempts"] == len(COLLECTED)
     made, expected = (read_examples(Path(each["examples"])) for each in (again, whole))
     assert [said(each) for each in made] == [replace(said(each), source="killed") for each in expected]
@@ -166,8 +167,8 @@ async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_ou
     settings = ["tasks.holdout=1", "select.n=6", "rollout.concurrency=1", "reward=patch_lines", "keep.above=-1"]
     settings += ["engine.options.backoff=0", "engine.options.model_name=t", "engine.options.key_env=TEACHER_KEY"]
     async with teacher(reply) as url:
-        made = evaluate.plan("handmade", settings, policy=url, attempts=1, output=Path("tools"), collects=True)
-        found = await collect.collect([made])
+        settings += ["eval.attempts=1"]
+        found = await collect(plan_evaluations("handmade", settings, [url], output=Path("tools"), collects=True))
     wellformed = next(step for step in found["filters"] if step["filter"] == "well-formed tool calls")
     assert (wellformed["dropped"], wellformed["left"], found["kept"]) == (3, 2, 2)
     for example in read_examples(Path(found["examples"])):
@@ -183,8 +184,8 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
 ) -> None:
     monkeypatch.chdir(project.path)
     given = ["select.n=3", "tasks.holdout=1", "rollout.seconds=600", "keep.above=-1"]
-    made = evaluate.plan("mutants", given, policy="builtin:tiny", attempts=2, output=Path("whole"), collects=True)
-    whole = await collect.collect([made])
+    twice = [*given, "eval.attempts=2"]
+    whole = await collect(plan_evaluations("mutants", twice, ["builtin:tiny"], output=Path("whole"), collects=True))
     examples = read_examples(Path(whole["examples"]))
     assert len(examples) == whole["exact"] == 5 and whole["rendered"] == 0, "of six, two make the same patch"
     folder = models.folder("builtin:tiny")
@@ -210,18 +211,15 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     project.crrl("collect", "killed", "--resume")
     project.crrl(*tiny, "--resume")
     for resume in (False, True):
-        again = evaluate.plan("mutants", given, policy="builtin:tiny", collects=True, output=Path("x"), resume=resume)
+        folder = Path("x")
+        [again] = plan_evaluations("mutants", given, ["builtin:tiny"], output=folder, resume=resume, collects=True)
         assert again.plan.config.eval.attempts == 4, "the same command goes on with what it began"
     assert [said(each) for each in read_examples(Path("killed") / NAME)] == [
         replace(said(each), source="killed") for each in examples
     ]
-    both = collect.select(
-        [Path("whole"), Path("killed"), Path("whole") / NAME],
-        ["keep.above=-1"],
-        Path("all.parquet"),
-    )
+    both = select_attempts(["whole", "killed", f"whole/{NAME}", "keep.above=-1"], Path("all.parquet"))
     assert both["attempts"] == 17 and both["kept"] == len(read_examples(Path("all.parquet"))) == 5
     together = read_examples(Path("all.parquet"))
     assert len({each.episode for each in together}) == len(together), "runs call their attempts alike"
     with pytest.raises(UsageError, match="whole is there twice"):
-        collect.select([Path("whole"), Path("whole")], [], Path("all.parquet"))
+        select_attempts(["whole", "whole"], Path("all.parquet"))

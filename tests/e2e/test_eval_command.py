@@ -1,4 +1,4 @@
-"""``crrl eval``, ``merge`` and ``grade`` as their users call them."""
+"""``crrl eval`` and ``grade`` as their users call them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 from aiohttp import web
 
 from coderepairrl import tasks
-from coderepairrl.apps import evaluate
-from coderepairrl.errors import HealthGateError, RunError, UsageError
+from coderepairrl.errors import ConfigError, HealthGateError, RunError, UsageError
 from coderepairrl.report.metrics import OF_TIME
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.merge import merge
+from coderepairrl.stages.arguments import plan_evaluations
+from coderepairrl.stages.evaluation import Evaluation, evaluate_all
+from coderepairrl.stages.results import read_results
+from coderepairrl.stages.shards import merge_shards
 
 from .conftest import Project, until
 
@@ -54,8 +56,11 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     monkeypatch.chdir(project.path)
 
     async def measured(output: str, shard: str | None = None) -> Mapping[str, Any]:
-        made = evaluate.plan("mutants", [*MANY], policy="builtin:tiny", attempts=2, output=Path(output), shard=shard)
-        return await evaluate.evaluate(made)
+        settings, folder = [*MANY, "eval.attempts=2"], Path(output)
+        [found] = await evaluate_all(
+            plan_evaluations("mutants", settings, ["builtin:tiny"], output=folder, shard=shard)
+        )
+        return found
 
     whole = await measured("whole")
     assert whole["evaluations"]["eval"]["episodes"] == 4 and whole["cost"]["sampled_tokens"] > 0
@@ -68,37 +73,38 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     with project.started(*tiny) as process:
         await until(process, some)
         process.send_signal(signal.SIGKILL)
-    await evaluate.evaluate(evaluate.plan("killed", [], resume=True), resume=True)
+    await evaluate_all(plan_evaluations("killed", resume=True))
     assert results(Path("killed")) == results(Path("whole")) != {}
 
     parts = [Path("part1"), Path("part2")]
     for number, part in enumerate(parts, 1):
         await measured(str(part), f"{number}/2")
-    merge(parts[::-1], Path("merged"))
+    merged = project.crrl("eval", "--merge", "part2", "part1", "-o", "merged", "--json")
     assert results(Path("merged")) == results(Path("whole"))
-    found = evaluate.found(RunFolder(Path("merged")))
+    found = json.loads(merged.stdout)
+    assert found == read_results(RunFolder(Path("merged")))
     assert timeless(found["evaluations"]) == timeless(whole["evaluations"])
     assert {**found["cost"], "attempt_seconds": 0} == {**whole["cost"], "attempt_seconds": 0}
-    merge([*parts, parts[0]], Path("last"), keep="last")
-    assert results(Path("last")) == results(Path("whole"))
-
     for shards, message in (
         (parts[:1], "shards are missing: 2/2"),
-        ([*parts, parts[0]], "have attempts at the same task"),
+        ([*parts, parts[0]], "part1 and part1 are both shard 1/2"),
         ([parts[0], Path("whole")], "not shards of one evaluation"),
         ([parts[0], Path("nowhere")], "there is no run nowhere"),
     ):
         with pytest.raises(UsageError, match=message):
-            merge(shards, Path("x"))
+            merge_shards(shards, Path("x"))
     with pytest.raises(UsageError, match="merged exists already"):
-        merge(parts, Path("merged"))
+        merge_shards(parts, Path("merged"))
     _mixed(parts)
     assert not Path("x").exists()
     with pytest.raises(UsageError, match="already holds a run"):
         await measured("whole")
-    other = evaluate.plan("whole", [], preset="greedy", resume=True)
-    with pytest.raises(UsageError, match=r"another evaluation was begun there \(eval\)"):
-        await evaluate.evaluate(other, resume=True)
+    other = plan_evaluations("whole", ["eval.temperature=0"], resume=True)
+    with pytest.raises(ConfigError, match=r"whole has eval.temperature=1.0, and 0.0 is asked for") as caught:
+        await evaluate_all(other)
+    assert "crrl eval whole --resume" in caught.value.fix
+    done = project.crrl("eval", "part1", "--merge", "--limit", "3", "-o", "x", check=False)
+    assert done.returncode == 2 and "--merge makes no attempts" in done.stderr
 
 
 def _mixed(parts: list[Path]) -> None:
@@ -106,18 +112,18 @@ def _mixed(parts: list[Path]) -> None:
     log, about = (parts[1] / "log.jsonl").read_bytes(), json.loads((parts[1] / "run.json").read_text())
     (parts[1] / "log.jsonl").write_bytes(log[: log.rindex(b'{"type":"eval"')])
     with pytest.raises(UsageError, match="part2 is not finished") as caught:
-        merge(parts, Path("x"))
+        merge_shards(parts, Path("x"))
     assert caught.value.fix == "crrl eval part2 --resume"
     (parts[1] / "log.jsonl").write_bytes(log)
     for key, value in {"coderepairrl": "0.0.1", "rewards": {"tests": 9}, "policy": "builtin:other"}.items():
         (parts[1] / "run.json").write_text(json.dumps({**about, key: value}))
         with pytest.raises(UsageError, match=f"they differ in {key}"):
-            merge(parts, Path("x"))
+            merge_shards(parts, Path("x"))
     [agent] = (found := about["conditions"]["eval"])["agents"]
     other = {"eval": {**found, "agents": [{**agent, "calls": 7}]}}
     (parts[1] / "run.json").write_text(json.dumps({**about, "conditions": other}))
     with pytest.raises(UsageError, match=f"they differ in eval: calls {agent['calls']} against 7"):
-        merge(parts, Path("x"))
+        merge_shards(parts, Path("x"))
     (parts[1] / "run.json").write_text(json.dumps(about))
 
 
@@ -170,12 +176,14 @@ async def listening(handler: Callable[[web.Request], Awaitable[web.Response]]) -
     await runner.cleanup()
 
 
-def asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str, count: int = 3, **options: Any) -> Any:
+def asked(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str, count: int = 3, **options: Any
+) -> list[Evaluation]:
     monkeypatch.chdir(tmp_path)
     rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(count)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [*LABELS[2:], *more, *(each for each in ("engine.options.backoff=0", "engine.options.model_name=m"))]
-    return evaluate.plan("jsonl", given, policy=url, **options)
+    return plan_evaluations("jsonl", given, [url], **options)
 
 
 async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
@@ -191,7 +199,7 @@ async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
         return web.json_response(completion("<answer>yes</answer>" if seen % 4 else "no"))
 
     async with listening(handler) as url:
-        found = await evaluate.evaluate(asked(url, tmp_path, monkeypatch, prices="1,10"))
+        [found] = await evaluate_all(asked(url, tmp_path, monkeypatch, prices="1,10"))
     assert found["cost"]["prompt_tokens"] == 30 and found["cost"]["sampled_tokens"] == 9
     assert found["cost"]["money"] == pytest.approx((30 + 90) / 1e6)
     summary = found["evaluations"]["eval"]
@@ -214,11 +222,12 @@ async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
     async with listening(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=2", count=40)
         with pytest.raises(HealthGateError, match="the last 4 attempts are void"):
-            await evaluate.evaluate(first)
-        assert sum(record["type"] == "episode" for record in first.folder.records()) < 12, "not all are tried"
+            await evaluate_all(first)
+        folder = first[0].folder
+        assert sum(record["type"] == "episode" for record in folder.records()) < 12, "not all are tried"
         dead = False
-        again = evaluate.plan(str(first.folder.path), [], resume=True)
-        found = await evaluate.evaluate(again, resume=True)
+        assert [*folder.records()][-1]["type"] == "stop", "as of a training"
+        [found] = await evaluate_all(plan_evaluations(str(folder.path), resume=True))
     summary = found["evaluations"]["eval"]
     assert (summary["void"], summary["tasks"]) == (0, 40)
     share = summary["values"]["label"]
@@ -238,6 +247,6 @@ async def test_a_url_that_becomes_another_model_is_two_policies(
     async with listening(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=1")
         with pytest.raises(RunError, match="replied as m-1 before, and as m-2 now"):
-            await evaluate.evaluate(first)
+            await evaluate_all(first)
         with pytest.raises(RunError, match="replied as m-1 before"):
-            await evaluate.evaluate(evaluate.plan(str(first.folder.path), [], resume=True), resume=True)
+            await evaluate_all(plan_evaluations(str(first[0].folder.path), resume=True))

@@ -14,14 +14,15 @@ import pytest
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import save_file
 
-from coderepairrl.apps import evaluate
-from coderepairrl.apps.evaluate import Evaluation
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.plan.replying import Part, opening, parts
+from coderepairrl.stages.arguments import plan_evaluations
+from coderepairrl.stages.evaluation import Evaluation, evaluate_all
+from coderepairrl.stages.results import read_results, results_as_text
 from coderepairrl.sync import weights
-from coderepairrl.types import Sampling
+from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
 from engines.conftest import ask
 from engines.test_vllm import site
@@ -35,9 +36,8 @@ SETTINGS = (
 def planned(tmp_path: Path, policies: list[Path], *more: str, resume: bool = False) -> list[Evaluation]:
     rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(3)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return evaluate.plan_each(
-        list(map(str, policies)), "jsonl", [*SETTINGS, *more], output=tmp_path / "found", resume=resume
-    )
+    settings, names = [*SETTINGS, *more], list(map(str, policies))
+    return plan_evaluations("jsonl", settings, names, output=tmp_path / "found", resume=resume)
 
 
 def adapter(folder: Path, base: Path, rank: int) -> Path:
@@ -64,17 +64,19 @@ async def test_adapters_on_one_model_share_a_server(
     small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
     engine = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
     policies = planned(tmp_path, [small, miniature, large], engine)
-    results = await evaluate.evaluate_each(policies)
+    results = await evaluate_all(policies)
     state: fake_vllm.State = wire.app[fake_vllm.STATE]
-    assert [asked["model"] for asked in state.requests] == [*["policy-v1"] * 3, *["policy"] * 3, *["policy-v3"] * 3]
+    each = 1 + 3  # the request that warms the engine up, and the attempts
+    expected = [*["policy-v1"] * each, *["policy"] * each, *["policy-v3"] * each]
+    assert [asked["model"] for asked in state.requests] == expected
     assert set(state.adapters) == {"policy-v1", "policy-v3"}
     assert [Path(result["run"]).name for result in results] == ["small", miniature.name, "large"]
     assert [result["policy"] for result in results] == [str(small), str(miniature), str(large)]
     again = planned(tmp_path, [small, miniature, large], engine, resume=True)
-    after = await evaluate.evaluate_each(again, resume=True)
+    after = await evaluate_all(again)
     assert [each["evaluations"] for each in after] == [each["evaluations"] for each in results]
-    assert len(state.requests) == 9, "nobody attempts a task twice"
-    assert f"crrl compare {' '.join(result['run'] for result in results)}" in evaluate.each_as_text(results, policies)
+    assert len(state.requests) == len(expected), "nobody attempts a task twice"
+    assert f"crrl compare {' '.join(result['run'] for result in results)}" in results_as_text(results)
 
 
 async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
@@ -83,16 +85,18 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     monkeypatch.chdir(tmp_path)
     servers: list[TestServer] = []
 
-    async def start(spec: Vllm, model: Path, *, log_dir: Path) -> VllmEngine:
+    async def start(spec: Vllm, model: Path, *, log_dir: Path, needs: EngineNeeds) -> VllmEngine:
         servers.append(TestServer(fake_vllm.make_app()))
         await servers[-1].start_server()
-        joined = Vllm(url=str(servers[-1].make_url("/")), lora_rank=spec.lora_rank, max_loras=spec.max_loras)
-        return await begin(joined, model, log_dir=log_dir)
+        return await begin(Vllm(url=str(servers[-1].make_url("/"))), model, log_dir=log_dir, needs=needs)
 
     begin = Vllm.start
     monkeypatch.setattr(Vllm, "start", start)
     adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b")]
-    plans = [each.plan for each in planned(tmp_path, adapters, "engine=vllm", "engine.options.dtype=bfloat16")]
+    packages = site(tmp_path / "site")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }}, dtype = "bfloat16"'
+    engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
+    plans = [each.plan for each in planned(tmp_path, adapters, engine)]
     (part,) = parts(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
     async with (
@@ -129,17 +133,17 @@ async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_the
     (taken / "run.json").write_text("{}")
     said: list[str] = []
     with pytest.raises(UsageError, match=f"{miniature.name}: "):
-        await evaluate.evaluate_each(policies, jobs=3, say=said.append)
+        await evaluate_all(policies, jobs=3, say=said.append)
     assert said[0].startswith("one vllm engine for 3 policies; its log is in")
     assert any(line.startswith(f"failed: {miniature.name}: ") for line in said), "as it happens"
-    results = [evaluate.found(each.folder) for each in (policies[0], policies[2])]
+    results = [read_results(each.folder) for each in (policies[0], policies[2])]
     assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3]
     assert [result["machine"] for result in results] == [None, None], "which nobody can tell apart"
     assert not any((each.folder.logs / "engine.log").exists() for each in policies)
     assert (tmp_path / "found" / ".server" / "engine.log").exists()
     (taken / "run.json").unlink()
     again = planned(tmp_path, [small, miniature, large], engine, resume=True)
-    results = await evaluate.evaluate_each(again, resume=True, jobs=2)
+    results = await evaluate_all(again, jobs=2)
     assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3, 3]
 
 
@@ -149,11 +153,11 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").symlink_to(miniature)
     policies = [miniature, tmp_path / "other"]
-    at_once = await evaluate.evaluate_each(planned(tmp_path, policies), jobs=2)
+    at_once = await evaluate_all(planned(tmp_path, policies), jobs=2)
     printed = capsys.readouterr().err
     assert all(f"{name}: " in printed for name in (miniature.name, "other"))
     (tmp_path / "found").rename(tmp_path / "before")
-    in_turn = await evaluate.evaluate_each(planned(tmp_path, policies))
+    in_turn = await evaluate_all(planned(tmp_path, policies))
     assert len({json.dumps(each["evaluations"]["eval"]["values"]) for each in [*at_once, *in_turn]}) == 1
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
 
@@ -179,4 +183,4 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     with pytest.raises(ConfigError, match="one cluster once"):
         of([miniature, tmp_path / "other"], executor="ray")
     with pytest.raises(UsageError, match="have one name, miniature"):
-        evaluate.plan_each(["a/miniature", "b/miniature"], "jsonl", [])
+        plan_evaluations("jsonl", [], ["a/miniature", "b/miniature"])

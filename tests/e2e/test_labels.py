@@ -10,8 +10,10 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from coderepairrl import report
-from coderepairrl.apps import evaluate
 from coderepairrl.cli import app
+from coderepairrl.stages.arguments import plan_evaluations
+from coderepairrl.stages.evaluation import evaluate_all
+from coderepairrl.stages.results import results_as_text
 
 from .test_eval_command import LABELS, completion, listening
 
@@ -46,10 +48,9 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
             knows.clear()
             knows.update(known)
             asked.clear()
-            given = [*LABELS[2:], "engine.options.model_name=m", f"run.name={run}"]
-            planned = evaluate.plan("jsonl", given, policy=url, attempts=2)
-            found = await evaluate.evaluate(planned)
-            table = evaluate.as_text(found, planned.plan.config)
+            given = [*LABELS[2:], "engine.options.model_name=m", f"run.name={run}", "eval.attempts=2"]
+            [found] = await evaluate_all(plan_evaluations("jsonl", given, [url]))
+            table = results_as_text([found])
             if run == "one":
                 first, text = found, table
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import models
-from coderepairrl.apps.serve import resolve
 from coderepairrl.gateway import PolicySource
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.replying import replying
 from coderepairrl.runs.storage import SUMS, damage
+from coderepairrl.stages.serve import plan_server
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 from e2e.conftest import Project
@@ -44,7 +44,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     assert f"{kept:.0%} of what the adapters in " in said and ("ALARM" in said) == (kept < 0.9)
 
     # wherever the run is named, its adapters are on the same numbers
-    plan = resolve(str(project.run.path))
+    plan = plan_server(str(project.run.path))
     assert isinstance(plan.model, LocalModel) and plan.model.folder == model
     async with replying(plan, tmp_path) as source:
         assert isinstance(source, PolicySource)

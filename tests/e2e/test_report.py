@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.apps import export
 from coderepairrl.runs import logged_episodes
+from coderepairrl.stages import export
 from coderepairrl.stats import Interval
-from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.stats.intervals import clusters_of
 from coderepairrl.sync import weights
 from coderepairrl.types import sequence
 from pages import Page
@@ -59,7 +59,7 @@ def test_a_real_run_is_exported_with_the_ids_that_were_served(finished: Project)
 
 async def test_full_weights_are_exported_without_the_learners_state(finished: Project, tmp_path: Path) -> None:
     plain, checkpoint = tmp_path / "plain", max(finished.run.saved_checkpoints().items())[1]
-    await export.model(str(finished.run.path), plain)
+    await export.export_model(str(finished.run.path), plain)
     assert weights.checksum(plain) == weights.checksum(checkpoint)
     assert (checkpoint / "learner.json").exists()
     assert not [file.name for file in plain.iterdir() if file.name.startswith(("learner.", "optimizer"))]

@@ -18,7 +18,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.learn import stitch
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.sync.shared import shared_path
+from coderepairrl.sync.weights import shared_path
 from coderepairrl.types import Ending, sequence
 from commands import CRRL
 from e2e.conftest import Project, frozen, until
@@ -90,7 +90,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
 
     damaged = copy.checkpoints / "00001"
     for file, said in (
-        (project.path / "model" / "model.safetensors", "the run began from another model"),
+        (project.path / "model" / "model.safetensors", "it began from another model"),
         (damaged / "optimizer.safetensors", f"rm -r {damaged}; --resume then begins from the first step"),
     ):
         whole = file.read_bytes()

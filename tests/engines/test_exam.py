@@ -16,8 +16,7 @@ from coderepairrl.checks import engine as exam
 from coderepairrl.checks.engine import QUESTIONS, Finding, Reference, examine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.protocols import Chunk
-from coderepairrl.types import Sampling
+from coderepairrl.types import Chunk, Sampling
 
 from .test_model import LLAMA3, build
 

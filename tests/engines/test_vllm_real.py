@@ -16,12 +16,13 @@ import pytest
 import pytest_asyncio
 import torch
 
-from coderepairrl.apps import evaluate
 from coderepairrl.checks import engine as exam
 from coderepairrl.checks.engine import QUESTIONS, TOLERANCE, Reference, examine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages.arguments import plan_evaluations
+from coderepairrl.stages.evaluation import evaluate_all
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
@@ -115,7 +116,7 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     assert off(models[2], prompt, (ids, [value for chunk in kept for value in chunk.logprobs], [])) <= TOLERANCE
     answer = await ask(real, prompt, Sampling(max_tokens=20), 6)
     assert set(answer[2]) == {first + 3} and off(models[0], prompt, answer) <= TOLERANCE
-    own = {real.served.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
+    own = {real.full[1]: load_reference(miniature), first + 2: models[2], first + 3: models[0]}
     answers = await asyncio.gather(*(ask(real.at(each), prompt, Sampling(max_tokens=200), each) for each in own))
     for (version, model), answer in zip(own.items(), answers, strict=True):  # all in one batch
         assert set(answer[2]) == {version} and off(model, prompt, answer) <= TOLERANCE
@@ -167,12 +168,12 @@ async def test_policies_side_by_side_are_measured_as_each_alone(
     for seed, rank in enumerate((4, 8)):
         adapted(miniature, tmp_path / f"adapter{seed}", seed, rank)
     policies = [str(miniature), "adapter0", "adapter1"]
-    planned = evaluate.plan_each(policies, "jsonl", given, output=tmp_path / "found")
-    results = await evaluate.evaluate_each(planned)
+    planned = plan_evaluations("jsonl", given, policies, output=tmp_path / "found")
+    results = await evaluate_all(planned)
     assert (tmp_path / "found" / ".server" / "engine.log").exists()
-    alone = await evaluate.evaluate(evaluate.plan("jsonl", given, policy="adapter1", output=tmp_path / "alone"))
-    at_once = evaluate.plan_each(policies, "jsonl", given, output=tmp_path / "at_once")
-    together = await evaluate.evaluate_each(at_once, jobs=3)
+    [alone] = await evaluate_all(plan_evaluations("jsonl", given, ["adapter1"], output=tmp_path / "alone"))
+    at_once = plan_evaluations("jsonl", given, policies, output=tmp_path / "at_once")
+    together = await evaluate_all(at_once, jobs=3)
 
     def replies(run: str) -> list[tuple[int, ...]]:
         episodes = sorted(RunFolder(Path(run)).episodes("eval-00000"), key=lambda each: each.task_id)

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.plan.devices import check_sleeps
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.types import Sampling
@@ -169,6 +170,7 @@ async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestSer
 
 
 def test_what_is_not_ours_is_not_put_to_sleep() -> None:
-    with pytest.raises(ConfigError, match="others may use"):
-        Vllm(url="http://localhost:1").with_sleep()
-    assert Vllm().with_sleep().sleeps
+    with pytest.raises(ConfigError, match="cannot sleep") as caught:
+        check_sleeps(Vllm(url="http://localhost:1"))
+    assert "others may use" in caught.value.fix
+    check_sleeps(Vllm())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.environments.conda import requirements
+from coderepairrl.environments.build import conda_requirements
 
 FILE = """\
 name: tests
@@ -31,11 +31,14 @@ variables:
 
 
 def test_what_conda_asks_for_is_asked_of_the_index() -> None:
-    python, found = requirements(FILE)
+    python, found = conda_requirements(FILE)
     assert python == "3.10"
     assert found == [
         *("numpy==1.21.*", "pandas>=1.1,<2", "matplotlib==3.7.2", "h5py==2.*", "fsspec!=2021.7.0", "scipy==1.11.*"),
         *("scitools-iris", "numbagg", "extra[all] @ https://example.org/extra.whl", "zarr"),
     ]
-    assert requirements("dependencies:\n- numpy\n- pip:\n  - numbagg\n- scipy\n") == ("", ["numpy", "numbagg", "scipy"])
-    assert requirements("# nothing\n") == ("", [])
+    assert conda_requirements("dependencies:\n- numpy\n- pip:\n  - numbagg\n- scipy\n") == (
+        "",
+        ["numpy", "numbagg", "scipy"],
+    )
+    assert conda_requirements("# nothing\n") == ("", [])

@@ -11,14 +11,13 @@ import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from coderepairrl.environments import NoRoom, differences, fetch, images, prepare_images, record, states
+from coderepairrl.environments import NoRoom, fetch, images, prepare_images, states
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.environments.verify import State
-from coderepairrl.errors import PrerequisiteError, Several, TaskError, UsageError
+from coderepairrl.errors import PrerequisiteError, Several, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.types import Task
@@ -151,44 +150,12 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
         for each in found:
             command, _, then = each.fix.partition(", and ")
             if each.state == "changed":
-                assert then == "prepare its tasks again (crrl data prepare)"
+                assert then == "prepare its tasks again (crrl tasks prepare)"
                 subprocess.run(command.replace("rm -r", "rm -rf"), shell=True, check=True)
         assert [each.state for each in states(some)] == ["missing" if n in hit else "as built" for n in range(2)]
         for name in names:
             prepare(name)
         assert [each.state for each in states(some)] == ["as built"] * 2
-
-
-def test_what_two_images_do_not_share_is_listed_by_packages_and_else_by_files(tmp_path: Path) -> None:
-    site, info = "opt/conda/lib/python3.9/site-packages", "var/lib/dpkg"
-
-    def image(tag: str, six: str, curl: str, about: bytes, **settings: Any) -> str:
-        paragraph = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
-        files = [
-            entry(f"{site}/six.py", f"version = {six!r}".encode()),
-            entry(f"{site}/six-{six}.dist-info/RECORD", f"six.py,,\nsix-{six}.dist-info/RECORD,,\n".encode()),
-            entry(f"{site}/attr.py", b"the same"),
-            entry(f"{site}/attrs-1.0.dist-info/RECORD", b"attr.py,,\nattrs-1.0.dist-info/RECORD,,\n"),
-            entry(f"{info}/status", (paragraph.format("curl", curl) + paragraph.format("sed", "4")).encode()),
-            entry(f"{info}/info/curl:amd64.list", b"/.\n/usr/bin/curl\n"),
-            entry("usr/bin/curl", curl.encode()),
-            entry("etc/about", about),
-        ]
-        layout(tmp_path / "oci", [*LAYERS, archive(files)], tag, WorkingDir="/testbed", **settings)
-        prepare(f"oci:{tmp_path}/oci:{tag}")
-        return f"oci:{tmp_path}/oci:{tag}"
-
-    one, other = image("1", "1.16", "7.1-2", b"x"), image("2", "1.17", "7.1-3", b"y", Env=["A=b"])
-    found = {each.fact: (each.first, each.second) for each in differences(record(one), record(other))}
-    assert found.pop("id") and found.pop("files") and found.pop("file etc/about")
-    assert found == {
-        f"package six in /{site}": ("1.16", "1.17"),
-        "package curl of dpkg": ("7.1-2", "7.1-3"),
-        "variable A": ("", "b"),
-    }
-    assert differences(record(one), record(one)) == []
-    with pytest.raises(UsageError, match="no image that was unpacked"):
-        record("docker.io/library/never:1")
 
 
 def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

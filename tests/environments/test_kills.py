@@ -1,4 +1,4 @@
-"""`crrl data prepare`, killed at any point again and again, loses nothing and takes nothing half-built for whole."""
+"""`crrl tasks prepare`, killed at any point again and again, loses nothing and takes nothing half-built for whole."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def content(path: Path) -> bytes:
 
 def start(source: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*CRRL, "data", "prepare", "jsonl", f"path={source}"],
+        [*CRRL, "tasks", "prepare", "jsonl", f"path={source}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 

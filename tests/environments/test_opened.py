@@ -182,7 +182,7 @@ async def test_what_cannot_be_opened_says_what_helps(
 ) -> None:
     with pytest.raises(TaskError, match="not prepared") as refused:
         backend.check_image("nothing@sha256:" + 64 * "0")
-    assert "crrl data prepare" in refused.value.fix
+    assert "crrl tasks prepare" in refused.value.fix
     with pytest.raises(TaskError, match="not prepared"):
         async with backend.open(Task("t", "", "", "image:nothing:1", b"")):
             pass

@@ -14,8 +14,7 @@ import pytest
 from coderepairrl import tokens
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource, Session
-from coderepairrl.protocols import Chunk
-from coderepairrl.types import Limits, Sampling, Turn, sequence
+from coderepairrl.types import Chunk, Limits, Sampling, Turn, sequence
 
 from . import clients
 

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
-from coderepairrl.gateway import Gateway, Session, incoming, server, workers
+from coderepairrl.gateway import Gateway, Session, server, workers
 from coderepairrl.gateway.workers import Offload, Workers
-from coderepairrl.processes import limits
+from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
 from .conftest import SHELL, World
@@ -340,9 +340,9 @@ async def half_sent(session: Session, length: int = 1000, sent: bytes = b"{") ->
 
 
 async def test_half_sent_bodies_have_their_number_and_their_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "BODY_SECONDS", 0.3)
     attacker, other = world.open("attacker"), world.open("other")
-    held = [await half_sent(attacker) for _ in range(incoming.BODIES)]
+    held = [await half_sent(attacker) for _ in range(workers.BODIES)]
     await asyncio.sleep(0.05)
     assert (await post(attacker, body(user("a"))))[1] == "too_many_requests"
     assert (await post(other, body(user("a"))))[0] == 200
@@ -351,11 +351,11 @@ async def test_half_sent_bodies_have_their_number_and_their_time(world: World, m
         assert head.startswith("HTTP/1.1 408")
         writer.close()
     assert (await post(attacker, body(user("a"))))[0] == 200
-    assert attacker._budget.calls == incoming.BODIES + 2
+    assert attacker._budget.calls == workers.BODIES + 2
 
 
 async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "MAX_BODY", 1 << 20)
+    monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
     attacker = world.open("attacker")
     held = [await half_sent(attacker, 700_000, b" " * 600_000)]
     await asyncio.sleep(0.1)
@@ -366,7 +366,7 @@ async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: 
 
 
 async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "CONNECTIONS", 3)
+    monkeypatch.setattr(workers, "CONNECTIONS", 3)
     attacker = world.open("attacker")
     held = [await half_sent(attacker) for _ in range(3)]
     await asyncio.sleep(0.05)
@@ -548,7 +548,7 @@ async def test_a_gateway_has_files_for_all_connections_that_it_allows(
 ) -> None:
     """Sixteen agents with 64 connections each left none to anybody else."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(limits, "OPEN_FILES", min(900, hard))
+    monkeypatch.setattr(signals, "OPEN_FILES", min(900, hard))
     another = server.Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(800, hard), hard))

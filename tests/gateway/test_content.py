@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, Session
-from coderepairrl.gateway.parts import ContentReader
+from coderepairrl.gateway.body import ContentReader
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import Fake, Said, World, identical

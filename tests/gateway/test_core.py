@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import GatewayFault, RunError, UsageError
-from coderepairrl.gateway import Gateway, PolicySource, Session, chat, generation
+from coderepairrl.gateway import Gateway, PolicySource, Session, chat, source
 from coderepairrl.gateway.request import PrefixKeys
 from coderepairrl.types import Finish, Fork, Sampling, conversation
 
@@ -357,7 +357,7 @@ class TestLimits:
             deadlines.append(when)
             return clock
 
-        monkeypatch.setattr(generation, "asyncio", SimpleNamespace(timeout_at=timeout_at))
+        monkeypatch.setattr(source, "asyncio", SimpleNamespace(timeout_at=timeout_at))
         world.engine.gate = asyncio.Event()
         world.engine.script = lambda *_: said("a story")
         session = world.open()

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, PolicySource, Session, incoming, replies
+from coderepairrl.gateway import Gateway, PolicySource, Session, replies, workers
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 
@@ -402,11 +402,11 @@ async def test_a_body_may_be_compressed(world: World, http: Http, name: str) -> 
 async def test_a_huge_body_is_refused_however_small_it_is_packed(
     world: World, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming, "MAX_BODY", 1 << 20)
+    monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
     gateway = Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
     await gateway.start()
     session, speech = gateway.open("e", limits=Limits(), seed=0), SPEECHES[name]
-    huge = b" " * (incoming.MAX_BODY + 1)
+    huge = b" " * (workers.MAX_BODY + 1)
     for body, headers in ((io.BytesIO(huge), {}), (zlib.compress(huge), {"Content_Encoding": "deflate"})):
         status, reply = await http.send(session, speech, body, **headers)
         assert (status, speech.error(json.loads(reply))) == (

@@ -473,4 +473,4 @@ JUNIT: dict[str, str] = {
     }.items()
 }
 JUNIT["skips when called"] = CLASS.replace(_BEGIN, _BEGIN + _SKIP).replace(": n;", ": n > high ? skip() : n;")
-"""For JUnit 4 (`tasks.junit`): what the class becomes."""
+"""For JUnit 4 (`witness.junit_checks`): what the class becomes."""

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.grading import apply, grade
+from coderepairrl.grading import apply, grade, witness
 from coderepairrl.grading.checks import restore
 from coderepairrl.grading.reports import PARSERS, lacking
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards.tests import GradedTests
-from coderepairrl.tasks import junit
 from coderepairrl.types import Checks, Command, Task
 from grading.cheats import (
     ANY,
@@ -440,12 +439,12 @@ async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository
 def made_for_junit(repository: Repository) -> Task:
     repository.commit({"programs/Clamp.java": CLASS.encode(), "tests/ClampTest.java": JAVA.encode()})
     oracle = repository.edit({"programs/Clamp.java": CLASS.replace(": n;", ": n > high ? high : n;").encode()})
-    checks = junit.checks({"tests/ClampTest.java": JAVA}, ["programs/Clamp.java"], "tests.ClampTest")
+    checks = witness.junit_checks({"tests/ClampTest.java": JAVA}, ["programs/Clamp.java"], "tests.ClampTest")
     return Task("t/junit", "", "java", f"dir:{repository.folder}", oracle, checks)
 
 
 async def test_cheats_do_not_pass_in_junit(repository: Repository) -> None:
-    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in junit.JARS.split(":")):
+    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in witness.JARS.split(":")):
         pytest.skip("a JDK, or JUnit 4, is not installed")
     task, backend = made_for_junit(repository), bwrap()
     cheats = {name: repository.edit({"programs/Clamp.java": text.encode()}) for name, text in JUNIT.items()}

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.checks import data
-from coderepairrl.checks.task_source import study
+from coderepairrl.checks.task_source import study, verify_tasks
 from coderepairrl.grading import Outcome, Verdict, grade, judge
 from coderepairrl.grading.steering import left_out
 from coderepairrl.sandbox import make
@@ -287,7 +286,7 @@ async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_pa
     write_jsonl([found.settled], tmp_path / "settled.jsonl")
     [again] = JsonlSource(tmp_path / "settled.jsonl")
     assert again == found.settled
-    [about, verdict] = await data.verify(ScriptedSource([again]), backend, repeat=2, quiet=True)
+    [about, verdict] = await verify_tasks(ScriptedSource([again]), backend, repeat=2)
     assert about.ok
     assert verdict.ok, verdict
 

@@ -12,7 +12,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.errors import GraderFault, SandboxFault
-from coderepairrl.grading import harness, packages, programs
+from coderepairrl.grading import harness, programs
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Checks, Command, Task
 
@@ -68,7 +68,7 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
     asked = [{**case, **about, "log": log} for case, log in zip(cases, logs, strict=True)]
 
     def answers(program: str, lines: list[dict[str, object]]) -> list[str]:
-        command = [str(packages.SWEBENCH.install() / "bin/python"), "-I", "-c", program]
+        command = [str(harness.SWEBENCH.install() / "bin/python"), "-I", "-c", program]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -163,10 +163,10 @@ async def test_preparing_installs_the_harness_without_which_nothing_is_judged(
 ) -> None:
     """A harness that is not there is a fault of the grader, never a zero and not the end of a run."""
     await prepare([task])
-    assert (packages.SWEBENCH.install() / "bin/python").exists()
+    assert (harness.SWEBENCH.install() / "bin/python").exists()
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(GraderFault, match="package that judges for swebench is not there") as caught:
         harness.report("PASSED t.py::a\n", RESULTS, task.checks)
-    assert "crrl data prepare" in caught.value.fix
+    assert "crrl tasks prepare" in caught.value.fix

@@ -16,8 +16,8 @@ from gradient import gradient_of_step
 
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import LearnSettings, attention, probe, recurrence, shards
-from coderepairrl.learn.conversions import init_random, language_model
+from coderepairrl.learn import LearnSettings, attention, loading, probe, recurrence
+from coderepairrl.learn.learner import init_random, language_model
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.recurrence import Part, parts
@@ -194,7 +194,7 @@ def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
 def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, folders):
     policy = Policy.load(folders(name), HALF)
     assert policy.found.way == "trees"
-    with shards.TensorFiles(folders(name), shards.MODEL) as stored:
+    with loading.TensorFiles(folders(name), loading.MODEL) as stored:
         theirs = stored[next(key for key in stored if "embed" in key)]
     ours = policy.model.get_input_embeddings().weight
     assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs.bfloat16())
@@ -217,8 +217,8 @@ def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, t
     (tmp_path / "ours").mkdir()
     policy.export(tmp_path / "ours", "model")
     with (
-        shards.TensorFiles(tmp_path / "ours", shards.MODEL) as ours,
-        shards.TensorFiles(tmp_path / "theirs", "model") as theirs,
+        loading.TensorFiles(tmp_path / "ours", loading.MODEL) as ours,
+        loading.TensorFiles(tmp_path / "theirs", "model") as theirs,
     ):
         assert set(ours) == set(theirs)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -232,8 +232,8 @@ def test_a_checkpoint_is_exported_as_files_of_the_architecture_have_it(name, fol
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     language_model(tmp_path / "checkpoint", tmp_path / "plain")
     with (
-        shards.TensorFiles(tmp_path / "plain", shards.MODEL) as ours,
-        shards.TensorFiles(folders(name), shards.MODEL) as theirs,
+        loading.TensorFiles(tmp_path / "plain", loading.MODEL) as ours,
+        loading.TensorFiles(folders(name), loading.MODEL) as theirs,
     ):
         assert set(ours) == set(theirs)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -246,7 +246,7 @@ def test_a_routers_bias_is_given_in_full(name, folders, tmp_path):
     for each in policy.constants.values():
         each.copy_(torch.linspace(0.1, 0.2, each.numel()))
     policy.export(tmp_path, "model")
-    with shards.TensorFiles(tmp_path, shards.MODEL) as stored:
+    with loading.TensorFiles(tmp_path, loading.MODEL) as stored:
         assert policy.constants and all(torch.equal(stored[key], each) for key, each in policy.constants.items())
         assert stored["model.embed_tokens.weight"].dtype == torch.bfloat16
 
@@ -291,6 +291,6 @@ def test_the_language_model_of_a_multimodal_one_is_taken_out(tmp_path):
     assert (ours - theirs).abs().max().item() < 1e-5
     (tmp_path / "new").mkdir()
     policy.export(tmp_path / "new", "model")
-    with shards.TensorFiles(tmp_path / "new", shards.MODEL) as stored:
+    with loading.TensorFiles(tmp_path / "new", loading.MODEL) as stored:
         assert {key.partition(".")[0] for key in stored} == {"model", "lm_head"}
         assert not any("language_model" in key or "visual" in key for key in stored)

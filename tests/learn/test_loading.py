@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.conversions import init_random, language_model, merge
+from coderepairrl.learn.learner import init_random, language_model, merge
 from coderepairrl.learn.loading import check_weights
 from coderepairrl.learn.policy import Policy
 
@@ -168,7 +168,7 @@ def test_a_config_names_the_type_of_the_weights_beside_it(precision, folder, tmp
 
 
 async def test_an_export_refuses_what_the_learner_refuses(folder, tmp_path):
-    from coderepairrl.apps.export import model as export
+    from coderepairrl.stages.export import export_model as export
 
     rewrite(folder, lambda t: {name: v for name, v in t.items() if name != NORM})
     with pytest.raises(UsageError, match=f"lacks {NORM}"):

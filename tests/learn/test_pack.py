@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.conversions import init_random
+from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
 from coderepairrl.learn.pack import cut, micro_batches, pack
 from coderepairrl.learn.policy import Policy

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.conversions import init_random
+from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import require_packages

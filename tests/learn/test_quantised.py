@@ -17,11 +17,11 @@ import torch
 from coderepairrl import models
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
-from coderepairrl.learn import LearnSettings, quantised, require_packages
-from coderepairrl.learn.conversions import init_random, merge, rounded, survived
+from coderepairrl.learn import LearnSettings, adapters, require_packages
+from coderepairrl.learn.adapters import QuantisedLinear
+from coderepairrl.learn.learner import init_random, merge, rounded, survived
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.extras import install_extra
 
@@ -33,8 +33,8 @@ HAS_NF4 = find_spec("bitsandbytes") is not None
 @pytest.fixture(autouse=True)
 def codes(monkeypatch):
     if not HAS_NF4:
-        monkeypatch.setattr(quantised, "_pack", packed)
-        monkeypatch.setattr(quantised, "_read", read)
+        monkeypatch.setattr(adapters, "_pack", packed)
+        monkeypatch.setattr(adapters, "_read", read)
 
 
 def packed(weight):

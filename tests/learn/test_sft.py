@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn.conversions import init_random
+from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.losses import kl
 from coderepairrl.learn.packed import Packed
 from coderepairrl.learn.settings import LearnSettings

@@ -20,7 +20,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.attention import Span
-from coderepairrl.learn.conversions import init_random
+from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack, tree
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer

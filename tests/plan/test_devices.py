@@ -23,7 +23,8 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.stages import evaluation, plan
 from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.stages.progress import Progress
-from coderepairrl.sync.shared import shared_folder, shared_path
+from coderepairrl.sync.weights import shared_folder, shared_path
+from coderepairrl.types import EngineNeeds
 from engines.test_vllm import site
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
@@ -43,7 +44,7 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 
 
 def takes_gpus(config: Config) -> bool:
-    return engines.make(config.engine.name, **config.engine.options).takes_gpus
+    return engines.make(config.engine.name, **config.engine.options).capabilities.uses_gpus
 
 
 def split(config: Config) -> Split:
@@ -71,8 +72,8 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
     model = models.folder("builtin:tiny")
-    spec = engines.make("vllm", **parted.engine.options).on_gpus(split(parted).engine[GPUS])
-    engine = await spec.start(model, log_dir=tmp_path)
+    needs = EngineNeeds(gpus=split(parted).engine[GPUS])
+    engine = await engines.make("vllm", **parted.engine.options).start(model, log_dir=tmp_path, needs=needs)
     try:
         assert isinstance(engine, VllmEngine) and engine.server.pid is not None
         seen = environment(engine.server.pid)
@@ -142,9 +143,9 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = ("engine.devices=[0]", "train.devices=[0]", "engine.share_devices=turns")
     made = resolve(config(tmp_path, *turns))
-    assert made.in_turn and isinstance(made.model.engine, Vllm) and made.model.engine.sleeps
-    apart = resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model.engine
-    assert isinstance(apart, Vllm) and not apart.sleeps
+    assert made.in_turn and isinstance(made.model.engine, Vllm) and made.model.needs.sleep
+    apart = resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model
+    assert isinstance(apart.engine, Vllm) and not apart.needs.sleep
     with pytest.raises(ConfigError, match="no GPU in common"):
         resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]", "engine.share_devices=turns"))
     for overrides, said in (
@@ -249,8 +250,8 @@ def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Pat
         file = tmp_path / "run.toml"
         return evaluation.resolve(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
 
-    assert GPUS not in of().engine.env
-    assert of("engine.devices=[2,1]").engine.env[GPUS] == "6,GPU-5f3c"
+    assert of().needs.gpus is None
+    assert of("engine.devices=[2,1]").needs.gpus == "6,GPU-5f3c"
     for overrides, message in (
         (["engine.devices=[3]"], "no GPU 3"),
         (["engine.devices=[1,1]"], "twice"),

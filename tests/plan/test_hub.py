@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import UsageError
-from coderepairrl.stages.command import pinned
+from coderepairrl.stages.life_cycle import pinned
 
 COMMIT = "4f" * 20
 
@@ -92,7 +92,7 @@ def test_a_run_records_the_commit_and_asks_for_it_once(name: str, hub: SimpleNam
     assert pinned(config) == config and len(hub.asked) == count
     (folder / "tokenizer.json").unlink()
     assert pinned(config) == config and (folder / "tokenizer.json").is_file(), "a download that was killed goes on"
-    assert not any(map(models.hub.is_name, ("org/a--b", "org/a..b", "org/a.", "-org/a")))
+    assert not any(map(models.is_hub_name, ("org/a--b", "org/a..b", "org/a.", "-org/a")))
 
 
 def test_what_the_hub_does_not_give_is_said(
@@ -100,7 +100,7 @@ def test_what_the_hub_does_not_give_is_said(
 ) -> None:
     def refusal(name: str) -> UsageError:
         with pytest.raises(UsageError) as refused:
-            models.hub.fetch(name)
+            models.fetch(name)
         assert name in str(refused.value)
         return refused.value
 
@@ -114,8 +114,8 @@ def test_what_the_hub_does_not_give_is_said(
     weights = hub.files.pop("model.safetensors")
     assert "no weights" in str(refusal("org/name"))
     hub.files["model.safetensors"] = weights
-    models.hub.fetch("org/name")
+    models.fetch("org/name")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert f"org/name@{COMMIT}" in refusal("org/name").fix
     assert "hf download org/other" in refusal("org/other").fix
-    assert models.hub.fetch(f"org/name@{COMMIT}") == f"org/name@{COMMIT}"
+    assert models.fetch(f"org/name@{COMMIT}") == f"org/name@{COMMIT}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, RunError, TaskError
-from coderepairrl.plan.tasks import TaskReader, check_learned, learned_by
-from coderepairrl.runs.learned import NAME, read_learned, write_learned
+from coderepairrl.plan.tasks import TaskReader, check_learned, learned_by, sample_sources
+from coderepairrl.rollout import Share
+from coderepairrl.runs.folder import NAME, read_learned, write_learned
 from coderepairrl.types import Task
 
 
@@ -47,6 +49,25 @@ def test_collecting_and_training_share_the_tasks_and_have_none_in_common(share: 
     theirs = {task.id for task in trained(config(tmp_path, holdout=0.25 if share is None else share))}
     assert ours and theirs and not ours & theirs
     assert ours | theirs == {f"q/{at}" for at in range(60)}
+
+
+def test_several_sources_are_collected_from_by_their_weights() -> None:
+    def source(name: str, count: int, weight: float) -> Share:
+        return Share([Task(f"{name}/{at}", "?", "c", "", b"") for at in range(count)], weight)
+
+    def drawn(n: int, *sources: Share) -> dict[str, int]:
+        tasks = sample_sources(sources, n, seed=0)
+        assert len({task.id for task in tasks}) == len(tasks)
+        return dict(Counter(task.id.partition("/")[0] for task in tasks))
+
+    assert drawn(8, source("a", 20, 3.0), source("b", 20, 1.0)) == {"a": 6, "b": 2}
+    assert drawn(8, source("a", 4, 3.0), source("b", 20, 1.0)) == {"a": 4, "b": 4}, (
+        "a source that ends leaves its places"
+    )
+    assert drawn(0, source("a", 4, 3.0), source("b", 5, 1.0)) == drawn(9, source("a", 4, 1.0), source("b", 5, 1.0))
+    both = [source("a", 9, 1.0), source("b", 9, 2.0)]
+    few, more = ({task.id for task in sample_sources(both, n, seed=3)} for n in (4, 9))
+    assert few < more, "a larger sample extends a smaller one"
 
 
 def test_training_on_what_was_learned_is_refused_unless_it_is_asked_for(tmp_path: Path, miniature: Path) -> None:

@@ -20,9 +20,9 @@ from transformers import AutoConfig
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.learn import LearnSettings, adapters
+from coderepairrl.learn.adapters import QuantisedLinear
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
 from coderepairrl.plan.sizing.architecture import KINDS

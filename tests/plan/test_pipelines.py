@@ -10,7 +10,7 @@ from coderepairrl.config import load, shipped
 from coderepairrl.errors import TaskError
 from coderepairrl.plan.plan import resolve
 from coderepairrl.tasks import make
-from coderepairrl.tasks.quarantine import Verified, write
+from coderepairrl.tasks.select import Verified, write_quarantine
 
 OTHER_TASKS = ("tasks.source=handmade", 'eval.options={split="test"}')
 KEPT = "quarantine.jsonl"
@@ -25,10 +25,13 @@ def test_full_starts_on_tasks_that_were_verified_and_on_no_others() -> None:
     options = f'tasks.options={{split="train", select={{quarantine="{KEPT}"}}}}'
     with pytest.raises(TaskError) as raised:  # nothing was verified
         resolve(load("full", [*OTHER_TASKS, options]))
-    assert KEPT in str(raised.value) and "data verify SOURCE --quarantine" in raised.value.fix
+    assert KEPT in str(raised.value) and "tasks verify SOURCE --quarantine" in raised.value.fix
     tasks = list(make("handmade", split="train"))
     assert (
-        write([Verified(tasks[0], None, "flaky"), *(Verified(task, task, "") for task in tasks[1:])], Path(KEPT)) == 1
+        write_quarantine(
+            [Verified(tasks[0], None, "flaky"), *(Verified(task, task, "") for task in tasks[1:])], Path(KEPT)
+        )
+        == 1
     )
     plan = resolve(load("full", [*OTHER_TASKS, options]))
     assert {task.id for task in plan.train_tasks} == {task.id for task in tasks[1:]}

@@ -10,16 +10,16 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import models
-from coderepairrl.apps import evaluate
-from coderepairrl.apps.fix.command import USE as FIX
-from coderepairrl.apps.serve.command import USE as SERVE
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, Several, UsageError
 from coderepairrl.plan.model import Use, name_model
 from coderepairrl.plan.parts import raise_all
 from coderepairrl.plan.policies import load_policy
+from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.conversations import Recorded
 from coderepairrl.stages.evaluation import COLLECT, USE
+from coderepairrl.stages.fix import USE as FIX
+from coderepairrl.stages.serve import USE as SERVE
 
 HARMLESS = (
     "kinds.agent.calls=3",
@@ -126,9 +126,10 @@ def test_a_run_named_for_its_settings_is_handed_over_too(here: Path) -> None:
     """Its own file says them all: crrl eval RUN/config.toml --policy RUN."""
     run = hand_over(here, "reward=theirs_code:Reward", "log=wandb")
     with pytest.raises(Several, match="sets reward to"):
-        evaluate.plan(str(run), ["eval.tasks=1"], policy="builtin:tiny")
+        plan_evaluations(str(run), ["eval.tasks=1"], ["builtin:tiny"])
     source = ["eval.split=test", "log=[]"]  # another source is measured by its own reward
-    assert evaluate.plan("hello", source, policy=str(run), limit=1).plan.eval_tasks["eval"]
+    [planned] = plan_evaluations("hello", [*source, "eval.tasks=1"], [str(run)])
+    assert planned.plan.eval_tasks["eval"]
     assert not (here / "ran").exists()
 
 

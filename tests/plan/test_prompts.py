@@ -17,7 +17,8 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan.plan import resolve
 from coderepairrl.plan.prompts import check_prompts
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.changes import check_resumed, left_out
+from coderepairrl.stages.changes import changes_at_resume, left_out
+from coderepairrl.stages.history import read_history
 
 CONFIG = """
 run = {{ name = "prompts", steps = 1 }}
@@ -137,7 +138,7 @@ def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, i
 
     def resumed(*overrides: str) -> None:
         plan = resolve(planned("tasks.too_long=drop", *overrides), resumed=True)
-        check_resumed(folder, plan.config, plan.reward_versions, plan.too_long)
+        changes_at_resume(folder, read_history(folder), plan.config, plan.reward_versions, plan.too_long)
 
     began = resolve(planned("tasks.too_long=drop"))
     about = {"config": began.config.model_dump(mode="json"), "too_long": left_out(began.too_long)}

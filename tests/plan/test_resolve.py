@@ -128,7 +128,7 @@ def test_mistakes_come_before_what_the_machine_lacks() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why", "fix"),
-    [("unsafe-local", "'image:toy-0@.*it has no images", "sandbox=bwrap"), ("bwrap", "not prepared", "data prepare")],
+    [("unsafe-local", "'image:toy-0@.*it has no images", "sandbox=bwrap"), ("bwrap", "not prepared", "tasks prepare")],
 )
 def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
     file: Path, name: str, why: str, fix: str, isolating: None

@@ -10,7 +10,7 @@ from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.rewarding import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import with_rewards_of
+from coderepairrl.stages.changes import with_rewards_of
 from coderepairrl.types import Checks, Command, Task
 
 DIFF = b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-1\n+2\n"

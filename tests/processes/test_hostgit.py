@@ -19,12 +19,12 @@ from urllib.parse import unquote
 import pytest
 
 import coderepairrl
-from coderepairrl.apps.fix.repository import apply, open_repository
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
 from coderepairrl.runs.folder import commit
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import prepare
+from coderepairrl.stages.fix import apply_patch, open_repository
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from hostile_repository import SETTINGS, TRIGGERS, Hostile
 
@@ -61,7 +61,7 @@ def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert commit(root) == head
     repository = open_repository(root)
     assert repository.commit == head
-    assert apply(repository, PATCH)
+    assert apply_patch(repository, PATCH)
     assert (root / "a.py").read_text() == "def add(a, b): return a + b\n"
     with pytest.raises(TaskError, match="dirty: a.py"):
         prepare(f"dir:{root}", tmp_path / "dirty")

@@ -92,6 +92,7 @@ class Maker:
             metrics=metrics,
             account=asdict(made.account),
             episodes=[episode.id for episode in episodes],
+            advantages={sample.episode_id: round(sample.advantage, 6) for sample in made.samples},
         )
 
     def evaluate(self, step: int, phase: str = "eval") -> None:

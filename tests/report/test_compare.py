@@ -21,8 +21,9 @@ from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.report import published
-from coderepairrl.report.comparing import Arguments, answer
+from coderepairrl.report.comparison import Question
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
+from coderepairrl.report.verdict import answer
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score, Task
 
@@ -246,7 +247,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert len(numbers(*files)["comparisons"]) == 2
     with pytest.raises(UsageError, match="a count says how many"):
-        answer(Arguments(["1/2", "1/2"], pairs=True))
+        answer(["1/2", "1/2"], Question(pairs=True))
 
 
 def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
@@ -342,7 +343,7 @@ def test_other_tasks_limits_contents_and_versions_are_refused_with_the_differenc
         (newer, "other versions of a reward: tests 1 against 2", "same version"),
     ):
         with pytest.raises(UsageError) as caught:
-            answer(Arguments([str(base.path), str(other.path)]))
+            answer([str(base.path), str(other.path)], Question())
         assert message in str(caught.value)
         assert fix in caught.value.fix
     assert numbers(base.path, fewer.path, "--common")["comparisons"][0]["tasks"] == 30
@@ -365,7 +366,7 @@ def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refuse
         (run("memory", memory=2), "other limits: sandbox memory 1 against 2"),
     ):
         with pytest.raises(UsageError, match=message):
-            answer(Arguments([str(base), str(other)]))
+            answer([str(base), str(other)], Question())
         assert len(numbers(base, other, "--other-conditions")["settings"]) == 1
     assert numbers(base, run("same"))["comparisons"][0]["tasks"] == 40
 
@@ -383,7 +384,7 @@ def test_limits_are_those_that_an_evaluation_had_and_not_those_of_a_later_resume
         limits[step] = found.limits["rollout.calls"]
     assert limits == {0: 30, 10: 50}
     with pytest.raises(UsageError, match=r"rollout.calls 30 against 50"):
-        answer(Arguments([f"{run.path}@0", str(run.path)]))
+        answer([f"{run.path}@0", str(run.path)], Question())
 
 
 def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path) -> None:
@@ -424,29 +425,29 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     counts = ["31/500", "36/500"]
     files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
     other = str(written(tmp_path / "other.jsonl", [{"id": "x", "resolved": 1}]))
-    for asked, message in (
-        (Arguments(counts[:1]), "takes two policies"),
-        (Arguments([], plan=3.0), "takes two policies"),
-        (Arguments(["31/500", "36/400"]), "not of the same tasks"),
-        (Arguments(["31/0", "36/500"]), "no number of solved tasks"),
-        (Arguments(["501/500", "36/500"]), "no number of solved tasks"),
-        (Arguments(counts, plan=3.0), "do not say how often"),
-        (Arguments(counts, pass_at="1"), "nothing else"),
-        (Arguments(counts, power=1.0), "power of 1"),
-        (Arguments([], plan=0.0, discordance=0.1), "0 points"),
-        (Arguments([], plan=3.0, discordance=1.5), "discordance of 1.5"),
-        (Arguments(["36/500", "published:swe-rle"]), "swe-rle"),
-        (Arguments(files, pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
-        (Arguments(files, pass_at="0"), "pass@0 cannot be estimated"),
-        (Arguments(files, pass_at="two"), "no list of numbers"),
-        (Arguments(files, metric="cost", pass_at="1"), "neither"),
-        (Arguments(files, metric="cost", plan=3.0), "no share"),
-        (Arguments(files, metric="speed"), "has no 'speed' that is a number"),
-        (Arguments(files, margin=-1.0), "margin of -1"),
-        (Arguments([files[0], other], common=True), "no task in common"),
+    for policies, question, message in (
+        (counts[:1], Question(), "takes two policies"),
+        ([], Question(plan=3.0), "takes two policies"),
+        (["31/500", "36/400"], Question(), "not of the same tasks"),
+        (["31/0", "36/500"], Question(), "no number of solved tasks"),
+        (["501/500", "36/500"], Question(), "no number of solved tasks"),
+        (counts, Question(plan=3.0), "do not say how often"),
+        (counts, Question(pass_at="1"), "nothing else"),
+        (counts, Question(power=1.0), "power of 1"),
+        ([], Question(plan=0.0, discordance=0.1), "0 points"),
+        ([], Question(plan=3.0, discordance=1.5), "discordance of 1.5"),
+        (["36/500", "published:swe-rle"], Question(), "swe-rle"),
+        (files, Question(pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
+        (files, Question(pass_at="0"), "pass@0 cannot be estimated"),
+        (files, Question(pass_at="two"), "no list of numbers"),
+        (files, Question(metric="cost", pass_at="1"), "neither"),
+        (files, Question(metric="cost", plan=3.0), "no share"),
+        (files, Question(metric="speed"), "has no 'speed' that is a number"),
+        (files, Question(margin=-1.0), "margin of -1"),
+        ([files[0], other], Question(common=True), "no task in common"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)) as caught:
-            answer(asked)
+            answer(policies, question)
         assert caught.value.fix
 
 

@@ -15,14 +15,17 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from coderepairrl import report
-from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
-from coderepairrl.report import command, ledger, names, reading
-from coderepairrl.report.analysis import as_json, compare_runs, differences
+from coderepairrl.report import Site, analysis, kit, reading, verdict
+from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
+from coderepairrl.report.charts import outcomes
+from coderepairrl.report.kit import Around
+from coderepairrl.report.page import render_report
+from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.stats import clusters, compare
+from coderepairrl.stages.hello import SHOWN, before_and_after
+from coderepairrl.stats import compare, intervals
 from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
@@ -32,8 +35,12 @@ from .runs import FUNCTIONS, Maker, written
 EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\"' {{ 7*7 }}"
 
 
+def page_of(reports: Sequence[Report]) -> str:
+    return render_report(reports, [], Around())
+
+
 def read_page(runs: Sequence[Path]) -> Page:
-    page = report.render(report.load(runs))
+    page = page_of(Site(runs).reports())
     reader = Page(page)
     assert reader.elements.isdisjoint({"script", "img", "iframe", "link", "object", "embed"})
     assert not any(name.startswith("on") for name in reader.attributes)
@@ -55,7 +62,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_worked_examples() -> None:
-    for module in (clusters, reading, ledger, names):
+    for module in (intervals, reading, analysis, kit, verdict):
         assert doctest.testmod(module).failed == 0
 
 
@@ -63,7 +70,7 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     episodes = [e for e in logged_episodes(RunFolder(run).records()) if e.phase == "eval"]
     before, after = ([e for e in episodes if e.step == step] for step in (0, 6))
     expected = compare(before, after)
-    whole, *slices = report.load([run])[0].comparisons
+    whole, *slices = Site([run]).reports()[0].comparisons
     assert {name: change.change for name, change in whole.changes.items()} == expected
     assert whole.clusters == len(FUNCTIONS)
     assert whole.early["reward"].value == pytest.approx(sum(e.reward for e in before) / len(before))
@@ -99,33 +106,46 @@ class Again(Maker):
 def test_the_same_training_tasks_are_compared_by_language(tmp_path: Path) -> None:
     """First and last time, whatever other tasks a step has; on the page, in the JSON and in the tables."""
     again = Again(tmp_path / "again", tests=False).run(4).folder.path
-    found = report.load([again])
+    found = Site([again]).reports()
     whole, *parts = found[0].repeated
     assert (whole.before, whole.after, whole.slice) == ("first time", "last time", "")
     gains = {part.slice: part.changes["reward"].change.value for part in (whole, *parts)}
     assert gains == pytest.approx({"": 0.15, "language python": 0.3, "language go": 0.0})
     assert {part.slice: part.changes["reward"].tasks for part in parts} == {"language python": 2, "language go": 2}
     assert set(whole.changes) == {"reward", "patch_lines", "patch_lines_per_patch"}
-    page = report.render(found)
+    page = page_of(found)
     assert "Training tasks that came again, first and last time, language go only" in page
     assert len(as_json(found[0])["repeated"]) == 3
-    assert not report.load([Maker(tmp_path / "once").run(2).folder.path])[0].repeated
+    assert not Site([Maker(tmp_path / "once").run(2).folder.path]).reports()[0].repeated
 
 
 def test_per_patch_stands_beside_every_score(run: Path) -> None:
-    found = report.load([run])[0]
+    found = Site([run]).reports()[0]
     assert found.scores == ["patch_lines", "tests"]
     for values in [found.comparisons[0].late, *found.steps]:
         assert {"patch_lines_per_patch", "tests_per_patch"} <= set(values)
     text = read_page([run]).text
-    assert "tests passing, per non-empty patch" in text and "empty patches" in text
+    assert text.count("per non-empty patch") > 2 and "empty patches" in text
+
+
+def test_the_verdict_comes_first_then_the_table_then_a_chart_for_each_score(run: Path) -> None:
+    [found] = Site([run]).reports()
+    change = found.comparisons[0].changes["tests"]
+    text = read_page([run]).text
+    claimed = (change.change.above(0) or change.change.below(0)) and change.p <= 0.05
+    verdict = "Tests passing rose: " if claimed else "No difference can be claimed: "
+    places = [text.index(part) for part in (verdict, "Held-out tasks, before and after", "What is learned")]
+    assert places == sorted(places) and f"{100 * change.change.value:+.1f} points" in text
+    titles = [panel.title for panel in outcomes([found])]
+    assert titles.count("tests passing") == titles.count("patch_lines") == 1
+    assert not any("non-empty patch" in title for title in titles)
 
 
 def test_counts_are_those_of_the_log(run: Path) -> None:
     records = list(RunFolder(run).records())
     verdicts = [record["verdict"] for record in records if record["type"] == "verdict"]
     void = sum(verdict["ending"] == "void" for verdict in verdicts)
-    found = report.load([run])[0]
+    found = Site([run]).reports()[0]
     assert found.episodes["train"] + found.episodes["eval"] == len(verdicts)
     assert found.episodes["void"] == found.episodes["retried"] == sum(found.faults.values()) == void > 0
     assert sum(found.endings.values()) == len(verdicts) - void
@@ -144,7 +164,7 @@ def test_counts_are_those_of_the_log(run: Path) -> None:
 
 
 def test_the_ledger_of_a_step_is_its_wall_time(run: Path) -> None:
-    found = report.load([run])[0]
+    found = Site([run]).reports()[0]
     for step in found.steps:
         assert sum(step["ledger"].values()) == pytest.approx(step["rollout_seconds"] + step["learn_seconds"])
         assert min(step["ledger"].values()) >= 0 and 0 < step["engine_busy"] <= 1
@@ -158,16 +178,16 @@ def test_evaluation_time_counts_only_the_process_that_spent_it(tmp_path: Path) -
     maker.log.close()
     lines = maker.folder.log.read_text().splitlines()
     spent = json.loads(lines[-1])["time"] - json.loads(lines[1])["time"]
-    assert report.load([maker.folder.path])[0].ledger["evaluation"] == pytest.approx(spent, abs=1e-3)
+    assert Site([maker.folder.path]).reports()[0].ledger["evaluation"] == pytest.approx(spent, abs=1e-3)
     # Killed just before the record, resumed: the episodes are known, the evaluation is finished at once.
     maker.folder.log.write_text("\n".join([*lines[:-1], lines[0], lines[-1]]) + "\n")
-    found = report.load([maker.folder.path])[0]
+    found = Site([maker.folder.path]).reports()[0]
     assert [e.step for e in found.evaluations] == [0] and found.ledger["evaluation"] == 0
     assert found.episodes["starts"] == 2
 
 
 def test_runs_side_by_side(run: Path, other: Path) -> None:
-    first, second = report.load([run, other])
+    first, second = Site([run, other]).reports()
     text = read_page([run, other]).text
     assert "second \N{MINUS SIGN} first" in text and "What differs between the runs" in text
     changed = differences([first, second])
@@ -200,8 +220,7 @@ def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
     maker.log.close()
     log = maker.folder.log
     log.write_text(re.sub(r'"learn/(loss|grad_norm)":[-\d.e]+', r'"learn/\1":NaN', log.read_text()))
-    (found,) = report.load([maker.folder.path])
-    data = json.loads(json.dumps(report.numbers([found]), allow_nan=False))
+    data = json.loads(json.dumps(Site([maker.folder.path]).numbers(), allow_nan=False))
     assert data["runs"][0]["steps"][0]["learn/loss"] is None
     read_page([maker.folder.path])
 
@@ -227,7 +246,7 @@ def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
     maker.log.close()
     with maker.folder.log.open("a") as file:
         file.write('{"type":"turn","ti')
-    (found,) = report.load([maker.folder.path])
+    (found,) = Site([maker.folder.path]).reports()
     assert found.status == "unfinished" and found.episodes["interrupted"] == 1
     text = read_page([maker.folder.path]).text
     for said in ("last line is incomplete", "1 of 6 steps", "Only one evaluation", "has not ended"):
@@ -240,9 +259,9 @@ def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     second = [at for at, line in enumerate(lines) if line.startswith('{"type":"step"')][1]
     log.write_text("\n".join([*lines[: second + 1], "garbage", *lines[second + 1 :]]) + "\n")
-    (found,) = report.load([path])
+    (found,) = Site([path]).reports()
     assert len(found.steps) == 2 and found.account["balanced"]
-    assert f"log.jsonl:{second + 2} is not JSON" in read_page([path]).text
+    assert f"damaged at byte {sum(map(len, lines[: second + 1])) + second + 1:,}" in read_page([path]).text
 
 
 def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
@@ -264,11 +283,11 @@ def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(t
     runs = [Maker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
     about = json.loads((runs[2] / "run.json").read_text())
     (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
-    first, same, newer = report.load(runs)
+    first, same, newer = Site(runs).reports()
     said = "patch_lines is version 2 here and version 1 in first: their values do not compare."
     assert said in newer.notices
     assert not any("version" in notice for notice in (*first.notices, *same.notices))
-    assert said in report.write_page([first, newer], tmp_path / "page.html").read_text()
+    assert said in Site([runs[0], runs[2]]).write(tmp_path / "page.html").read_text()
 
 
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
@@ -303,14 +322,14 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
 def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None:
     """And the tasks in a file. A limit on the size of files fails a write half way, as a full disk does."""
     page, tasks = tmp_path / "index.html", tmp_path / "tasks.jsonl"
-    command.write(page, "before")
+    write_page(page, "before")
     write_jsonl(make("handmade"), tasks)
     before = tasks.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(UsageError, match="cannot write"):
-            command.write(page, "x" * 5000)
+            write_page(page, "x" * 5000)
         with pytest.raises(OSError):
             write_jsonl(make("handmade"), tasks)
     finally:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
-from coderepairrl import report
 from coderepairrl.cli import app
-from coderepairrl.report import view
+from coderepairrl.report import Site
 from coderepairrl.report.plots import pdf
 from coderepairrl.report.tables import _csv
-from coderepairrl.types import Ending
-from pages import Page
 
-from .runs import Maker, written
+from .runs import written
 
 pdfium = pytest.importorskip("pypdfium2")
 pytest.importorskip("svglib")
@@ -43,7 +39,7 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
     ]
     done = CliRunner().invoke(app, ["report", *map(str, runs), "--export", str(tmp_path / "out")])
     assert done.exit_code == 0 and done.stdout.strip() == str(tmp_path / "out")
-    loaded = report.load(runs)
+    loaded = Site(runs).reports()
     figures = {path.stem for path in (tmp_path / "out").glob("*.svg")}
     assert len(figures) > 20
     for name in figures:
@@ -69,25 +65,6 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
     [change] = [row for row in compared if (row["run"], row["measure"], row["tasks of"]) == ("one", "tests", "all")]
     assert float(change["change"]) == loaded[0].comparisons[0].changes["tests"].change.value
     assert {row["run"] for row in compared} == {"one", "two", "two - one"}
-
-
-def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "my run", run={"name": "mine", "steps": 1})
-    maker.start()
-    maker.attempt("train-0", 0, "train", 1, "t", ending=Ending.VOID)
-    maker.log.close()
-    run = maker.folder.path
-    loaded = report.load([run])
-    for output in (None, tmp_path / "elsewhere" / "report.html"):
-        assert Page(report.write_page(loaded, output).read_text()).links == []
-    pages = run / "report" / "view"
-    index = view.Site([run]).write(pages)
-    wanted = [index, index.parent / "episode" / "train-0-00.html"]
-    for output in (None, tmp_path / "elsewhere" / "report.html"):
-        written_to = report.write_page(loaded, output)
-        links = Page(written_to.read_text()).links
-        assert [(written_to.parent / unquote(link)).resolve() for link in links] == wanted
-        assert not any(link.startswith("/") for link in links), "both move together"
 
 
 def test_a_name_that_a_model_chose_is_no_formula() -> None:

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
-from coderepairrl.report.trackers import send, sending
+from coderepairrl.report import trackers
+from coderepairrl.report.trackers import send
 from coderepairrl.runs import RunFolder
 from commands import CRRL
 
@@ -36,7 +37,7 @@ def logged(run: Path) -> Points:
     found: Points = {}
     for record in RunFolder(run).records():
         if record["type"] in ("step", "eval"):
-            for name, value in sending.metrics(record).items():
+            for name, value in trackers.metrics(record).items():
                 found.setdefault(name, []).append((record["step"], value))
     return found
 
@@ -164,7 +165,7 @@ def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypa
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(sending, "TRACKERS", {"tensorboard": Tracker})
+    monkeypatch.setattr(trackers, "TRACKERS", {"tensorboard": Tracker})
     mended = False
     done = CliRunner().invoke(app, ["export", str(run), "--to", "tensorboard"])
     assert str(done.exception) == "tensorboard: the server went away"

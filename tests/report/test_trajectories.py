@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.apps import export
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.report.trajectories import atif, table, write_atif
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
+from coderepairrl.stages import export
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn, VersionRange, sequence
 
 KEY = "sk-live0123456789abcdefghij"
@@ -117,7 +117,7 @@ def trajectories(folder: Path) -> dict[str, Any]:
 
 
 def test_a_table_of_chats_is_read_by_datasets(run: Path, tmp_path: Path) -> None:
-    assert export.episodes(run, tmp_path / "new" / "mine.parquet", "parquet") == 3
+    assert export.export_episodes(run, tmp_path / "new" / "mine.parquet", "parquet") == 3
     first, other, last = loaded(tmp_path / "new" / "mine.parquet", tmp_path / "cache")
     assert (first["task"], first["reward"], first["resolved"], first["step"]) == ("toy/1", 1.0, True, 1)
     assert first["patch"].startswith("base64:") and first["policy_versions"] == [7]
@@ -138,7 +138,7 @@ def test_a_table_of_chats_is_read_by_datasets(run: Path, tmp_path: Path) -> None
 
 
 def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> None:
-    assert export.episodes(run, tmp_path / "atif", "atif") == 3
+    assert export.export_episodes(run, tmp_path / "atif", "atif") == 3
     found = trajectories(tmp_path / "atif")
     main, episode = found["train-1"], forked()
     assert (main.agent.name, main.agent.model_name, main.extra["reward"]) == ("direct", "small", 1.0)
@@ -162,8 +162,8 @@ def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> 
 
 
 def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
-    export.episodes(run, tmp_path / "x.parquet", "parquet")
-    export.episodes(run, tmp_path / "atif", "atif")
+    export.export_episodes(run, tmp_path / "x.parquet", "parquet")
+    export.export_episodes(run, tmp_path / "atif", "atif")
     written = json.dumps(loaded(tmp_path / "x.parquet", tmp_path / "cache"))
     written += "".join(path.read_text() for path in (tmp_path / "atif").iterdir())
     assert "10.0.0.7" not in written and "/home/me" not in written
@@ -179,13 +179,13 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "there.parquet").write_text("mine")
     for form in ("parquet", "atif"):
         with pytest.raises(UsageError, match="is there already"):
-            export.episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
+            export.export_episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
     monkeypatch.setattr(table, "_ROWS", 1)
     for form in ("parquet", "atif"):
         with pytest.raises(RunError, match="is not JSON"):
-            export.episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]
+            export.export_episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]
         assert not (tmp_path / "new").exists()
     code = (
         "import sys, time; from pathlib import Path; from coderepairrl.report import trajectories as t\n"

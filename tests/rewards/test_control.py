@@ -9,7 +9,7 @@ import pytest
 from coderepairrl.errors import GraderFault
 from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.rewards.tests import StateTests
-from coderepairrl.sandbox.standing import Standing
+from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards.folder import Local, Repository, bwrap
 

@@ -19,8 +19,7 @@ from coderepairrl.plan.names import check_names
 from coderepairrl.rewards import PRESETS, SHIPPED, make, only, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks
-from coderepairrl.rewards.thesis.blocks import _PERFECT, _PRIMARY, _in_order, block_format, blocks
-from coderepairrl.rewards.thesis.formats import unfenced
+from coderepairrl.rewards.thesis import _PERFECT, _PRIMARY, _in_order, block_format, blocks, unfenced
 from coderepairrl.types import (
     Checks,
     Command,

@@ -12,15 +12,14 @@ from cydifflib import SequenceMatcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse
-from coderepairrl.rewards.thesis import similarity
-from coderepairrl.rewards.thesis.similarity import files, ratio
+from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse, thesis
+from coderepairrl.rewards.thesis import file_texts, ratio
 from rewards.folder import records
 
 compare = PatchSimilarity().compare
 
 
-def thesis(oracle: str, patch: str) -> float:
+def formula(oracle: str, patch: str) -> float:
     """The formula again, on difflib itself and written differently."""
 
     def split(text: str) -> dict[str, str]:
@@ -48,7 +47,7 @@ PATCH = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(oracle=PATCH, patch=PATCH)
 def test_equals_difflib(oracle: str, patch: str) -> None:
-    assert compare(oracle.encode(), patch.encode()) == pytest.approx(thesis(oracle, patch), abs=0)
+    assert compare(oracle.encode(), patch.encode()) == pytest.approx(formula(oracle, patch), abs=0)
 
 
 ALPHABETS = [
@@ -77,13 +76,13 @@ def test_texts_made_to_be_slow_are_bounded() -> None:
     """Every match is one character long, and leaves everything right of it to be looked at again."""
     marks = [chr(0x4E00 + number % 101) for number in range(10_000)]
     a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
-    assert len(a) * len(b) <= similarity.LARGEST_PAIRS
+    assert len(a) * len(b) <= thesis.LARGEST_PAIRS
     started = time.process_time()
     assert 0 < ratio(a, b) < 0.5, "what was found by then"
     assert time.process_time() - started < 5
     marks = [chr(code) for code in range(33, 127)] * 220
     a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
-    assert len(a) * len(b) > similarity.LARGEST_PAIRS
+    assert len(a) * len(b) > thesis.LARGEST_PAIRS
     started = time.process_time()
     assert ratio(a, b) == 2 / (len(a) + len(b))
     assert time.process_time() - started < 1
@@ -93,7 +92,7 @@ def test_texts_made_to_be_slow_are_bounded() -> None:
 @given(a=st.text("ab\n", max_size=60), b=st.text("ab\n", max_size=60))
 def test_beyond_the_bound_beginning_and_end_count_once(a: str, b: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similarity, "LARGEST_PAIRS", 0)
+        patch.setattr(thesis, "LARGEST_PAIRS", 0)
         assert 0.0 <= ratio(a, b) == ratio(b, a) <= 1.0
         assert ratio(a, a) == 1.0
         assert ratio(a + "x" + b, a + "y" + b) >= 2 * (len(a) + len(b)) / (2 * len(a) + 2 * len(b) + 2)
@@ -111,12 +110,12 @@ def gold_patches() -> dict[tuple[str, str], str]:
 def test_the_bound_on_work_changes_no_real_pair() -> None:
     gold, seen = gold_patches(), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similarity, "LARGEST_WORK", similarity.LARGEST_WORK // 10)
+        patch.setattr(thesis, "LARGEST_WORK", thesis.LARGEST_WORK // 10)
         for row in records("pairs/swebench_pairs.jsonl.gz"):
-            oracle = files(gold.get((row["dataset"], row["instance_id"]), "").encode())
-            made = files((row["model_patch"] or "").encode())
+            oracle = file_texts(gold.get((row["dataset"], row["instance_id"]), "").encode())
+            made = file_texts((row["model_patch"] or "").encode())
             for a, b in ((oracle[name], made[name]) for name in oracle.keys() & made.keys()):
-                if len(a) * len(b) <= similarity.LARGEST_PAIRS:
+                if len(a) * len(b) <= thesis.LARGEST_PAIRS:
                     seen += 1
                     assert ratio(a, b) == SequenceMatcher(None, a, b).ratio()
     assert seen > 1500

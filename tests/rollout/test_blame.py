@@ -12,9 +12,7 @@ import pytest
 
 from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent
-from coderepairrl.apps.fix.command import USE, Repair, fix
-from coderepairrl.apps.fix.repository import Repository
-from coderepairrl.checks import programs
+from coderepairrl.checks import agent as exam
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
@@ -26,7 +24,8 @@ from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task
+from coderepairrl.stages.fix import USE, Repair, Repository, fix
+from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/one", "repair it", "python", "dir:x", b"")
 LIMITS = Limits(calls=1, seconds=1.0)
@@ -172,7 +171,7 @@ class Replies(EngineSpec):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         return ScriptedEngine([[65, *tokens.load(model).stop_ids[:1]]] * self.count)
 
 
@@ -183,7 +182,7 @@ def words(fault: Fault | None) -> str:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_GRACE", 0.1)
-    monkeypatch.setattr(programs, "_SHORT", 0.5)
+    monkeypatch.setattr(exam, "_SHORT", 0.5)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -225,7 +224,7 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
 async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
     """Who asked an endpoint that is broken is not blamed, however it ended; who never asked is."""
     made = await attempted(Breaks(name), miniature)
-    checks = {check.name: check for check in await programs.examine(Breaks(name), ScriptedBackend())}
+    checks = {check.name: check for check in await exam.examine_program(Breaks(name), ScriptedBackend())}
     ended, broken = checks["ends by itself"], checks["a broken endpoint is a fault"]
     if made.reason != "engine":  # the exam's own does not die
         assert ended.detail.partition(":")[0] == str(getattr(made.outcome, "exit", made.outcome)).partition(":")[0]

@@ -19,14 +19,13 @@ from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.protocols import Chunk, FirstRequest
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Rollout, Terms, Ticket, warm_up, warmup
-from coderepairrl.rollout.warmup import TOKENS
+from coderepairrl.rollout import Rollout, Terms, Ticket, supervise, warm_up
+from coderepairrl.rollout.supervise import TOKENS
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.stages.executors import open_rollout
-from coderepairrl.types import Ending, Episode, Limits, Sampling, Task
+from coderepairrl.stages.parts import open_rollout
+from coderepairrl.types import Chunk, Ending, Episode, FirstRequest, Limits, Sampling, Task
 
 TASK = Task("toy/add", "add() subtracts.", "python", "dir:x", b"")
 LIMITS = Limits(seconds=20.0, turn_tokens=16)
@@ -119,7 +118,7 @@ async def test_an_engine_that_is_too_slow_for_the_limits_is_warned_of(
 ) -> None:
     engine = Stalling(miniature, stalled=TOKENS, pace=0.01)
     source = PolicySource(tokens.load(miniature), engine)
-    monkeypatch.setattr(warmup, "SECONDS", 0.05)
+    monkeypatch.setattr(supervise, "SECONDS", 0.05)
     with pytest.raises(EngineFault, match=r"has not sampled 8 tokens in 0.05 seconds"):
         await warm_up(source, REQUEST, LIMITS, 1)
     monkeypatch.undo()

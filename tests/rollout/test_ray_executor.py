@@ -18,9 +18,8 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
 from coderepairrl.plan.terms import check_executor
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
-from coderepairrl.rollout.messages import pack, portable, unpack
 from coderepairrl.rollout.ray_executor import WorkerActor, versions
-from coderepairrl.rollout.worker import WorkerSetup
+from coderepairrl.rollout.worker import WorkerSetup, pack_messages, portable, unpack_messages
 
 
 class RayError(Exception):
@@ -170,7 +169,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pack(portable(OSError(28, "No space left on device")))
+    full = pack_messages(portable(OSError(28, "No space left on device")))
     error = await opened(miniature, monkeypatch, fake(options=dying(given=("there", full))))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
@@ -180,7 +179,7 @@ async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
 async def wrong(actor: WorkerActor) -> CodeRepairError:
     name, packed = await actor.open()
     assert name == socket.gethostname()
-    error: CodeRepairError = unpack(packed)
+    error: CodeRepairError = unpack_messages(packed)
     assert isinstance(error, PrerequisiteError)
     return error
 

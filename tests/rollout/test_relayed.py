@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
-from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
+from coderepairrl.agents.scripted import Answer, Say, ScriptedAgent, ScriptedEndpoint, Write
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.rewards import ScriptedReward

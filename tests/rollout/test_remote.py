@@ -24,13 +24,20 @@ from coderepairrl.errors import (
     WorkerFault,
 )
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.processes import clock
+from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket, collect, slots
-from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
-from coderepairrl.rollout.worker import Worker, WorkerSetup
+from coderepairrl.rollout.worker import (
+    FromWorker,
+    ToWorker,
+    Worker,
+    WorkerSetup,
+    pack_messages,
+    portable,
+    unpack_messages,
+)
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -82,14 +89,14 @@ class Wire(Connection):
         if self.broken.done():
             given.cancel()
             self.broken.result()
-        messages: list[FromWorker] = unpack(pack(given.result()))
+        messages: list[FromWorker] = unpack_messages(pack_messages(given.result()))
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
         await asyncio.sleep(0)
         if self.broken.done():
             self.broken.result()
-        self.worker.receive(unpack(pack(messages)))
+        self.worker.receive(unpack_messages(pack_messages(messages)))
 
     async def close(self) -> None:
         await self._home.aclose()
@@ -250,12 +257,12 @@ async def test_a_machine_that_lacks_something_is_said_at_once(miniature: Path, t
 
 
 async def test_without_any_worker_the_run_ends(miniature: Path, tmp_path: Path) -> None:
-    began = clock.now()
+    began = unix_time()
     with pytest.raises(RunError, match=r"no machine .* 0\.2 seconds: there is no room; two CPUs are free") as caught:
         async with opened(miniature, tmp_path, patience=0.2, most=0):
             raise AssertionError("it opened")
     assert "ray status" in caught.value.fix
-    assert clock.now() - began < 10
+    assert unix_time() - began < 10
 
 
 async def test_a_cluster_that_is_gone_voids_what_is_under_way_and_ends_the_run(miniature: Path, tmp_path: Path) -> None:
@@ -302,6 +309,6 @@ def faults() -> Iterator[Exception]:
 
 @pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
 def test_errors_travel_whole(error: Exception) -> None:
-    there = unpack(pack(portable(error)))
+    there = unpack_messages(pack_messages(portable(error)))
     assert type(there) is type(error)
     assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 
 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbftext", b"text", gzip.compress(b"text", mtime=0)])
 def test_text_is_read_however_it_is_written(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "file").write_bytes(data)
-    assert foreign.text(tmp_path / "file") == "text"
+    assert codec.read_foreign_text(tmp_path / "file") == "text"
 
 
 def test_every_prefix_and_every_flipped_byte_of_a_compressed_file_is_a_value_error_or_the_text(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_every_prefix_and_every_flipped_byte_of_a_compressed_file_is_a_value_err
     for data in damaged:
         path.write_bytes(data)
         try:
-            assert foreign.text(path) == "".join(map(str, range(300)))
+            assert codec.read_foreign_text(path) == "".join(map(str, range(300)))
         except ValueError:
             refused += 1
     assert refused > len(damaged) * 0.9

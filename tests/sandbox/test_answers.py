@@ -14,11 +14,11 @@ import pytest
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes import caches
 from coderepairrl.processes.caches import agents_cache, git_cache, user_cache
-from coderepairrl.sandbox import answers, make
+from coderepairrl.sandbox import contents, make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task
 
-PACKAGE = answers._PACKAGE
+PACKAGE = contents._PACKAGE
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (site / "other").mkdir()
         (site / "other/module.py").write_text("x = 1\n")
         Path(name).chmod(0o755)
-        monkeypatch.setattr(answers, "_PACKAGE", site / "coderepairrl")
+        monkeypatch.setattr(contents, "_PACKAGE", site / "coderepairrl")
         monkeypatch.delenv("CRRL_CACHE", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", f"{name}/cache")
         tool = Path(name, "cache/coderepairrl/agents/tool")
@@ -64,7 +64,7 @@ def test_a_package_below_what_is_shown_is_an_empty_folder(
     assert b"fix.patch" not in shown and b"original.py" not in shown and b"Read-only" in shown
     again = opened("bwrap", [root / "cache/coderepairrl/agents/tool", root], task, script)
     assert b"agents/tool/run" in again and b"original.py" not in again, "an agent's own folder is shown, no other"
-    monkeypatch.setattr(answers, "folders", tuple)
+    monkeypatch.setattr(contents, "answer_folders", tuple)
     control = opened("bwrap", [root], task, script)
     assert b"fix.patch" in control and b"original.py" in control
 
@@ -88,9 +88,9 @@ def environments() -> Iterator[Path]:
             answer = Path(name, place, "coderepairrl/tasks/handmade/add/fix.patch")
             answer.parent.mkdir(parents=True)
             answer.write_text("+    return a + b\n")
-        answers.installed.cache_clear()
+        contents.installed_packages.cache_clear()
         yield Path(name)
-    answers.installed.cache_clear()
+    contents.installed_packages.cache_clear()
 
 
 def test_no_other_copy_of_the_package_is_shown_either(
@@ -99,7 +99,7 @@ def test_no_other_copy_of_the_package_is_shown_either(
     script = f"find {environments} -type f; find {environments} -type d -name coderepairrl | wc -l"
     shown = opened("bwrap", [], task, script)
     assert shown == f"{len(ENVIRONMENTS) + 2}\n".encode(), "empty folders; two are those of the tools"
-    monkeypatch.setattr(answers, "installed", lambda shown: ())
+    monkeypatch.setattr(contents, "installed_packages", lambda shown: ())
     assert opened("bwrap", [], task, script).count(b"fix.patch") == len(ENVIRONMENTS), "control"
 
 
@@ -126,9 +126,9 @@ def test_a_user_without_a_home_has_no_cache_in_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.getuid", lambda: 987_654)
     with pytest.raises(PrerequisiteError, match="home"):
         user_cache()
-    assert PACKAGE in answers.folders()
+    assert PACKAGE in contents.answer_folders()
     monkeypatch.setenv("CRRL_CACHE", "~nobody-of-this-name/cache")
-    assert PACKAGE in answers.folders()
+    assert PACKAGE in contents.answer_folders()
 
 
 def test_every_cache_follows_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) 
 
 
 def test_bubblewrap_is_chosen_where_it_works(bwrap: Bubblewrap) -> None:
-    """A whole run in it, which says so once: `tests/apps/hello/test_shown.py`."""
+    """A whole run in it, which says so once: `tests/stages/hello/test_shown.py`."""
     assert sandbox.choose() == sandbox.Choice("bwrap", "the strongest that works here")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import grading
 from coderepairrl.processes import hostgit
-from coderepairrl.sandbox import patch
+from coderepairrl.sandbox import workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
@@ -142,7 +142,7 @@ async def test_what_attempts_change_alike_is_compared_once(
     bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []
-    monkeypatch.setattr(patch, "git", lambda *a, **options: compared.append(a) or hostgit.git(*a, **options))
+    monkeypatch.setattr(workspace, "git", lambda *a, **options: compared.append(a) or hostgit.git(*a, **options))
     scripts = ["echo 1 > new", "echo 1 > new", "echo 2 > new", "echo 1 > new; chmod +x new", "echo 1 > other"]
     diffs = []
     for script in scripts:

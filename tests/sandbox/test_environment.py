@@ -13,7 +13,7 @@ import pytest
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.sandbox.backend import GuestBackend
-from coderepairrl.sandbox.environment import environment_of
+from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.types import Task
 
 
@@ -78,4 +78,4 @@ def test_one_that_is_not_on_this_machine_is_named(tmp_path: Path, task: Task, mo
     for asked, problem in ((f"venv:{tmp_path}/gone", "is not there"), ("python:{}", "is not built on this machine")):
         with pytest.raises(TaskError, match=f"{task.id}: its environment .*{problem}") as caught:
             environment_of(replace(task, environment=asked))
-        assert "data prepare" in caught.value.fix
+        assert "tasks prepare" in caught.value.fix

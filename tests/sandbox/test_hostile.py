@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import make, patch, session
+from coderepairrl.sandbox import make, session, workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.contents import Entry
@@ -191,7 +191,7 @@ def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.M
     def compose(prepared: Prepared, changed: list[Entry], deleted: list[str], *where: Path, user: int | None) -> bytes:
         key = (tuple(changed), tuple(deleted))
         if key not in composed:
-            composed[key] = patch.compose(prepared, changed, deleted, *where, user=user)
+            composed[key] = workspace.compose(prepared, changed, deleted, *where, user=user)
         return composed[key]
 
     monkeypatch.setattr(session, "compose", compose)

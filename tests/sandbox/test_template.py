@@ -13,7 +13,7 @@ import pytest
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
-from coderepairrl.sandbox.guest import forked as guest
+from coderepairrl.sandbox.guest import main as guest
 from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
 

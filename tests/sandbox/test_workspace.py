@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import SandboxFault, TaskError
-from coderepairrl.sandbox import private
+from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.guest.files import unpack
-from coderepairrl.sandbox.packing import pack
-from coderepairrl.sandbox.workspace import Workspaces, prepare
+from coderepairrl.sandbox.workspace import Workspaces, prepare, write_archive
 
 WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
 
@@ -167,7 +166,7 @@ def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(home))
     check_workspace(f"dir:{keys}")
     (home / ".ssh").symlink_to(keys)
-    monkeypatch.setattr(private, "_KEPT_SECONDS", private._KEPT_SECONDS / 1000)  # a minute later, that is
+    monkeypatch.setattr(contents, "_KEPT_SECONDS", contents._KEPT_SECONDS / 1000)  # a minute later, that is
     with pytest.raises(TaskError, match=r"\.ssh, which agents are not shown"):
         check_workspace(f"dir:{keys}")
 
@@ -250,7 +249,7 @@ def test_what_is_packed_is_unpacked_as_it_was(tmp_path: Path) -> None:
     for path in (source / "closed" / "deep", source / "closed"):
         path.chmod(0o500)
     os.utime(source / "to", ns=(5, 1_600_000_000_123_456_789), follow_symlinks=False)
-    pack(source, tmp_path / "packed")
+    write_archive(source, tmp_path / "packed")
     target.mkdir()
     unpack(os.open(tmp_path / "packed", os.O_RDONLY), str(target))
     found, expected = (sorted((str(path.relative_to(root)), path.lstat()) for path in [root, *root.rglob("*")])

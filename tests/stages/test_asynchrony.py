@@ -21,7 +21,7 @@ from coderepairrl.errors import HealthGateError, LearnerFault, RunError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.learn.account import run_account
-from coderepairrl.protocols import Chunk, Reward, SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rollout import Curriculum, LocalExecutor, Rollout, Share, Terms
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -30,7 +30,7 @@ from coderepairrl.stages.parts import Parts
 from coderepairrl.stages.policy import LivePolicy, make_batch
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import train
-from coderepairrl.types import Episode, Limits, Sampling, Score, Task, Turn
+from coderepairrl.types import Chunk, Episode, Limits, Sampling, Score, Task, Turn
 
 TASKS_PER_STEP, ATTEMPTS, STEPS = 2, 2, 5
 

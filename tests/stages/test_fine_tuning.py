@@ -25,14 +25,12 @@ from coderepairrl.plan import examples
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.plan.learner import settings
 from coderepairrl.plan.tasks import learned_by
-from coderepairrl.report.analysis import analyse
-from coderepairrl.report.reading import read as read_run
-from coderepairrl.report.view import Site
+from coderepairrl.report import Site
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.command import folder_of
+from coderepairrl.stages.life_cycle import folder_of
 from coderepairrl.stages.sft import sft, summary
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from commands import CRRL
@@ -121,7 +119,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     assert folder.path.name in Site([folder.path]).page("index.html")
     with pytest.raises(ConfigError, match="no tasks are named"):
         evaluation.resolve(str(folder.path), [])
-    report = analyse(read_run(folder.path))
+    [report] = Site([folder.path]).reports()
     assert report.status and len(report.steps) == steps and not [n for n in report.notices if "damage" in n]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coderepairrl.config.sections.evaluation import Keep
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.keep import keep
+from coderepairrl.stages.collect import keep_attempts
 from coderepairrl.stages.select import Candidate, select
 
 
@@ -106,7 +106,7 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
 def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(UsageError, match="run.json is there, and would be written over"):
-        keep([tmp_path], Keep(), tmp_path / "run.parquet")
+        keep_attempts([tmp_path], Keep(), tmp_path / "run.parquet")
     assert (tmp_path / "run.json").read_text() == "{}"
 
 
@@ -144,7 +144,7 @@ def test_what_is_no_source_is_named(damage: str, tmp_path: Path) -> None:
     elif damage == "bytes":
         path.write_bytes(b"PAR1 and no more")
     with pytest.raises(UsageError, match=damage):
-        keep([path], Keep(), tmp_path / "x.parquet")
+        keep_attempts([path], Keep(), tmp_path / "x.parquet")
     assert not (tmp_path / "x.parquet").exists()
 
 
@@ -152,4 +152,4 @@ def test_attempts_at_what_is_measured_on_are_not_learned_from(tmp_path: Path) ->
     source = 'source = "swe_bench"\noptions = {name = "verified"}\nsplit = "test"\n'
     RunFolder(tmp_path / "measured").create(f'[run]\nname = "x"\n[eval]\n{source}', {"policy": "builtin:tiny"})
     with pytest.raises(ConfigError, match="is an evaluation set"):
-        keep([tmp_path / "measured"], Keep(above=-1), tmp_path / "x.parquet")
+        keep_attempts([tmp_path / "measured"], Keep(above=-1), tmp_path / "x.parquet")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl.stats import Interval, compare, measures, pair, summarise
-from coderepairrl.stats.clusters import slices
+from coderepairrl.stats.intervals import slices
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coderepairrl.stats import measures, outcomes, resolved
-from coderepairrl.stats.spending import Prices, spent
+from coderepairrl.stats.measures import Prices, spent
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
 
 

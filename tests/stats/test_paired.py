@@ -15,9 +15,8 @@ from statsmodels.stats.proportion import proportion_confint, proportion_effectsi
 from statsmodels.stats.weightstats import ttost_paired
 
 from coderepairrl.stats import Interval, paired_difference, sign_flip_test, wilson
-from coderepairrl.stats.attempts import curves, pass_at_k, pass_hat_k
-from coderepairrl.stats.effects import cohens_d, cohens_h, difference
-from coderepairrl.stats.paired import equivalence, holm, mcnemar, mcnemar_p
+from coderepairrl.stats.outcomes import curves, pass_at_k, pass_hat_k
+from coderepairrl.stats.paired import cohens_d, cohens_h, difference, equivalence, holm, mcnemar, mcnemar_p
 from coderepairrl.stats.power import detectable, needed, spread
 
 CLOSE = {"rel": 1e-9, "abs": 1e-12}

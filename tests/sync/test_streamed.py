@@ -27,10 +27,9 @@ from coderepairrl.engines import make
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.plan.devices import check_route
-from coderepairrl.protocols import Chunk
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.streamed import Streamed
-from coderepairrl.types import Sample, Sampling
+from coderepairrl.types import Chunk, Sample, Sampling
 
 torch.set_num_threads(1)
 WAIT = 280.0
@@ -40,15 +39,15 @@ WAIT = 280.0
 class Held:
     """An engine that samples nothing and shows what it holds, at each of its `workers`."""
 
-    name, context, patience = "held", 64, WAIT
+    name, context = "held", 64
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers
         self.weights: list[dict[str, torch.Tensor]] = []
         self.refuses = ""
 
-    async def receivers(self) -> int:
-        return self.workers
+    async def receivers(self) -> tuple[int, float]:
+        return self.workers, WAIT
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         if self.refuses:
@@ -111,7 +110,7 @@ async def test_what_arrives_is_what_a_file_would_have(
     settings: LearnSettings, workers: int, miniature: Path, tmp_path: Path
 ) -> None:
     held = Held(workers)
-    assert await held.receivers() == workers
+    assert (await held.receivers())[0] == workers
     async with learner(miniature, tmp_path, settings) as trained:
         engine = Streamed(held, trained.send)
         routes: tuple[Route, ...] = ("gloo", "ipc")

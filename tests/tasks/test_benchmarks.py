@@ -17,11 +17,11 @@ import pytest
 from coderepairrl import rewards, tasks
 from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.grading import grade
+from coderepairrl.grading import grade, witness
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
-from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
-from coderepairrl.tasks.folders import store
+from coderepairrl.tasks import ScriptedSource, make, patches, rows
+from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import overlap
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.prepare import prepare
@@ -150,7 +150,7 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
 
 
 async def test_java_runs_under_junit(tmp_path: Path) -> None:
-    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in junit.JARS.split(":")):
+    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in witness.JARS.split(":")):
         if os.environ.get("CI") == "true":
             pytest.fail("no JDK, JUnit 4 or Hamcrest: .ci/run installs them")
         pytest.skip("no JDK, JUnit 4 or Hamcrest")
@@ -651,7 +651,7 @@ def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
 def test_rows_write_no_file_outside_of_their_workspace(tmp_path: Path, name: str) -> None:
     """A published table is somebody else's: its paths lead nowhere but into the workspace."""
     with pytest.raises(TaskError, match="path"):
-        store(tmp_path / "cache", {name: b"x"})
+        store_folder(tmp_path / "cache", {name: b"x"})
     assert not list(tmp_path.rglob("escaped.py")) and not Path("/escaped.py").exists()
 
 

@@ -14,8 +14,8 @@ from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.rewards.verify import Trial, answers
 from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import Entry, Images
-from coderepairrl.tasks import JsonlSource, patches, references, write_jsonl
-from coderepairrl.tasks.references import with_diffed_references
+from coderepairrl.tasks import JsonlSource, patches, prepare, write_jsonl
+from coderepairrl.tasks.prepare import with_diffed_references
 from coderepairrl.types import Task
 from rewards.conftest import repository
 from rewards.folder import Local, Repository
@@ -95,7 +95,7 @@ def test_a_plain_folder_is_imported_once_for_all_its_references(
         imported.append(workspace)
         return contents.entries_of(workspace, images)
 
-    monkeypatch.setattr(references, "entries_of", entries_of)
+    monkeypatch.setattr(prepare, "entries_of", entries_of)
     tasks = [replace(made(repository.folder, each), id=str(number)) for number, each in enumerate(given)]
     assert [each.reference for each in with_diffed_references(tasks)] == expected
     assert imported == [tasks[0].workspace]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl import sandbox
-from coderepairrl.agents.blocks import Block, applied
+from coderepairrl.agents.patching import Block, apply_blocks
 from coderepairrl.checks.task_source import examine
 from coderepairrl.config import load
 from coderepairrl.errors import ConfigError, TaskError
@@ -91,7 +91,7 @@ def test_what_is_masked_is_the_function_with_its_decorators(crlf: bool, ended: b
         assert masked.split("\n")[each.start - 1].rstrip("\r") == each.comment
         assert each.header.split("\n")[0].startswith(("@cached", "    @staticmethod", "    async def"))
         again = Block("", (each.comment,), tuple(line.rstrip("\r") for line in lines))
-        assert applied(masked.encode(), [again]) == source.encode()
+        assert apply_blocks(masked.encode(), [again]) == source.encode()
 
 
 PACKAGE = {

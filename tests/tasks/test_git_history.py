@@ -115,7 +115,7 @@ def test_what_is_mined_holds_in_a_sandbox_and_what_does_not_is_counted(
     more = f"{TEST}        self.assertEqual(add(2, 2), 4)\n"
     repository.commit("Fix the test of #5", calc_py=HEAD + "\n# a note\n", tests__test_calc_py=more)
     target = tmp_path / "settled.jsonl"
-    command = [str(Path(sys.executable).with_name("crrl")), "data", "verify", "git_history", f"path={repository.root}"]
+    command = [str(Path(sys.executable).with_name("crrl")), "tasks", "verify", "git_history", f"path={repository.root}"]
     command += [f"command={UNITTEST}", "environment=false", "--output", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from coderepairrl import grading
-from coderepairrl.checks import audit as auditing
-from coderepairrl.checks import data
+from coderepairrl.checks.audit import trials
+from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading.reports import Outcome, harbor
-from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.standing import Standing
+from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.tasks import HandmadeSource, make
 from coderepairrl.tasks.harbor import export
 from coderepairrl.tasks.prepare import image_names
@@ -153,7 +153,7 @@ async def test_a_task_is_read_built_and_judged_by_its_own_script(
         await box.write("answer.txt", b"42\n")
         scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
         assert scored.value == 1 and scored.passed
-    [_, exam] = await data.verify(source, backend, quiet=True)
+    [_, exam] = await verify_tasks(source, backend)
     assert exam.ok and [finding.name for finding in exam.findings][1:] == [
         "the checks fail on the bug", "the checks pass on the reference",
     ]  # fmt: skip
@@ -176,8 +176,8 @@ async def test_an_audit_takes_what_the_solution_changes_for_the_reference(
         toml = tmp_path / "set" / name / "task.toml"
         toml.write_text(TOML.replace("org/answer", f"org/{name}"))
     source, made = opened(tmp_path / "set", base)
-    asked = auditing.Settings("set", "bwrap", repeat=2, mutants=4)
-    found = await auditing.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
+    asked = trials.Settings("set", "bwrap", repeat=2, mutants=4)
+    found = await trials.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
     outside_found, sound = sorted(found, key=lambda each: each.task.id)
     assert (sound.passes, sound.fails, sound.flaky, dict(sound.faults)) == (True, True, (), {})
     assert sound.history is not None and sound.history.commits == 0

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants, pairs
+from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, functions, mutants, pairs, verify
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.mutants.slices import functions
 from coderepairrl.tasks.mutants.source import MutantSource
-from coderepairrl.tasks.mutants.verify import verify
 from coderepairrl.types import Task
 
 

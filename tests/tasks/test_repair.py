@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.agents.blocks import applied, between, read, write
+from coderepairrl.agents.patching import apply_blocks, blocks_between, read_blocks, write_blocks
 from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rewards import make
-from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity
+from coderepairrl.rewards.thesis import SearchReplaceSimilarity
 from coderepairrl.tasks.patches import patched, unified
 from coderepairrl.tasks.sources.repair import Repair
 
@@ -121,9 +121,9 @@ def test_patches_apply_where_they_say(old: str, new: str) -> None:
 def test_the_reference_said_in_blocks_earns_everything(tmp_path: Path) -> None:
     """Each hunk of the reference is a block with the same context."""
     [task] = repairs(tmp_path, row())
-    blocks = between("a/b.txt", BEFORE.encode(), AFTER.encode(), context_lines=3)
-    answer = f"<think>\nIt is five.\n</think>\n<answer>\n{write(blocks)}</answer>"
+    blocks = blocks_between("a/b.txt", BEFORE.encode(), AFTER.encode(), context_lines=3)
+    answer = f"<think>\nIt is five.\n</think>\n<answer>\n{write_blocks(blocks)}</answer>"
     assert SearchReplaceSimilarity().judge(answer, task) == 1.0
     weights = {reward.name: reward.judge(answer, task) * weight for reward, weight in make("thesis_repair")}  # type: ignore[attr-defined]
     assert sum(weights.values()) == pytest.approx(0.8), "the strict format is for answers of one line"
-    assert applied(BEFORE.encode(), read(answer)) == AFTER.encode()
+    assert apply_blocks(BEFORE.encode(), read_blocks(answer)) == AFTER.encode()

@@ -17,8 +17,8 @@ import pytest
 from coderepairrl import grading
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import RewardFault, TaskError
-from coderepairrl.grading import harness, packages
-from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.grading import harness
+from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.tasks import make, write_jsonl
@@ -76,7 +76,7 @@ def home() -> Iterator[Path]:
     with open_folder() as folder:
         tools = folder / "environments/tools"
         tools.mkdir(parents=True)
-        for package in (packages.SWEBENCH, packages.MULTI_SWE_BENCH, packages.SWE_SMITH):
+        for package in (harness.SWEBENCH, harness.MULTI_SWE_BENCH, harness.SWE_SMITH):
             installed = package.install()
             (tools / installed.name).symlink_to(installed)
         yield folder
@@ -384,9 +384,9 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
     test = [status_map(each) for each in run]
     gold = [status_map(dict.fromkeys(names, "PASS")) for _ in test]
     fix = [status_map(each) for each in gold]
-    stubs = (Path(packages.__file__).parent / "programs/absent.py").read_text()
+    stubs = (Path(harness.__file__).parent / "programs/absent.py").read_text()
     program = REPORTS.format(folder="", stubs=stubs)
-    python = str(packages.MULTI_SWE_BENCH.install() / "bin/python")
+    python = str(harness.MULTI_SWE_BENCH.install() / "bin/python")
     lines = "".join(json.dumps(each) + "\n" for each in zip(run, test, gold, fix, strict=True))
     done = subprocess.run([python, "-I", "-c", program], input=lines, capture_output=True, text=True, check=True)
     real = [json.loads(line) for line in done.stdout.splitlines()]
@@ -411,9 +411,9 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
         results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
         checks = _checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
         argument = checks.commands[0].results.partition(":")[2]
-        questions.append({"log": log(fixes), **packages.MULTI_SWE_BENCH.asked(argument, checks)})
+        questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.asked(argument, checks)})
         expected.append(good)
-    answers = packages.MULTI_SWE_BENCH.ask(questions)
+    answers = harness.MULTI_SWE_BENCH.ask(questions)
     assert [answer["resolved"] for answer in answers] == expected
     assert len(expected) > 300 and 0.1 < sum(expected) / len(expected) < 0.9
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks import make, quarantine
+from coderepairrl.tasks import make, select
 from coderepairrl.tasks.catalog import recognised
 from coderepairrl.tasks.overlap import overlap, report
 from coderepairrl.tasks.select import Selected, Selection, held_out
@@ -177,7 +177,7 @@ def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFix
     from tasks.test_benchmarks import data
 
     paths = {side: data(f"swebench/swebench_{name}.jsonl.gz") for side, name in (("a", "lite"), ("b", "verified"))}
-    words = ["data", "overlap", "swe_bench", "swe_bench", "--json", "a.name=lite"]
+    words = ["tasks", "overlap", "swe_bench", "swe_bench", "--json", "a.name=lite"]
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["crrl", *words, *(f"{side}.path={path}" for side, path in paths.items())])
         main()
@@ -192,9 +192,9 @@ def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path)
     asked, other = replace(TEN[0], checks=checks), replace(TEN[1], checks=checks)
     held = replace(asked, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
     file = tmp_path / "apart.jsonl"
-    found = [quarantine.Verified(asked, held, "2 runs say the same: no (b; c)"), quarantine.Verified(other, other, "")]
-    assert quarantine.write(found, file) == 1
-    assert quarantine.outside(file, [asked, other]) == [held, other]
+    found = [select.Verified(asked, held, "2 runs say the same: no (b; c)"), select.Verified(other, other, "")]
+    assert select.write_quarantine(found, file) == 1
+    assert select.outside_quarantine(file, [asked, other]) == [held, other]
 
 
 def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"reference": "nowhere.patch"}, "reference: .*nowhere.patch: No such file", "a file that exists"),
         ({"reference": "base64:?"}, "reference: not base64", "base64"),
         ({"difficulty": float("nan")}, "difficulty: ", "finite"),
-        ({"id": "first"}, "id: 'first' is already taken by line 1", "of its own"),
+        ({"id": "first"}, "id: 'first' is already taken by line 1", "another id"),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, Any], problem: str, fix: str) -> None:
@@ -220,7 +220,7 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, An
         (b'{"id": "a", "id": "b"}', ":1: 'id' twice"),
         (b"\xff\n", ":1: byte 0 is not UTF-8"),
         (b"\n\n", "has no tasks"),
-        (b"[" * 100_000, ":1: JSON that nobody can read"),
+        (b"[" * 100_000, ":1: JSON that cannot be read"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: bytes, problem: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from coderepairrl.checks.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.tasks import make
 from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, apart, together
 from coderepairrl.types import Task

@@ -15,7 +15,7 @@ from spoken import said, spoken, tagged, within
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import package
+from coderepairrl.tokens import rendering
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -120,7 +120,7 @@ def test_a_call_without_arguments_may_come_as_nothing(name: str, codecs: dict[st
     assert rendered("") == rendered("null") == rendered("{}")
 
 
-@pytest.mark.parametrize("name", package.CLASSES)
+@pytest.mark.parametrize("name", rendering.CLASSES)
 def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
     """Also where the model has no template to compare it with; what its prompts write is read."""
     like = {"glm-4.5": "GLM-4.5, 4.6", "glm": "GLM-4.7", "minimax": "MiniMax-M2", "llama": "Llama 3.1, 3.2, 3.3"}
@@ -312,7 +312,7 @@ def test_json_that_is_no_call_of_llama_stays_words(codecs: dict[str, tokens.Code
 @EVERY
 def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Its weights load, and packed rows of its prompts score as rows alone do (`Policy` refuses others)."""
-    from coderepairrl.learn.conversions import init_random
+    from coderepairrl.learn.learner import init_random
     from coderepairrl.learn.policy import Policy
 
     init_random(folders[name], tmp_path, 0)
@@ -518,6 +518,15 @@ def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs:
     reply = codec.parse(within(codec, "<tool_call>", body, "</tool_call>"), tools=TOOLS)
     assert [json.loads(call.arguments) for call in reply.calls] == [arguments] * (arguments is not None)
     assert reply.malformed == (f"<tool_call>{body}</tool_call>",) * (arguments is None)
+
+
+def test_a_conversation_continues_after_a_call_of_a_number(codecs: dict[str, tokens.Codec]) -> None:
+    """The template would be given a name that is no text."""
+    codec, news = codecs["Qwen2.5-Coder"], [{"role": "user", "content": "Go on."}]
+    output = within(codec, "<tool_call>", '{"name": 5, "arguments": {}}', "</tool_call>")
+    assert codec.parse(output).malformed
+    extension = codec.extend(codec.render(OPENING, TOOLS), output, news)
+    assert extension is not None and "Go on." in codec.decode(extension)
 
 
 _LS = "<function=shell>\n<parameter=cmd>\nls\n</parameter>\n</function>"

@@ -43,12 +43,14 @@ def read(codec: tokens.Codec, text: str) -> tokens.Reply:
     ],
 )
 def test_python_is_read_as_literals(text: str, arguments: dict[str, object]) -> None:
-    assert pythonic.parse(text) == [("f", arguments, "")]
-    assert pythonic.parse(pythonic.write(pythonic.parse(text) or [])) == [("f", arguments, "")]
+    assert pythonic.parse_python_calls(text) == [("f", arguments, "")]
+    assert pythonic.parse_python_calls(pythonic.write_python_list(pythonic.parse_python_calls(text) or [])) == [
+        ("f", arguments, "")
+    ]
 
 
 def test_names_may_have_dots_and_calls_follow_each_other() -> None:
-    assert [call.name for call in pythonic.parse("a.b(x=1)\nc()") or []] == ["a.b", "c"]
+    assert [call.name for call in pythonic.parse_python_calls("a.b(x=1)\nc()") or []] == ["a.b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_names_may_have_dots_and_calls_follow_each_other() -> None:
     ids=lambda text: text[:12],
 )
 def test_other_python_is_no_call(text: str) -> None:
-    assert pythonic.parse(text) is None
+    assert pythonic.parse_python_calls(text) is None
 
 
 def test_what_python_cannot_write_is_refused(codecs: dict[str, tokens.Codec]) -> None:

@@ -11,7 +11,7 @@ from families import FAMILIES
 from spoken import said
 
 from coderepairrl import agents, tokens
-from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.types import Limits, Sampling, Task, Turn, sequence

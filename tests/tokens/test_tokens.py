@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify
 
@@ -253,8 +253,8 @@ class TestBadModels:
         with pytest.raises(ConfigError, match=r"config\.json and no tokenizer\.json"):
             tokens.load(tmp_path)
 
-    def test_a_name_that_cannot_be_had(self) -> None:
-        with pytest.raises(PrerequisiteError, match="neither a folder nor a model"):
+    def test_a_name_is_no_folder(self) -> None:
+        with pytest.raises(ConfigError, match=r"nobody/nothing has no config\.json"):
             tokens.load("nobody/nothing")
 
     def test_an_unknown_family(self, miniature: Path, tmp_path: Path) -> None:

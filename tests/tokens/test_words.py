@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.words import GPT2
+from coderepairrl.tokens.inert import GPT2, InertTokenizer
 
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {"gpt2": None, "gpt2 spelled out": GPT2, "qwen": QWEN, "llama 3": QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")}

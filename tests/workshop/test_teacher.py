@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from coderepairrl import agents
-from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.types import Endpoint, Task
 from workshop.tiny import prompt, teacher

@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.report.view.page import Shown
-from coderepairrl.report.view.run import read_episode
-from coderepairrl.report.view.text import pieces
+from coderepairrl.report.episodes import Shown
+from coderepairrl.report.kit import pieces
+from coderepairrl.report.run import read_episode
 from coderepairrl.types import TokenSpan, Turn
 
 COLUMNS, CHARACTER, LINE = 120, 7.25, 18  # characters of a line; pixels of one, and of a line

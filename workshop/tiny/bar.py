@@ -24,7 +24,7 @@ from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
 from coderepairrl.stages.sft import sft
 from coderepairrl.stats import compare, pair
-from coderepairrl.stats.clusters import clusters_of, slice_of
+from coderepairrl.stats.intervals import clusters_of, slice_of
 from coderepairrl.types import Episode
 from workshop.tiny.warmstart import examples
 

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
-from coderepairrl.rewards.thesis.similarity import PatchSimilarity
+from coderepairrl.rewards.thesis import PatchSimilarity
 from coderepairrl.tasks.patches import unified
 from workshop.tiny.demonstrations import another_edit
 from workshop.tiny.measure import held_out

@@ -19,14 +19,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from coderepairrl.agents.blocks import Block
+from coderepairrl.agents.patching import Block
 from coderepairrl.errors import exit_on_error
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.runs.examples import Example, write_examples
-from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.jsonl import write_jsonl
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
-from coderepairrl.tasks.mutants.slices import Check, Function, repository
+from coderepairrl.tasks.mutants.corpus_tasks import Check, Exercise, Function, Mutant, exercise, mutants, repository
 from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.sources.repair import Repair
@@ -229,7 +228,7 @@ def _implement(formula: Formula, use: str) -> Task:
         id=f"implement/{_place(formula)}",
         prompt=_described(formula, function.name),
         language="python",
-        workspace=f"dir:{store(user_cache() / 'kinds', files)}",
+        workspace=f"dir:{store_folder(user_cache() / 'kinds', files)}",
         reference=unified(whole.path, masked, whole.text),
         checks=Checks((Command(whole.command, CHECK_SECONDS),), whole.tests),
         split=use,

@@ -17,9 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.tasks.mutants.corpus_tasks import OPENINGS, QUOTES
+from coderepairrl.tasks.mutants.corpus_tasks import OPENINGS, QUOTES, UNSEEN_MODULES, functions
 from coderepairrl.tasks.mutants.mutations import RIVALS
-from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, functions
 from workshop.tiny import prompt
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

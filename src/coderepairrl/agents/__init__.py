@@ -32,7 +32,7 @@ def make(name: str, /, **options: Any) -> Agent:
     if name not in SHIPPED and recipe.is_recipe(name):
         from coderepairrl.agents.command import Program
 
-        return Program(recipe.label(name), recipe.load(name, options), name)
-    classes = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
+        return Program(recipe.agent_label(name), recipe.load_recipe(name, options), name)
+    classes = SHIPPED | dict.fromkeys(recipe.recipe_names(), SHIPPED["command"])
     agent: Agent = registry.make("agent", name, classes, Agent, options)
     return agent

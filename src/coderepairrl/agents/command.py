@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from coderepairrl.agents.install import folder, installed
-from coderepairrl.agents.options import parse
-from coderepairrl.agents.recipe import Recipe
-from coderepairrl.agents.texts import fill
+from coderepairrl.agents.recipe import Recipe, install_folder, installed
+from coderepairrl.agents.texts import fill, parse_options
 from coderepairrl.errors import AgentFault, PrerequisiteError
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
@@ -45,7 +43,7 @@ class Program(Agent):
             if installed(name, recipe) is None:
                 fix = f"crrl agents install {source}" if source else "put the recipe into a file, and install that"
                 raise PrerequisiteError(f"agent {name!r} is not installed", fix=fix)
-            self.binds = (str(folder(name, recipe)),)
+            self.binds = (str(install_folder(name, recipe)),)
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Run the program until it exits or time is up.
@@ -55,7 +53,7 @@ class Program(Agent):
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
-        home = await _home(sandbox)
+        home = (await _checked(sandbox, ["mktemp", "-d"])).output.decode().strip()
         values = {
             "base_url": base,
             "root_url": base.removesuffix("/v1"),
@@ -96,7 +94,7 @@ class Command(Program):
     """The agent `command`. Takes the fields of `Recipe` by name."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__("command", parse(Recipe, "command", options))
+        super().__init__("command", parse_options(Recipe, "command", options))
 
 
 def _how(exit_code: int) -> str:
@@ -115,11 +113,6 @@ async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
     if not endpoint.socket:
         return endpoint.base_url.rstrip("/")
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
-
-
-async def _home(sandbox: Sandbox) -> str:
-    result = await _checked(sandbox, ["mktemp", "-d"])
-    return result.output.decode().strip()
 
 
 async def _checked(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:

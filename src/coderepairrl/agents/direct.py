@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from coderepairrl.agents import blocks
-from coderepairrl.agents.budget import Budget
-from coderepairrl.agents.chat import Chat, LimitReached, Message
+from coderepairrl.agents import patching
+from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
 from coderepairrl.agents.examples import Examples, as_turns, of
 from coderepairrl.agents.fences import Format, Unreadable, edit, named, replaced, shown, whole
-from coderepairrl.agents.options import parse
 from coderepairrl.agents.patching import Text
-from coderepairrl.agents.texts import FULL
+from coderepairrl.agents.texts import FULL, parse_options
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
-from coderepairrl.protocols import Agent, FirstRequest, Sandbox
-from coderepairrl.types import AgentReport, Endpoint, Limits, Task, ToolCall
+from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.types import AgentReport, Endpoint, FirstRequest, Limits, Task, ToolCall
 
 FORMAT = """\
 Write each edit like this, with the path of the file on the line before:
@@ -107,7 +105,7 @@ class Direct(Agent):
     placement: Literal["host", "sandbox"] = "host"
 
     def __init__(self, **options: Any) -> None:
-        self.options = parse(DirectOptions, self.name, options)
+        self.options = parse_options(DirectOptions, self.name, options)
 
     @property
     def reads_reference(self) -> bool:
@@ -214,7 +212,7 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    searches = blocks.read(blocks.answer(reply))
+    searches = patching.read_blocks(patching.answer_part(reply))
     return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in searches]
 
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coderepairrl.agents import blocks
+from coderepairrl.agents import patching
 from coderepairrl.agents.chat import Message
 from coderepairrl.agents.fences import Format, shown, write
 from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
 from coderepairrl.agents.texts import fill
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 
 _COLUMNS = ("prompt", "path", "before", "after")
 
@@ -59,7 +59,7 @@ def read(path: str) -> tuple[Example, ...]:
     where = Path(path).expanduser()
     line = '{"prompt": "...", "path": "a.py", "before": "...", "after": "..."}'
     try:
-        rows = list(foreign.objects(where, foreign.text(where), f"a line is {line}"))
+        rows = list(codec.parse_foreign_lines(where, codec.read_foreign_text(where), f"a line is {line}"))
     except (OSError, ValueError, UsageError) as error:
         raise ConfigError(f"agent.options.examples: {path} cannot be read: {error}", fix=f"a line is {line}") from error
     for number, row in rows:
@@ -115,11 +115,11 @@ def as_calls(
     return messages
 
 
-def _patches(example: Example) -> list[blocks.Block]:
+def _patches(example: Example) -> list[patching.Block]:
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
-        with suppress(blocks.Inexpressible, NoMatch, Ambiguous):
-            patches = blocks.between(example.path, before, after, context_lines)
+        with suppress(patching.Inexpressible, NoMatch, Ambiguous):
+            patches = patching.blocks_between(example.path, before, after, context_lines)
             patched = before
             for block in patches:
                 patched = replace_once(patched, block.old, block.new)
@@ -131,5 +131,5 @@ def _patches(example: Example) -> list[blocks.Block]:
 def _reply(example: Example, form: Format) -> str:
     try:
         return write(form, example.path, example.before.encode(), example.after.encode())
-    except blocks.Inexpressible as error:
+    except patching.Inexpressible as error:
         raise ConfigError(f"agent.options.examples: {error}", fix="leave it out, or another format") from None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
-from coderepairrl.agents import blocks
+from coderepairrl.agents import patching
 from coderepairrl.agents.patching import Text, places_of_lines
 
 Format = Literal["blocks", "whole", "function"]
@@ -68,7 +68,7 @@ def read(reply: str) -> list[Fence]:
             end += 1
         inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
         if end == len(lines) and inner and not inner[-1]:
-            del inner[-1]  # what follows the last line end
+            del inner[-1]  # the empty text after the last line end
         fences.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
         above, at = "", end + 1
     return fences
@@ -87,7 +87,7 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
     In the format ``whole`` a file has one block: the first headed by its name, else the longest, since others quote
     parts of it. Raises `Unreadable` if there is no block, the last was `cut_off`, or no file can be determined.
     """
-    fences = read(blocks.answer(reply))
+    fences = read(patching.answer_part(reply))
     if not fences:
         raise Unreadable("no fenced block")
     if cut_off and not fences[-1].closed:
@@ -505,17 +505,17 @@ def _statements(tree: ast.Module) -> dict[str, str]:
 
 
 def write(form: Format, path: str, before: bytes, after: bytes) -> str:
-    """Write a reply in the format `form` that makes the change. Raises `blocks.Inexpressible`."""
+    """Write a reply in the format `form` that makes the change. Raises `patching.Inexpressible`."""
     if form == "blocks":
-        return blocks.write(blocks.between(path, before, after))
+        return patching.write_blocks(patching.blocks_between(path, before, after))
     try:
         old, new = (Text.parse(data).text for data in (before, after))
         code = new if form == "whole" else _differing(old, new)
         result = whole(old, code) if form == "whole" else functions(old, code)
     except (SyntaxError, Unreadable) as error:
-        raise blocks.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
+        raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
-        raise blocks.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
+        raise patching.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
     return f"{path}\n{fenced(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 

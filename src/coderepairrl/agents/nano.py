@@ -14,17 +14,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from coderepairrl.agents.budget import Budget
-from coderepairrl.agents.chat import Chat, LimitReached, Message, Reply
+from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message, Reply
 from coderepairrl.agents.examples import Examples, as_calls, of
-from coderepairrl.agents.options import parse
-from coderepairrl.agents.stats import command_names
-from coderepairrl.agents.texts import NANO, Texts, Wording, fill, tool_schemas
-from coderepairrl.agents.tools import Result, Tools
+from coderepairrl.agents.texts import NANO, Texts, Wording, fill, parse_options, tool_schemas
+from coderepairrl.agents.tools import Result, Tools, command_names
 from coderepairrl.errors import ConfigError
-from coderepairrl.protocols import Agent, FirstRequest, Sandbox
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.registry import nearest
-from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
+from coderepairrl.types import AgentReport, Endpoint, FirstRequest, Task, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ class Nano(Agent):
     toolbox: type[Tools] = Tools
 
     def __init__(self, **options: Any) -> None:
-        self.options = parse(NanoOptions, self.name, options)
+        self.options = parse_options(NanoOptions, self.name, options)
         self.options.check(self.wording)
 
     def first_request(self, task: Task) -> FirstRequest:

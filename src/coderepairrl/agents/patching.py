@@ -1,4 +1,4 @@
-"""Literal search and replace that preserves every other byte.
+"""Search and replace that preserves every other byte, and the blocks that say it (`direct.FORMAT`).
 
 Models write ``\\n``. Matching therefore reads ``\\r\\n`` as ``\\n``, and untouched lines keep their endings.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from coderepairrl.errors import TaskError
 
 _MOST_PLACES = 100_000
 """Beyond, all that matters is that a passage is ambiguous: a policy can write files in which every place is one."""
@@ -154,3 +159,218 @@ def _in_context(text: str, old: str, places: list[int], context: str) -> list[in
     if len(around) != 1:
         return []
     return [place for place in places if place >= around[0] + len(context)][:1]
+
+
+MARKER = 7
+"""Signs of a marker."""
+HEAD = f"{'<' * MARKER} SEARCH"
+"""The first line of a block."""
+
+# Possessive: a policy writes the text, and could make a pattern that tries every way take hours.
+_OPEN = re.compile(r"[^\S\n]*+<{2,}+[^\S\n]*+SEARCH[^\S\n]*+>*+[^\S\n]*+")
+_DIVIDER = re.compile(r"[^\S\n]*+={5,}+[^\S\n]*+")
+_CLOSE = re.compile(r"[^\S\n]*+>{2,}+[^\S\n]*+REPLACE\b.*+")
+_EXACT = re.compile(r"(<++) SEARCH|(=++)|(>++) REPLACE")
+
+
+class Block(NamedTuple):
+    """One edit: lines without ends, and their replacement. An empty search creates the file.
+
+    >>> Block("a.py", ("x = 1",), ("x = 2",)).old
+    'x = 1\\n'
+    """
+
+    path: str
+    search: tuple[str, ...]
+    replace: tuple[str, ...]
+
+    @property
+    def old(self) -> str:
+        """Searched lines as text."""
+        return _text(self.search)
+
+    @property
+    def new(self) -> str:
+        """Replacement lines as text."""
+        return _text(self.replace)
+
+
+class Inexpressible(TaskError):
+    """The change cannot be written as blocks, for example of line ends alone."""
+
+
+def answer_part(reply: str) -> str:
+    """Return the reply without its thought, or the text in its ``<answer>`` tags.
+
+    >>> answer_part("<think>x</think>\\n<answer>\\ny\\n</answer>"), answer_part("y"), answer_part("<think>cut off")
+    ('\\ny\\n', 'y', '')
+    """
+    text = reply.partition("</think>")[2] if reply.lstrip().startswith("<think>") else reply
+    _, tag, rest = text.partition("<answer>")
+    return rest.partition("</answer>")[0] if tag else text
+
+
+def read_blocks(text: str) -> list[Block]:
+    """Parse complete blocks. A path is on the line above the block or its fence.
+
+    Markers written exactly as the block's first one (same length, no blanks) take precedence, so lines between may
+    resemble markers; otherwise two signs suffice (five for the divider), with optional blanks.
+
+    >>> read_blocks("a.py\\n<<<< SEARCH>\\n  a\\n\\n=====\\n  c\\n>> REPLACE")
+    [Block(path='a.py', search=('  a', ''), replace=('  c',))]
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    marks = _Marks(lines)
+    blocks: list[Block] = []
+    free = 0  # lines before are of earlier blocks
+    for head in marks.opening:
+        if head < free or not (ends := marks.ends(head)):
+            continue
+        divider, tail = ends
+        blocks.append(
+            Block(_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail]))
+        )
+        free = tail + 1
+    return blocks
+
+
+def write_blocks(blocks: Iterable[Block]) -> str:
+    """Format blocks for `read_blocks`; markers lengthen if lines resemble them.
+
+    >>> write_blocks([Block("a.py", ("x = 1",), ("x = 2",))]).split("\\n")[:4]
+    ['a.py', '<<<<<<< SEARCH', 'x = 1', '=======']
+    """
+    return "\n".join(map(_written, blocks))
+
+
+def blocks_between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
+    """Compute the blocks that turn `before` into `after`; an empty `before` is a new file.
+
+    Each has `context_lines` around its change, more if needed to be unique. Raises `Inexpressible`.
+
+    >>> blocks_between("a.py", b"x = 1\\ny = 1\\n", b"x = 1\\ny = 2\\n", context_lines=0)
+    [Block(path='a.py', search=('y = 1',), replace=('y = 2',))]
+    """
+    old, new = Text.parse(before).text, Text.parse(after).text
+    created: list[Block] = []
+    if not old and new:
+        old = _whole(new)
+        created = [Block(path, (), tuple(old.split("\n")[:-1]))]
+    a, b, end = old.split("\n"), new.split("\n"), ""
+    if a[-1] == b[-1] == "":
+        del a[-1], b[-1]
+        end = "\n"
+    whole_file = [(0, len(a), 0, len(b))]  # which keeps line ends that a file in between may lack
+    for ranges in (_singled_out(a, b, end, context_lines), whole_file):
+        blocks = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
+        with suppress(UnicodeEncodeError):  # a file in Latin-1 that becomes one in UTF-8
+            if apply_blocks(before, blocks) == after:
+                return blocks
+    raise Inexpressible(
+        f"{path}: search/replace blocks cannot make this change", fix="leave it out: it is of line ends"
+    )
+
+
+def apply_blocks(before: bytes, blocks: Iterable[Block]) -> bytes:
+    """Apply `blocks` in order. Raises `NoMatch`, `Ambiguous` and UnicodeEncodeError.
+
+    >>> apply_blocks(b"x\\r\\n", [Block("", ("x",), ("y", "z"))])
+    b'y\\r\\nz\\r\\n'
+    """
+    data = before
+    for block in blocks:
+        data = replace_lines(data, block.old, block.new) if block.search else block.new.encode()
+    return data
+
+
+class _Marks:
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
+        self._dividers = [at for at, line in enumerate(lines) if _DIVIDER.fullmatch(line)]
+        self._closing = [at for at, line in enumerate(lines) if _CLOSE.fullmatch(line)]
+        self._exact: dict[tuple[str, int], list[int]] = {}
+        for at, line in enumerate(lines):
+            if match := _EXACT.fullmatch(line):
+                signs = match[match.lastindex or 0]
+                self._exact.setdefault((signs[0], len(signs)), []).append(at)
+        self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
+
+    def ends(self, head: int) -> tuple[int, int] | None:
+        """Divider and last line of the block that begins at `head`, if complete before another begins."""
+        size = self._length.get(head, 0)
+        same = [self._exact.get((sign, size), []) for sign in "=><"] if size else []
+        return (_ends(head, *same) if same else None) or _ends(head, self._dividers, self._closing, self.opening)
+
+
+def _ends(head: int, dividers: Sequence[int], closing: Sequence[int], opening: Sequence[int]) -> tuple[int, int] | None:
+    divider = _next(dividers, head)
+    tail = _next(closing, divider) if divider is not None else None
+    following = _next(opening, head)
+    if divider is None or tail is None or (following is not None and following < tail):
+        return None
+    return divider, tail
+
+
+def _next(places: Sequence[int], at: int) -> int | None:
+    index = bisect_right(places, at)
+    return places[index] if index < len(places) else None
+
+
+def _path(lines: Sequence[str], head: int, free: int) -> str:
+    def named(at: int) -> bool:
+        return at >= free and lines[at] != "" and not lines[at][0].isspace()
+
+    line = ""
+    if named(head - 2) and lines[head - 1].startswith("```"):
+        line = lines[head - 2]
+    elif named(head - 1):
+        line = lines[head - 1]
+    return line.strip("`* :#")
+
+
+def _written(block: Block) -> str:
+    lines = set(block.search + block.replace)
+    size = next(n for n in range(MARKER, len(lines) + MARKER + 1) if not lines & set(_markers(n)))
+    head, divider, tail = _markers(size)
+    above = f"{block.path}\n" if block.path else ""
+    return f"{above}{head}\n{block.old}{divider}\n{block.new}{tail}\n"
+
+
+def _markers(size: int) -> tuple[str, str, str]:
+    return f"{'<' * size} SEARCH", "=" * size, f"{'>' * size} REPLACE"
+
+
+def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: int) -> list[tuple[int, int, int, int]]:
+    """Ranges of lines of `a` and `b` that replace each other, widened until each matches once, applied in order."""
+    matcher = SequenceMatcher(None, a, b, autojunk=False)
+    groups = [
+        [group[0][1], group[-1][2], group[0][3], group[-1][4]] for group in matcher.get_grouped_opcodes(context_lines)
+    ]
+    at = 0
+    while at < len(groups):
+        first, end, other, last = group = groups[at]
+        file = "\n".join(b[:other] + a[first:]) + end_of_file
+        found_once = first < end and places_of_lines(file, _text(a[first:end])) == [len(_text(b[:other]))]
+        if found_once and (other < last or end < len(a)):  # of the last lines one is left, whose line end may go
+            at += 1
+        elif at and first == groups[at - 1][1]:
+            before = groups[at - 1]
+            groups[at - 1 : at + 1] = [[before[0], group[1], before[2], group[3]]]
+            at -= 1
+        elif at + 1 < len(groups) and end == groups[at + 1][0]:
+            after = groups[at + 1]
+            groups[at : at + 2] = [[group[0], after[1], group[2], after[3]]]
+        elif first == 0 and end == len(a):
+            break  # nothing else singles it out
+        else:
+            up, down = int(first > 0), int(end < len(a))
+            groups[at] = [group[0] - up, group[1] + down, group[2] - up, group[3] + down]
+    return [(i, j, k, m) for i, j, k, m in groups]
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _whole(text: str) -> str:
+    return text if text.endswith("\n") else f"{text}\n"

@@ -1,17 +1,28 @@
-"""Recipes: TOML files that say how to install and start a program as an agent."""
+"""Recipes: TOML files that say how to install and start a program as an agent.
+
+``crrl agents install NAME`` gives each program a separate environment. Its folder is named by a digest of its
+requirements, and complete once it has ``installed.json``. Sandboxes see it read-only.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+import subprocess
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from coderepairrl.agents.options import parse
-from coderepairrl.agents.texts import placeholders
-from coderepairrl.errors import ConfigError
+from coderepairrl.agents.texts import parse_options, placeholders
+from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
+from coderepairrl.processes.caches import agents_cache
+from coderepairrl.processes.children import run
+from coderepairrl.processes.installs import alone, check_reachable, make_venv, pip, python
 from coderepairrl.registry import nearest
+from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import SideCalls
 
 SHIPPED = Path(__file__).with_name("recipes")
@@ -78,14 +89,14 @@ class Recipe:
                 raise ConfigError(f"{path!r} must be a relative path without '..'")
 
 
-def names() -> list[str]:
+def recipe_names() -> list[str]:
     """Names of the shipped recipes."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def read(name: str) -> dict[str, Any]:
+def read_recipe(name: str) -> dict[str, Any]:
     """Read the fields of a shipped recipe or a file. Raises `ConfigError`."""
-    path = SHIPPED / f"{name}.toml" if name in names() else Path(name)
+    path = SHIPPED / f"{name}.toml" if name in recipe_names() else Path(name)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -96,24 +107,159 @@ def read(name: str) -> dict[str, Any]:
         raise ConfigError(f"the recipe {name} is no TOML: {error}") from error
 
 
-def load(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
     """Load a recipe with `options` over its fields; tables are merged by key."""
-    fields = read(name)
+    fields = read_recipe(name)
     for key, value in (options or {}).items():
         before = fields.get(key)
         fields[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value
-    return parse(Recipe, label(name), fields)
+    return parse_options(Recipe, agent_label(name), fields)
 
 
 def is_recipe(name: str) -> bool:
     """Whether `name` is a shipped recipe or a TOML file."""
-    return name.endswith(".toml") or name in names()
+    return name.endswith(".toml") or name in recipe_names()
 
 
-def label(name: str) -> str:
+def agent_label(name: str) -> str:
     """Name of the agent that recipe `name` defines.
 
-    >>> label("recipes/qwen-code.toml"), label("aider")
+    >>> agent_label("recipes/qwen-code.toml"), agent_label("aider")
     ('qwen-code', 'aider')
     """
     return Path(name).stem if name.endswith(".toml") else name
+
+
+_DONE = "installed.json"
+_STDERR = 2
+_NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--fetch-retry-mintimeout=1000")
+
+
+def install_folder(name: str, recipe: Recipe) -> Path:
+    """Installation folder, whether it exists or not."""
+    requirements = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
+    return agents_cache() / f"{name}-{hashlib.sha256(requirements.encode()).hexdigest()[:12]}"
+
+
+def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
+    """Versions by package, for ``pip`` and ``npm``; None if not installed."""
+    try:
+        versions: dict[str, Any] = json.loads((install_folder(name, recipe) / _DONE).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
+        return None
+    return versions
+
+
+def install_named(source: str) -> tuple[Path, dict[str, Any]]:
+    """Install the agent of a recipe, shipped or a file; return its folder and `installed`.
+
+    Raises as `install`, and `ConfigError` if there is nothing to install.
+    """
+    if not is_recipe(source):
+        raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, recipe_names()))
+    name, recipe = agent_label(source), load_recipe(source)
+    if not recipe.install:
+        raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
+    return install(name, recipe), installed(name, recipe) or {}
+
+
+def install(name: str, recipe: Recipe) -> Path:
+    """Install the agent unless already installed; return its folder.
+
+    Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder, `RunError` when an installer
+    fails.
+    """
+    target = install_folder(name, recipe)
+    with alone(target):
+        if installed(name, recipe) is None:
+            shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
+            target.mkdir(mode=0o755, parents=True)
+            check_reachable(target)
+            versions = {}
+            if recipe.install.pip:
+                versions["pip"] = _pip(target / "venv", recipe.install.pip)
+            if recipe.install.npm:
+                versions["npm"] = _npm(target / "npm", recipe.install.npm)
+            with replace_file(target / _DONE) as record:
+                record.write_text(json.dumps(versions, indent=1) + "\n")
+    return target
+
+
+def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
+    inside = make_venv(venv, stdout=_STDERR)
+    # compiled whatever the machine's pip is set to: a sandbox cannot write there, and would compile at every start
+    command = ("install", "--retries=10", "--compile", *requirements)
+    if all(pip(inside, *command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
+        raise RunError(f"pip could not install {' '.join(requirements)}")
+    listing = subprocess.run(
+        [str(inside), "-I", "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    return {entry["name"]: entry["version"] for entry in json.loads(listing.stdout)}
+
+
+def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise PrerequisiteError("npm is not installed", fix="sudo apt-get install npm, or see nodejs.org")
+    prefix.mkdir()
+    command = [npm, "install", "--prefix", str(prefix), *_NPM, *packages]
+    if all(run(command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
+        raise RunError(f"npm could not install {' '.join(packages)}")
+    lock = json.loads((prefix / "package-lock.json").read_text())
+    versions = {
+        path.rpartition("node_modules/")[2]: entry["version"] for path, entry in lock["packages"].items() if path
+    }
+    return dict(sorted(versions.items()))
+
+
+BUILT_IN = {
+    "nano": "a shell, a search-and-replace patch, hard limits",
+    "nano4": "Nano with bash, view_file, str_replace and write_file",
+    "direct": "no scaffold: one reply with the edits, given the files",
+    "agentless": "no scaffold: localise by questions, sample repairs, vote",
+    "command": "any program, by a recipe of your own",
+}
+
+
+class Listing(NamedTuple):
+    """An agent's properties and installation state."""
+
+    name: str
+    placement: str
+    dialect: str
+    program: str
+    state: str
+    about: str
+
+
+def list_agents() -> list[Listing]:
+    """List shipped agents, built-in ones first."""
+    built_in = [
+        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", description)
+        for name, description in BUILT_IN.items()
+    ]
+    return built_in + [_listed(name, load_recipe(name)) for name in recipe_names()]
+
+
+def format_agents(entries: list[Listing]) -> str:
+    """Format `entries` as aligned text."""
+    columns = list(zip(*(entry[:5] for entry in entries), strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
+
+
+def _listed(name: str, found: Recipe) -> Listing:
+    state = "not installed" if installed(name, found) is None else "installed"
+    return Listing(name, "sandbox", found.dialect, installed_program(found), state, found.about)
+
+
+def installed_program(found: Recipe) -> str:
+    """Name and version of what a recipe installs: its first requirement.
+
+    >>> installed_program(load_recipe("mini-swe-agent")).split("==")[0]
+    'mini-swe-agent'
+    """
+    return next(iter((*found.install.pip, *found.install.npm)), "")

@@ -1,4 +1,4 @@
-"""All texts that Nano sends: system prompt, tools, warnings, errors. Options can replace each.
+"""All texts that Nano sends: system prompt, tools, warnings, errors. Options can replace each; agents parse them here.
 
 `FULL` is for instruction-tuned models of billions of parameters, `COMPACT` for a tiny policy with a context of about
 1,024 tokens. Placeholders are literal ``{name}``, so other braces need no escaping.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.registry import nearest
 
 SYSTEM = """\
 You are an autonomous software engineer who works through a terminal. The repository in your working directory has a \
@@ -220,3 +223,25 @@ def tool_schemas(style: str, descriptions: Mapping[str, str], wording: Wording =
         function["parameters"] = {"type": "object", "properties": described, "required": required}
         schemas.append({"type": "function", "function": function})
     return schemas
+
+
+T = TypeVar("T")
+
+
+def parse_options(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
+    """Build the dataclass `cls`, checking names and types.
+
+    Raises `ConfigError` with the nearest option, or the location of an invalid value.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    option_names = [option.name for option in fields(cls)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in option_names:
+            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, option_names))
+    try:
+        return TypeAdapter(cls).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("agent", "options", *first["loc"])))
+        raise ConfigError(f"{where}: {first['msg']}, not {first['input']!r}") from error

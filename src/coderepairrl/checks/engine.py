@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault
-from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.protocols import Engine
 from coderepairrl.registry import Finding
-from coderepairrl.types import Sampling
+from coderepairrl.types import Chunk, Sampling
 
 Reference = Callable[[list[list[int]], float], Awaitable[list[list[float]]]]
 """``(sequences, T)`` to ``log softmax(logits / T)`` of each sequence's ids but the first: len - 1 numbers."""

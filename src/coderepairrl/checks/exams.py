@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -12,12 +12,14 @@ from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.printable import counted
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Finding, check_options, check_types, nearest
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.sync.weights import Published
-from coderepairrl.types import Sample
+from coderepairrl.tasks import catalog
+from coderepairrl.types import EngineNeeds, Sample
 
 Options = Mapping[str, Any]
 
@@ -71,12 +73,15 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
     """
     from coderepairrl.checks.engine import Publish
     from coderepairrl.checks.engine import examine as sit
+    from coderepairrl.plan.devices import check_sleeps
 
     route, sleeps, options = _of_section(options)
     spec = engines.make(name, **options)
     _check_route(spec, route)
-    spec = spec.with_sleep() if sleeps else spec
-    spec.require()
+    if sleeps:
+        check_sleeps(spec)
+    needs = EngineNeeds(sleep=sleeps)
+    spec.require(needs)
     with scratch("exam") as folder:
         work = Path(folder)
         model = work / "model"
@@ -85,7 +90,7 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
         async with AsyncExitStack() as parts:
             learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
             parts.push_async_callback(learner.close)
-            engine = await spec.start(model, log_dir=work)
+            engine = await spec.start(model, log_dir=work, needs=needs)
             parts.push_async_callback(engine.close)
             publish: Publish | None = None
             if route is not None:
@@ -113,7 +118,7 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
 def _check_route(spec: EngineSpec, route: Route | None) -> None:
     from coderepairrl.plan.devices import visible
 
-    if route is not None and not spec.receives:
+    if route is not None and not spec.capabilities.can_receive:
         raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
     if route == "nccl" and not visible():
         raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
@@ -130,8 +135,8 @@ async def _offer(learner: Learner, route: Route, version: int) -> Published:
 
 
 async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks import programs
     from coderepairrl.checks.agent import examine as sit
+    from coderepairrl.checks.agent import examine_program
 
     agent = agents.make(name, **options)
     if agent.placement == "sandbox":
@@ -139,7 +144,7 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
         sandbox.check_agent(choice, agent.name, agent.not_in)
         backend = sandbox.make(choice.name, agent.binds)
         backend.require()
-        findings = await programs.examine(agent, backend)
+        findings = await examine_program(agent, backend)
     else:
         findings = await sit(agent)
     for finding in findings:
@@ -163,6 +168,25 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
     return _prepared(source)
 
 
+def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
+    """Compare environments and images of a source's tasks with their digests, reading every file."""
+    from coderepairrl.environments import states
+
+    found = states(list(catalog.load(*catalog.recognised(name, options))))
+    return _each(
+        [
+            Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)
+            for one in found
+        ]
+        or [Finding("environments", True, "its tasks need none")]
+    )
+
+
+async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
+    for finding in findings:
+        yield finding
+
+
 async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
     from coderepairrl.checks.task_source import examine as sit
 
@@ -174,7 +198,7 @@ async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.checks.model import examine as sit
 
     check_options("model", name, sit, options)
-    for finding in await sit(models.folder(models.hub.fetch(name) if models.hub.is_name(name) else name), **options):
+    for finding in await sit(models.folder(models.fetch(name) if models.is_hub_name(name) else name), **options):
         yield finding
 
 
@@ -192,7 +216,8 @@ KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Finding]]]] =
     "agent": ("nano", _agent),
     "reward": ("patch_edits", _reward),
     "tasks": ("handmade", _tasks),
+    "environments": ("mutants", _environments),
     "model": ("builtin:tiny", _model),
     "crash": ("each", _crash),
 }
-"""Seams, models and the crash test, with default implementations."""
+"""Seams, environments, models and the crash test, with default implementations."""

@@ -1,33 +1,36 @@
-"""Exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
+"""Exam of task sources, and verification of their tasks (``crrl check tasks``, ``crrl tasks verify``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from coderepairrl import grading
-from coderepairrl.errors import TaskError
+from coderepairrl import grading, rewards
+from coderepairrl.environments import check_environments
+from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import Verdict, lacking
+from coderepairrl.printable import counted, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
-from coderepairrl.tasks.references import with_diffed_references
+from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.rewards.verify import Trial, measuring_repair
+from coderepairrl.rewards.verify import answers as answers_of_reward
+from coderepairrl.tasks import select
+from coderepairrl.tasks.prepare import with_diffed_references
 from coderepairrl.types import Checks, Task
 
 _NAMED = 5
+_UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
-async def examine(
-    source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, on_task: Callable[[Task], None] = lambda task: None
-) -> list[Finding]:
-    """Examine `source`, and its first `limit` tasks (0: all).
-
-    Calls `on_task` before the questions of a task. Raises `TaskError` and `SandboxFault`.
-    """
+async def examine(source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0) -> list[Finding]:
+    """Examine `source`, and its first `limit` tasks (0: all). Raises `TaskError` and `SandboxFault`."""
     findings, tasks = about_source(source, limit)
     for task in tasks:
-        on_task(task)
         studied = await study(task, sandbox)
         findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in studied.findings]
     return findings
@@ -153,3 +156,123 @@ def _passed(verdict: Verdict, name: str) -> bool:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
+
+
+class TaskExam(NamedTuple):
+    """Findings about a task, or (`task` empty) the source."""
+
+    task: str
+    findings: tuple[Finding, ...]
+    settled: Task | None = None
+    """Trainable task (`study`); None if unusable."""
+    lacks: str = ""
+    """Missing prerequisites, in the grader's words."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every finding is right."""
+        return all(finding.ok for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert to plain data."""
+        checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in self.findings]
+        return {"task": self.task, "ok": self.ok, "checks": checks}
+
+
+async def verify_tasks(
+    source: TaskSource,
+    sandbox: SandboxBackend,
+    *,
+    limit: int = 0,
+    repeat: int = 1,
+    reward: Mapping[str, float] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[TaskExam]:
+    """Examine the source (`checks.examine`), and rewards on tasks with a reference.
+
+    By each of `reward` (default `patch_edits`) the reference must earn 1; an empty patch, and a blank line appended to
+    a repaired file, 0. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
+
+    Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
+    that does not measure repair.
+    """
+    weighted = rewards.make(reward or "patch_edits")
+    repairing = measuring_repair(weighted)
+    if silent := [each.name for each, _ in weighted if each not in repairing]:
+        raise UsageError(
+            f"reward {silent[0]} does not declare that it measures repair",
+            fix="leave it out, or give it repairs = True",
+        )
+    findings, chosen = about_source(source, limit)
+    await asyncio.to_thread(check_environments, chosen)
+    exams = [TaskExam("", tuple(findings))]
+    for number, task in enumerate(chosen, 1):
+        say(f"[{number}/{len(chosen)}] {task.id}")
+        solution = None if task.reference else source.oracle(task.id)
+        if solution is not None:
+            studied = await solved(task, solution, sandbox, repeat)
+        else:
+            studied = await study(task, sandbox, repeat)
+        task_findings = list(studied.findings)
+        if task.reference and repairing and all(finding.ok for finding in task_findings):
+            nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
+            for one in repairing:
+                task_findings += await answers_of_reward(Trial(task, one), sandbox, nothing)
+        exams.append(TaskExam(task.id, tuple(task_findings), studied.settled, studied.lacks))
+    return exams
+
+
+async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
+    """Diff of a blank line appended to a repaired file, or empty."""
+    async with sandbox.open(task) as fresh:
+        for patched in rewards.parse(task.reference):
+            try:
+                content = await fresh.read(patched.path)
+            except (FileNotFoundError, PermissionError):
+                continue  # the reference creates it
+            await fresh.write(patched.path, content + b"\n")
+            break
+        return await fresh.diff()
+
+
+def count_left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
+    """Count unusable tasks by first failed question, most frequent first.
+
+    >>> from coderepairrl.registry import Finding
+    >>> count_left_out([TaskExam("", ()), TaskExam("a", (Finding("the reference applies", False, ""),))])
+    {'the reference applies: no': 1}
+    """
+    lost = [exam for exam in exams if exam.task and exam.settled is None]
+    firsts = (next((one.name for one in exam.findings if not one.ok), "") for exam in lost)
+    return dict(Counter(f"{name}: no" if name else _UNSTEADY for name in firsts).most_common())
+
+
+def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
+    """Examined `tasks` with their first wrong answer, for `write_quarantine`, except missing prerequisites."""
+    exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
+
+    def reason(exam: TaskExam) -> str:
+        wrong = next((one for one in exam.findings if not one.ok), None)
+        return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
+
+    return [
+        select.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
+        for task in tasks
+        if task.id in exam_by_task
+    ]
+
+
+def format_exams(exams: Sequence[TaskExam]) -> str:
+    """Table of tasks, failed questions beneath."""
+    lines = []
+    for exam in exams:
+        passed = sum(finding.ok for finding in exam.findings)
+        name = printable(exam.task) or "the source"
+        lines.append(f"{'ok  ' if exam.ok else 'FAIL'}  {name}  {passed}/{len(exam.findings)}")
+        wrong = [finding for finding in exam.findings if not finding.ok]
+        lines += [f"        {printable(finding.name)}: no ({logged(finding.detail)})" for finding in wrong]
+    failed = sum(not exam.ok for exam in exams[1:])
+    lines.append(f"{counted(len(exams) - 1, 'task')}, {failed} failed")
+    if any(exam.lacks for exam in exams):
+        lines.append(f"  fix: {TO_INSTALL}")
+    return "\n".join(lines)

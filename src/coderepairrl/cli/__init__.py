@@ -17,24 +17,33 @@ from types import TracebackType
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo
 
-from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
-    auditing,
-    collecting,
     comparing,
-    data,
-    env,
     evaluating,
     jobs,
     reading,
     running,
     serving,
+    tasks,
 )
 from coderepairrl.cli.output import show
-from coderepairrl.errors import ExitCode, exit_on_error
+from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
+from coderepairrl.version import __version__
+
+RENAMED = {
+    "data": "crrl tasks",
+    "audit": "crrl tasks verify --deep",
+    "env": "crrl check environments",
+    "view": "crrl report --serve",
+    "select": "crrl collect --select",
+    "merge": "crrl eval --merge",
+}
+"""Commands of earlier versions, and what to use instead."""
+
 
 app = typer.Typer(
     name="crrl",
@@ -60,22 +69,65 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Learn": (
         *(running.hello, running.train, jobs.run),
-        *(collecting.collect, collecting.select, running.sft),
+        *(evaluating.collect, running.sft),
     ),
     "Measure": (
-        *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
+        *(evaluating.eval, evaluating.attempt, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
-    "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
-    "Set up and check": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
+    "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
+    "Set up and check": (running.config, reading.check, tasks.app, agents.app),
 }
 """Commands by their heading in ``crrl --help``."""
+EXAMPLES = {
+    "hello": ("hello", "hello run.steps=2"),
+    "train": ("train qwen3-0.6b train.lr=1e-5", "train runs/mine --resume"),
+    "run": ("run ablations --dry-run", "run jobs.toml --only warm"),
+    "collect": (
+        "collect hello --policy builtin:tiny -o runs/teacher",
+        "collect --select runs/teacher keep.best=1 -o kept",
+    ),
+    "sft": ("sft sft-tiny data.paths=runs/teacher",),
+    "eval": ("eval mutants n=8 --policy builtin:tiny", "eval --merge runs/shard-1 runs/shard-2 -o runs/whole"),
+    "attempt": ("attempt handmade handmade/versions --policy runs/mine",),
+    "grade": ("grade predictions.jsonl swe_bench name=verified",),
+    "compare": ("compare runs/before runs/after", "compare --plan 5"),
+    "score": ("score --oracle reference.diff --patch mine.diff",),
+    "report": ("report runs/hello", "report runs/hello --serve"),
+    "fix": ("fix . --issue issue.md --policy runs/mine --apply",),
+    "serve": ("serve builtin:tiny --port 8000",),
+    "export": ("export runs/mine model", "export runs/mine episodes.parquet --to parquet"),
+    "config": ("config hello train.lr=1e-5",),
+    "check": ("check", "check sandbox bwrap"),
+    "tasks list": ("tasks list", "tasks list jsonl path=tasks.jsonl"),
+    "tasks prepare": ("tasks prepare swe_bench name=verified",),
+    "tasks verify": (
+        "tasks verify jsonl path=tasks.jsonl -o valid.jsonl",
+        "tasks verify tasks.jsonl --deep",
+    ),
+    "tasks shell": ("tasks shell handmade handmade/pager", "tasks shell handmade handmade/pager -- git log"),
+    "tasks export": ("tasks export mutants bugs.jsonl path=src n=64",),
+    "tasks overlap": ("tasks overlap swe_gym swe_bench b.name=verified",),
+    "tasks import": ("tasks import nano logs -o logs.parquet --drop swe_bench",),
+    "agents list": ("agents list",),
+    "agents install": ("agents install mini-swe-agent",),
+}
+"""Examples at the end of each ``crrl COMMAND -h``."""
+
+
+def _with_examples(info: CommandInfo, name: str) -> None:
+    info.epilog = "\n\n".join(f"Example: crrl {example}" for example in EXAMPLES[name])
+
+
 for heading, commands in COMMANDS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=command.info.name, rich_help_panel=heading)
+            for inner in command.registered_commands:
+                _with_examples(inner, f"{command.info.name} {inner.name}")
         else:
             app.command(rich_help_panel=heading)(command)
+            _with_examples(app.registered_commands[-1], command.__name__)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -108,8 +160,10 @@ def main() -> None:
     logging.basicConfig(handlers=[logs])
     try:
         with exit_on_error():
+            if renamed := RENAMED.get("".join(sys.argv[1:2])):
+                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{renamed}`")
             app()
-    except BrokenPipeError:  # `crrl view RUN | head`
+    except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     except Exception:

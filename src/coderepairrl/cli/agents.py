@@ -15,10 +15,10 @@ app = typer.Typer(name="agents", help="List agents; install their programs.", no
 @app.command("list")
 def agents_list(as_json: Json = False) -> None:
     """List shipped agents: where they work, what they speak, and whether their programs are installed."""
-    from coderepairrl.agents import listing
+    from coderepairrl.agents import recipe
 
-    entries = listing.listing()
-    show(json.dumps([entry._asdict() for entry in entries]) if as_json else listing.table(entries))
+    entries = recipe.list_agents()
+    show(json.dumps([entry._asdict() for entry in entries]) if as_json else recipe.format_agents(entries))
 
 
 @app.command("install")
@@ -27,7 +27,7 @@ def agents_install(
     as_json: Json = False,
 ) -> None:
     """Install an agent's program into a separate environment, which sandboxes see read-only."""
-    from coderepairrl.agents import install, recipe
+    from coderepairrl.agents import recipe
 
-    folder, versions = install.install_named(name)
-    show(json.dumps({"agent": recipe.label(name), "folder": str(folder), **versions}) if as_json else folder)
+    folder, versions = recipe.install_named(name)
+    show(json.dumps({"agent": recipe.agent_label(name), "folder": str(folder), **versions}) if as_json else folder)

@@ -40,10 +40,9 @@ def compare(
 ) -> None:
     """Compare policies on the same tasks: paired tests, intervals, and detectable differences."""
     from coderepairrl.report import verdict
-    from coderepairrl.report.comparing import Arguments, answer
+    from coderepairrl.report.comparison import Question
 
-    arguments = Arguments(
-        policies=policies or [],
+    question = Question(
         metric=metric,
         common=common,
         other_conditions=other_conditions,
@@ -57,4 +56,4 @@ def compare(
         published=published,
         pairs=pairs,
     )
-    show(verdict.render(answer(arguments), "json" if as_json else form))
+    show(verdict.render(verdict.answer(policies or [], question), "json" if as_json else form))

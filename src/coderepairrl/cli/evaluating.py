@@ -1,11 +1,11 @@
-"""``crrl eval``, ``merge``, ``grade``: measuring policies and patches."""
+"""``crrl eval``, ``collect``, ``attempt``, ``grade``: attempts by any policy, and patches of any origin."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,7 +35,10 @@ from coderepairrl.printable import counted
 
 def eval(
     what: Annotated[
-        str, typer.Argument(help="a TOML file, a shipped config, a run, or a task source; with --resume an evaluation")
+        str,
+        typer.Argument(
+            help="a TOML file, a shipped config, a run, or a task source; to --resume an evaluation; to --merge shards"
+        ),
     ],
     given: Settings = None,
     policy: Policies = None,
@@ -46,6 +49,7 @@ def eval(
     output: NewRun = None,
     resume: Resume = False,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task, from the I-th")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="join the shards of an evaluation in the new run -o")] = False,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     prices: PriceList = None,
@@ -53,31 +57,89 @@ def eval(
     as_json: Json = False,
 ) -> None:
     """Measure a policy on a benchmark, without training: a table with intervals, and predictions."""
-    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.stages import arguments, evaluation, results, shards
+
+    if merge:
+        _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices)
+        if output is None:
+            raise UsageError("no folder for the merged run is named", fix="crrl eval --merge SHARD... -o FOLDER")
+        measured = [shards.merge_shards([Path(each) for each in (what, *(given or []))], output)]
+    else:
+        settings = [*arguments.preset_settings(preset), *_settings(given, limit, attempts, model_name, key_env)]
+        planned = arguments.plan_evaluations(
+            what, settings, policy or (), agents=agent or (), output=output, resume=resume, shard=shard, prices=prices
+        )
+        try:
+            measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
+        except CodeRepairError:
+            complete = [results.read_results(each.folder) for each in planned if each.is_complete]
+            if complete and len(planned) > 1 and not as_json:  # it took hours, perhaps
+                show(results.results_as_text(complete))
+            raise
+    if as_json:
+        show(json.dumps(measured if len(measured) > 1 else measured[0]))
+    else:
+        show(results.results_as_text(measured))
+
+
+def collect(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="a TOML file, a shipped config, a run, or a task source; to --resume a collection; to --select runs"
+        ),
+    ],
+    given: Settings = None,
+    policy: Policies = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="attempts per task (default: 4)")] = None,
+    limit: Limit = None,
+    agent: Agents = None,
+    output: NewRun = None,
+    resume: Resume = False,
+    select: Annotated[
+        bool, typer.Option("--select", help="keep some of the attempts that exist, by filters keep.NAME=VALUE")
+    ] = False,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
+    prices: PriceList = None,
+    jobs: PoliciesAtOnce = 1,
+    as_json: Json = False,
+) -> None:
+    """Attempt the held-out share of training tasks with any policy, and keep what is worth learning from."""
+    from coderepairrl.stages import arguments
+    from coderepairrl.stages import collect as collecting
+
+    if select:
+        _refuse("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices)
+        account = collecting.select_attempts([what, *(given or [])], output)
+    else:
+        settings = _settings(given, limit, attempts, model_name, key_env)
+        planned = arguments.plan_evaluations(
+            what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
+        )
+        account = asyncio.run(collecting.collect(planned, jobs=jobs, say=note))
+    show(json.dumps(account) if as_json else collecting.collected_as_text(account))
+
+
+def _settings(
+    given: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
+) -> list[str]:
     from coderepairrl.plan.model import relayed
 
-    settings = [*(given or []), *relayed(model_name, key_env)]
-    more: dict[str, Any] = {"preset": preset, "limit": limit, "attempts": attempts, "agents": agent or []}
-    more |= {"output": output, "resume": resume, "shard": shard, "prices": prices}
-    if policy and len(policy) > 1:
-        several = evaluating.plan_each(policy, what, settings, **more)
-        try:
-            results = asyncio.run(evaluating.evaluate_each(several, resume=resume, jobs=jobs, say=note))
-        except CodeRepairError:
-            if not as_json and (finished := evaluating.ended(several)):  # it took hours, perhaps
-                show(evaluating.each_as_text([evaluating.found(each.folder) for each in finished], finished))
-            raise
-        show(json.dumps(results) if as_json else evaluating.each_as_text(results, several))
-        return
-    evaluating.require_several(jobs)
-    planned = evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)
-    result = asyncio.run(evaluating.evaluate(planned, resume=resume))
-    show(json.dumps(result) if as_json else evaluating.as_text(result, planned.plan.config))
+    numbers = {"eval.tasks": limit, "eval.attempts": attempts}
+    options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
+    return [*(given or []), *relayed(model_name, key_env), *options]
+
+
+def _refuse(option: str, *others: object) -> None:
+    """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
+    if any(others):
+        raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave others out")
 
 
 def attempt(
     what: Annotated[str, typer.Argument(help="a task source, a TOML file, a shipped config, or a run")],
-    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl data list SOURCE")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl tasks list SOURCE")],
     given: Settings = None,
     policy: Annotated[
         str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
@@ -89,34 +151,15 @@ def attempt(
     note(f"{'reading':<12}{what}, {task}")  # imports take a while, too
     import sys
 
-    from coderepairrl.apps import attempt as attempting
-    from coderepairrl.apps import fix
+    from coderepairrl.stages import attempt as attempting
+    from coderepairrl.stages import trace
 
     trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
-    episode = run(attempting.attempt(trial, fix.Trace(whole=True)))
+    episode = run(attempting.attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:
-        fix.show(episode.patch, sys.stdout)
-
-
-def merge(
-    shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="run folders of `crrl eval --shard`")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="a new run folder")],
-    keep: Annotated[
-        Literal["first", "last"] | None, typer.Option(help="shard that counts if two have the same task")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Merge the shards of an evaluation into one run folder, equal to that of one process."""
-    from coderepairrl import config
-    from coderepairrl.apps import evaluate as evaluating
-    from coderepairrl.runs import open_run
-    from coderepairrl.stages.merge import merge as write
-
-    write(shards, output, keep=keep)
-    result = evaluating.found(open_run(output))
-    show(json.dumps(result) if as_json else evaluating.as_text(result, config.load(output)))
+        trace.print_bytes(episode.patch, sys.stdout)
 
 
 def grade(
@@ -143,15 +186,15 @@ def grade(
 ) -> None:
     """Grade patches of any origin by a benchmark's tests and rules, natively or in its images."""
     from coderepairrl import config
-    from coderepairrl.checks import data
-    from coderepairrl.runs import foreign
+    from coderepairrl.runs import codec
     from coderepairrl.stages import grade as grading
     from coderepairrl.stages import harness as official
     from coderepairrl.stages import predictions as patches
     from coderepairrl.stages import shards
+    from coderepairrl.tasks import catalog
 
     predicted, part = patches.read(predictions), shards.parse(shard)
-    target = output or predictions.with_name(f"{foreign.stem(predictions)}.graded.jsonl")
+    target = output or predictions.with_name(f"{codec.stem_of(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
     if harness:
         if sandbox != "auto" or sandbox_option:
@@ -167,7 +210,7 @@ def grade(
         job = official.grade(known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
     else:
         tasks, known_patches, unknown = grading.chosen(
-            predicted, data.load(source, source_options), part, skip_unknown=skip_unknown
+            predicted, catalog.load(source, source_options), part, skip_unknown=skip_unknown
         )
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)

@@ -48,7 +48,7 @@ KeyEnv = Annotated[str | None, typer.Option(help="variable with the URL's key (d
 PriceList = Annotated[
     str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="prices of a URL per million tokens")
 ]
-SandboxName = Annotated[str, typer.Option("--sandbox", help="sandbox of the checks")]
+SandboxName = Annotated[str, typer.Option("--sandbox", help="sandbox by name (crrl check lists them)")]
 SandboxOptions = Annotated[
     list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="option of the sandbox")
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,10 +30,10 @@ def hello(
     as_json: Json = False,
 ) -> None:
     """Try the whole loop on this machine: reinforcement learning of a tiny policy."""
-    from coderepairrl.apps import hello as app
+    from coderepairrl.stages import hello as app
 
     if dry_run:
-        _show_plan(*app.resolved(overrides or [], resume=resume), as_json=as_json)
+        _show_plan(*app.load_settings(overrides or [], resume=resume), as_json=as_json)
         return
     show(app.hello(overrides or [], resume=resume, as_json=as_json))
 
@@ -59,11 +58,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
-    from coderepairrl import config, stages
+    from coderepairrl import stages
 
-    resolved = config.load(file, overrides or [])
-    folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
-    resolved = stages.with_rewards_of(folder, resolved) if resume else resolved
+    resolved, folder = stages.load_settings(file, overrides or [], resume=resume)
     if dry_run:
         _show_plan(resolved, folder, as_json=as_json)
         return
@@ -78,22 +75,11 @@ def sft(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a policy on examples of `crrl collect` and `select`, or on a teacher's distribution over them."""
-    from coderepairrl import config, stages
-    from coderepairrl.errors import UsageError
-    from coderepairrl.plan.imitation import resolve_imitation
-    from coderepairrl.runs.examples import NAME
+    """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
+    from coderepairrl import config
     from coderepairrl.stages import sft as stage
 
-    if (Path(file) / NAME).is_file():
-        raise UsageError(
-            f"{file} has examples, which are what to learn from, and not how",
-            fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
-        )
-    resolved = config.load(file, overrides or [])
-    folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
-    resolved = stages.with_rewards_of(folder, resolved) if resume else resolved
-    plan = resolve_imitation(stages.pinned(resolved, fetches=not dry_run))
+    plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
     if dry_run:
         summary = stage.as_shown(plan, folder)
         show(json.dumps(summary) if as_json else f"{config.to_toml(plan.config)}\n{table(summary)}")

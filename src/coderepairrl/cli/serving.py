@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, Overrides, note, run, show, table
+from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, note, run, show, table
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
 
@@ -22,24 +22,24 @@ def fix(
     overrides: Overrides = None,
     agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="sampling temperature (0: greedy)")] = 0.0,
-    model_name: Annotated[str, typer.Option(help="model name at the URL, unless there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")] = None,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
     apply: Annotated[bool, typer.Option("--apply", help="apply the patch to the working tree")] = False,
     as_json: Json = False,
 ) -> None:
     """Let a model repair your repository: progress on stderr, the diff on stdout."""
     note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
-    from coderepairrl.apps import fix
     from coderepairrl.plan.model import relayed
+    from coderepairrl.stages import fix, trace
 
     settings = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
-    repair = fix.resolve(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
-    fixed = run(fix.fix(repair, temperature=temperature, trace=fix.Trace()))
+    repair = fix.plan_repair(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
+    fixed = run(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
-        fix.show(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
+        trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
     try:
-        applied = apply and fix.apply(repair.repository, fixed.patch)
+        applied = apply and fix.apply_patch(repair.repository, fixed.patch)
     finally:
         if as_json:
             show(json.dumps({**fixed.as_json(), "applied": applied}))
@@ -62,17 +62,17 @@ def serve(
         typer.Option("--chat/--keys-only", help="answer keyless chat clients of this machine (default: not for a URL)"),
     ] = None,
     log: Annotated[Path | None, typer.Option(help="new run folder for every committed turn")] = None,
-    model_name: Annotated[str, typer.Option(help="model name at the URL, unless there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")] = None,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
     as_json: Json = False,
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
-    from coderepairrl.apps import serve as served
     from coderepairrl.plan.model import relayed
+    from coderepairrl.stages import serve as served
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")
-    plan = served.resolve(policy, [*(overrides or []), *relayed(model_name, key_env)], log=log)
+    plan = served.plan_server(policy, [*(overrides or []), *relayed(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else table(where))
@@ -95,25 +95,25 @@ def export(
     ] = None,
 ) -> None:
     """Export a run's model (adapters merged), episodes, or metrics."""
-    from coderepairrl.apps import export as exports
+    from coderepairrl.stages import export as exports
 
     if precision is not None and to != "model":
         raise UsageError("--precision is that of a model's weights", fix="leave it out")
     if to == "model":
         folder = _new(target, f"crrl export {source} FOLDER")
-        if (share_kept := run(exports.model(source, folder, precision))) is not None:
+        if (share_kept := run(exports.export_model(source, folder, precision))) is not None:
             lost = ": the rest is lost (--precision fp32 keeps all)" if share_kept < exports.KEPT else ""
             note(f"{share_kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
         show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"
-        count = exports.episodes(Path(source), _new(target, f"crrl export {source} {new} --to {to}"), to)
+        count = exports.export_episodes(Path(source), _new(target, f"crrl export {source} {new} --to {to}"), to)
         note(counted(count, "episode"))
         show(target)
     else:
         if target is not None:
             raise UsageError(f"{to} has a place of its own", fix=f"crrl export {source} --to {to}")
-        show(f"{counted(exports.metrics(Path(source), to), 'record')} sent to {to}")
+        show(f"{counted(exports.export_metrics(Path(source), to), 'record')} sent to {to}")
 
 
 def _new(target: Path | None, fix: str) -> Path:

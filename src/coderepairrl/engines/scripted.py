@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coderepairrl.errors import EngineFault
-from coderepairrl.protocols import Chunk, Engine, EngineSpec
+from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.sync import weights
-from coderepairrl.types import Sampling
+from coderepairrl.types import Capabilities, Chunk, EngineNeeds, Sampling
 
 Script = Callable[[Sequence[int], Sampling, int], Sequence[int]] | Sequence[Sequence[int]]
 
@@ -127,6 +127,11 @@ class Scripted(EngineSpec):
 
     name = "scripted"
 
-    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+    @property
+    def capabilities(self) -> Capabilities:
+        """Its context."""
+        return Capabilities(context=self.context)
+
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
         """See `EngineSpec.start`."""
         return ScriptedEngine(self.script, context=self.context, chunk=self.chunk, delay=self.delay)

@@ -2,30 +2,25 @@
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom
-from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
+from coderepairrl.environments.fingerprints import fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
-from coderepairrl.environments.records import Difference, differences, record
 from coderepairrl.environments.verify import check_environments, check_unchanged, states
 
 __all__ = [
     "KIND",
     "CondaFile",
-    "Difference",
     "Environment",
-    "Fingerprint",
     "NoRoom",
     "ReadyImage",
     "Specification",
     "build",
     "check_environments",
     "check_unchanged",
-    "differences",
     "fingerprint",
     "fingerprints",
     "prepare_environments",
     "prepare_images",
-    "record",
     "sandbox_version",
     "states",
 ]

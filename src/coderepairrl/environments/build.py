@@ -2,6 +2,9 @@
 
 Builds run untrusted code in a sandbox that reaches only the package index. The result lacks the project's own modules,
 which come from the workspace, with the bug.
+
+Conda environment files become requirements: names are the same there, except `RENAMED`. Other packages than Python's
+(compilers, C libraries), builds, channels and hashes are omitted.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import shutil
 import tarfile
@@ -26,11 +30,9 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.environments import conda
-from coderepairrl.environments.index import index_hosts, local_folders, own_index, settings_inside
+from coderepairrl.environments.index import explain_failed_build, index_hosts, local_folders, own_index, settings_inside
 from coderepairrl.environments.proxy import proxy
 from coderepairrl.environments.pythons import interpreter
-from coderepairrl.environments.refusals import explained
 from coderepairrl.environments.verify import check_unchanged, digest_of, share
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
 from coderepairrl.printable import printable, without_login
@@ -40,8 +42,75 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.contents import check_path
-from coderepairrl.sandbox.environment import BUILT
+from coderepairrl.sandbox.workspace import BUILT
 from coderepairrl.types import ExecResult, Task
+
+RENAMED = {
+    "blas": "",
+    "cdms2": "",
+    "dask-core": "dask",
+    "eccodes": "",
+    "gdal": "",
+    "graphviz": "",
+    "hdf5": "",
+    "iris": "scitools-iris",
+    "libnetcdf": "",
+    "matplotlib-base": "matplotlib",
+    "msgpack-python": "msgpack",
+    "nodejs": "",
+    "openjdk": "",
+    "pip": "",
+    "pynio": "",
+    "pytables": "tables",
+    "python": "",
+    "python-graphviz": "graphviz",
+    "python-xxhash": "xxhash",
+    "pytorch": "torch",
+    "tiledb": "",
+    "tiledb-py": "tiledb",
+}
+_PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
+_ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
+
+
+def conda_requirements(text: str) -> tuple[str, list[str]]:
+    """Python version (``MAJOR.MINOR``, or "") and requirements of an environment file.
+
+    >>> conda_requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
+    ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
+    """
+    python, packages = "", list[str]()
+    listed, pip = False, -1  # within `dependencies`; how deep the list of pip is indented
+    for line in text.splitlines():
+        if re.match(r"\w", line):
+            listed, pip = line.startswith("dependencies:"), -1
+        item = _ITEM.match(line)
+        if not listed or item is None:
+            continue
+        indent, entry = len(item["indent"]), item["text"].strip("\"'")
+        if entry == "pip:":
+            pip = indent
+        elif 0 <= pip < indent:
+            packages.append(entry)
+        elif package := _PACKAGE.match(entry):
+            name, version = package["name"].lower(), _version(package["version"])
+            if name == "python":
+                python = ".".join(re.findall(r"\d+", version)[:2])
+            if name := RENAMED.get(name, name):
+                packages.append(name + version)
+    return python, packages
+
+
+def _version(asked: str) -> str:
+    # with one sign of equality, or none, conda means all versions with that beginning
+    parts = []
+    for each in filter(None, asked.replace(" ", "").split(",")):
+        if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":
+            parts.append(each)
+        else:
+            parts.append(f"=={each.lstrip('=').partition('=')[0].removesuffix('*').rstrip('.')}.*")
+    return ",".join(parts)
+
 
 KIND = "python"
 """Prefix of a specification's text: ``python:{...}``."""
@@ -65,7 +134,7 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """Conda environment file of a project (`conda`)."""
+    """Conda environment file of a project (`conda_requirements`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -244,7 +313,7 @@ async def _with_conda(specification: Specification) -> Specification:
     if not done.ok:
         output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
         raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
-    python, conda_packages = conda.requirements(done.output.decode("utf-8", "replace"))
+    python, conda_packages = conda_requirements(done.output.decode("utf-8", "replace"))
     packages = (*conda_packages, *specification.requirements)
     return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 
@@ -386,4 +455,4 @@ def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Cod
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
         printed = f"no end within {_SECONDS:.0f} s; {printed}"
-    return explained(spec.workspace or "these packages", printed, refused)
+    return explain_failed_build(spec.workspace or "these packages", printed, refused)

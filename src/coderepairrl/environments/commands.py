@@ -27,7 +27,7 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.sandbox import inside
+from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.backend import destroy
 from coderepairrl.sandbox.bwrap import ImageBuilder
 from coderepairrl.sandbox.rootfs import Image
@@ -74,7 +74,7 @@ class LayerBuilder:
     def __enter__(self) -> Self:
         self._lock = self._left.enter_context(alone(trees.folder(self._work.parent) / self._work.name))
         self._left.callback(destroy, self._work)
-        destroy(self._work)  # what a build left that was killed
+        destroy(self._work)  # remains of a killed build
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class LayerBuilder:
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{command.where}: cannot be run: {error}", fix=fix) from error
-            self._applied += 1  # by the command itself
+            self._applied += 1  # the command has changed the tree already
         self._put(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
 
     def _put(self, layer: Layer, content: bytes | Path) -> None:
@@ -112,7 +112,7 @@ class LayerBuilder:
 
     def _made(self, command: Running, key: str) -> _Kept:
         tree = self._unpacked()
-        at = inside.resolve(tree, command.workdir)
+        at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: there is no folder {command.workdir}")
         who, group, home = trees.user_of(tree, command.user, self.found.name)
@@ -125,13 +125,13 @@ class LayerBuilder:
         return _keep(self._work / "layer.tar", key)
 
     def _unpacked(self) -> Path:
-        # all layers so far, and what sandboxes mount upon
+        # applies the layers so far, and makes the mount points of sandboxes
         tree, name = self._work / "tree", self.found.name
         if self._unpacking is None:
             trees.folder(self._work)
             trees.owned(tree, self._user)
             check_room(self._work, GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
-            # linked to nothing: commands may write to any file
+            # without hard links to shared files, since commands may write to any file
             self._unpacking = trees.Unpacking(self.found, tree, None, self._work, self._user, self._lock, self._say)
         for layer in self.found.layers[self._applied :]:
             self._unpacking.apply(layer)
@@ -202,7 +202,7 @@ async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResu
 
 
 async def _watch(tree: Path, where: str) -> None:
-    # a full disk would stop whatever else needs it
+    # ends the build before the disk is full, which would stop other programs
     while True:
         check_room(tree, 0, f"{where}: the command")
         await asyncio.sleep(_WATCH)
@@ -281,7 +281,7 @@ def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]
     else:
         links[status.st_ino] = path
         entry.size = status.st_size
-        if not entry.mode & 0o400:  # we need not be root
+        if not entry.mode & 0o400:  # only root could read it
             place.chmod(entry.mode | 0o400)
         with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
             archive.addfile(entry, file)

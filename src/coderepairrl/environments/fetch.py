@@ -292,7 +292,7 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
     if program is None:
         raise PrerequisiteError(
             f"skopeo, which fetches image {where}, is not installed",
-            fix=f"{install_command('skopeo')}; or crrl data prepare --images, a folder in OCI layout or an archive",
+            fix=f"{install_command('skopeo')}; or crrl tasks prepare --images, a folder in OCI layout or an archive",
         )
     with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
         # every blob is checked by its digest, whatever the machine's policy is on signatures

@@ -32,7 +32,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(task: Task) -> Fingerprint:
-    """Fingerprint of `task`, from records of `crrl data prepare`."""
+    """Fingerprint of `task`, from records of `crrl tasks prepare`."""
     kind, _, where = task.workspace.partition(":")
     if kind == "image":
         return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))

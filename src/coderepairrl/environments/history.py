@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
-from coderepairrl.sandbox.inside import resolve, text
 from coderepairrl.sandbox.privileges import command_as
+from coderepairrl.sandbox.rootfs import resolve_inside, text_inside
 
 _ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PATIENCE = 3600.0
@@ -40,12 +40,12 @@ class Reduced(NamedTuple):
 def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     """Reduce the repository in folder `where` of `tree` to the past of its commit. Raises `TaskError`."""
     place = _Place(tree, where, work, command_as(user, []))
-    home = resolve(tree, ".git", where)
+    home = resolve_inside(tree, ".git", where)
     if home is None:
         return Reduced("", ())
-    if (pointer := text(tree, home)).startswith("gitdir: "):
-        home = resolve(tree, pointer.removeprefix("gitdir: ").rstrip("\r\n"), where)
-    common = home and resolve(tree, text(tree, f"{home}/commondir").strip() or ".", home)
+    if (pointer := text_inside(tree, home)).startswith("gitdir: "):
+        home = resolve_inside(tree, pointer.removeprefix("gitdir: ").rstrip("\r\n"), where)
+    common = home and resolve_inside(tree, text_inside(tree, f"{home}/commondir").strip() or ".", home)
     if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
@@ -92,9 +92,9 @@ def _look(place: _Place, home: str, common: str) -> None:
     old = place.tree / common
     _without_links(old)
     _without_links(place.tree / home)
-    (view / "HEAD").write_text(text(place.tree, f"{home}/HEAD"))
-    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"),
-                         stdin=text(place.tree, f"{common}/config").encode(errors="surrogateescape"))  # fmt: skip
+    (view / "HEAD").write_text(text_inside(place.tree, f"{home}/HEAD"))
+    written = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
+    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=written)
     formats = [
         line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
     ]
@@ -103,7 +103,7 @@ def _look(place: _Place, home: str, common: str) -> None:
         config = BARE_CONFIG.replace("= 0", "= 1") + "[extensions]\n" + "".join(lines)
         (view / "config").write_text(config)
     for name in ("packed-refs", "shallow"):
-        if content := text(place.tree, f"{common}/{name}", longest=1 << 28):
+        if content := text_inside(place.tree, f"{common}/{name}", longest=1 << 28):
             (view / name).write_text(content, errors="surrogateescape")
     for name in ("refs", "reftable"):
         if (old / name).is_dir():
@@ -122,12 +122,12 @@ def _borrowed(place: _Place, common: str) -> list[str]:
     folders, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
-        real = resolve(place.tree, folder)
+        real = resolve_inside(place.tree, folder)
         if real is None or real in folders or depth > _BORROWERS:
             continue
         folders.append(real)
         listed = place.tree / real / "info" / "alternates"
-        for line in text(place.tree, f"{real}/info/alternates").splitlines():
+        for line in text_inside(place.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
         _without_links(place.tree / real)
@@ -159,11 +159,13 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     (new / "HEAD").write_text(f"ref: {branch}\n" if branch else f"{head}\n")
     rows = sorted((name, id_) for id_, name in [*tags, *([[head, branch]] if branch else [])])
     (new / "packed-refs").write_text("".join(f"{id_} {name}\n" for name, id_ in rows), errors="surrogateescape")
-    shallow = [line for line in text(place.tree, f"{common}/shallow", longest=1 << 28).split() if _ID.fullmatch(line)]
+    shallow = [
+        line for line in text_inside(place.tree, f"{common}/shallow", longest=1 << 28).split() if _ID.fullmatch(line)
+    ]
     if shallow:
         ancestors = set(ask("rev-list", "HEAD").split())
         (new / "shallow").write_text("".join(f"{line}\n" for line in shallow if line in ancestors))
-    if excluded := text(place.tree, f"{common}/info/exclude"):
+    if excluded := text_inside(place.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
     _own(place, new)
     revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
@@ -237,7 +239,9 @@ def _others(place: _Place) -> Iterator[str]:
             yield name
             continue
         for file in files:
-            if file.endswith(".bundle") and text(place.tree, f"{name}/{file}", longest=15).endswith("git bundle"):
+            if file.endswith(".bundle") and text_inside(place.tree, f"{name}/{file}", longest=15).endswith(
+                "git bundle"
+            ):
                 (current / file).unlink()
                 yield str((current / file).relative_to(place.tree))
 

@@ -30,7 +30,7 @@ from coderepairrl.environments.manifests import Found, Layer
 from coderepairrl.environments.verify import digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import bare, git, reason
-from coderepairrl.sandbox import inside
+from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, store
@@ -306,7 +306,7 @@ def _begin(place: Path, source: Path) -> None:
 def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
     for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
-            where = inside.resolve(tree, candidate)
+            where = rootfs.resolve_inside(tree, candidate)
             if where and (tree / where).is_dir():
                 return where
     raise TaskError(
@@ -317,8 +317,8 @@ def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
 def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
     """Ids and home of an image's user. Raises `TaskError` if unknown."""
     user_name, _, wanted_group = (asked or "0").partition(":")
-    users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]
-    groups = [row.split(":") for row in inside.text(tree, "etc/group").splitlines()]
+    users = [row.split(":") for row in rootfs.text_inside(tree, "etc/passwd").splitlines()]
+    groups = [row.split(":") for row in rootfs.text_inside(tree, "etc/group").splitlines()]
     user_row = next((row for row in users if len(row) > 5 and user_name in (row[0], row[2])), None)
     try:
         user = int(user_row[2] if user_row else user_name)

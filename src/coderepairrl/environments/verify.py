@@ -101,12 +101,12 @@ def check_unchanged(*folders: Path) -> None:
         except (OSError, ValueError, KeyError) as error:
             raise TaskError(
                 f"{folder} is no environment that was built to its end",
-                fix="prepare its tasks again (crrl data prepare)",
+                fix="prepare its tasks again (crrl tasks prepare)",
             ) from error
         if digest_of(folder, hashes) != recorded:
             raise TaskError(
                 f"the environment {folder} has changed since it was built",
-                fix="delete that folder, and prepare its tasks again (crrl data prepare)",
+                fix="delete that folder, and prepare its tasks again (crrl tasks prepare)",
             )
 
 
@@ -150,7 +150,7 @@ def states(tasks: Sequence[Task]) -> list[State]:
             state = "as built" if same else "changed" if image.digest else "unknown"
             # what is damaged may be shared: unpacked again, the image would be linked with it
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
-            fix = "" if same else f"{command}, and prepare its tasks again (crrl data prepare)"
+            fix = "" if same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
             results.append(State(pinned(where), state, count, fix))
         except TaskError as error:
             results.append(State(where, "missing", count, error.fix))

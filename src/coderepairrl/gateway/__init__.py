@@ -1,6 +1,6 @@
 """Gateway between agents and the policy (docs/reference/gateway.md).
 
-`server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, `tree` places conversations, `generation`
+`server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, `tree` places conversations, `source`
 samples, `call` outlives its connections.
 """
 

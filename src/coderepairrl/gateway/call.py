@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coderepairrl.gateway.request import ApiError, Message, Request
-from coderepairrl.processes import clock
+from coderepairrl.processes.meter import unix_time
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Turn
 
@@ -54,7 +54,7 @@ class Call:
         self.ordinal = ordinal
         self.prompt = 0
         self.cached = 0
-        self.started = clock.now()
+        self.started = unix_time()
         self.deltas: list[Delta] = []
         self.completion: Completion | None = None
         self.failure: ApiError | None = None

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from coderepairrl.gateway.body import Lenient, extras, read, refused, sse, unsupported
+from coderepairrl.gateway.body import ContentReader, Lenient, extras, read, refused, sse, unsupported
 from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import Delta
 from coderepairrl.types import Finish

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_core import from_json
 
-from coderepairrl.gateway.body import Lenient, extras, json_schema, read, typed_events
+from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, read, typed_events
 from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from coderepairrl.gateway.body import Lenient
-from coderepairrl.gateway.parts import ContentReader
+from coderepairrl.gateway.body import ContentReader, Lenient
 from coderepairrl.tokens import Delta
 
 RETURNED = (

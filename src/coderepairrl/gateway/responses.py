@@ -1,7 +1,7 @@
 """OpenAI's Responses.
 
 ``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses, ``store``
-or not. The policy sees custom and the vendor's client-run tools (`vendor_tools`) as functions; tools that the vendor
+or not. The policy sees custom and the vendor's client-run tools (`items`) as functions; tools that the vendor
 runs are hidden and recorded in `Turn.overridden`.
 """
 
@@ -14,12 +14,10 @@ from typing import Any
 
 from pydantic import Field
 
-from coderepairrl.gateway.body import Lenient, extras, json_schema, read, typed_events, unsupported
+from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, read, typed_events, unsupported
 from coderepairrl.gateway.call import Call, Completion, Find
-from coderepairrl.gateway.items import full_name, read_items
-from coderepairrl.gateway.parts import ContentReader
+from coderepairrl.gateway.items import VENDOR_TOOLS, full_name, printed, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
-from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS, printed
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish
 

@@ -22,12 +22,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from coderepairrl.errors import Fault, GatewayFault, UsageError
 from coderepairrl.gateway import replies, responses
 from coderepairrl.gateway.dialects import DIALECTS, Dialect
-from coderepairrl.gateway.incoming import LARGE, Body, Incoming
 from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import ReplySource
-from coderepairrl.gateway.workers import Workers
-from coderepairrl.processes.limits import allow_open_files
+from coderepairrl.gateway.workers import LARGE, Body, Incoming, Workers
+from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 KEYLESS_CONNECTIONS = 512

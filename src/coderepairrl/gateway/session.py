@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.budget import EpisodeBudget, ReplyBudget
 from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.incoming import Body, Incoming
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.source import Generating, ReplySource
 from coderepairrl.gateway.tree import Placement
-from coderepairrl.gateway.workers import Offload, Workers
-from coderepairrl.processes import clock
+from coderepairrl.gateway.workers import Body, Incoming, Offload, Workers
+from coderepairrl.processes.meter import unix_time
 from coderepairrl.tokens import Reply, TooLong
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered
 
@@ -317,7 +316,7 @@ class Session:
             digest=call.digest,
             messages=(*placement.new_messages, message),
             started=call.started,
-            ended=clock.now(),
+            ended=unix_time(),
             masked=unfinished or self._source.masked or ("" if self._sampling.trainable else "sampling"),
             tools=tuple(tool["function"]["name"] for tool in request.tools),
             schemas=() if self._as_before(request, placement) else tuple(request.tools),

@@ -1,19 +1,139 @@
-"""Sources of replies: the policy or another provider's server (`remote`)."""
+"""Sources of replies: the policy's checked stream of tokens, or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from coderepairrl.errors import EngineFault
 from coderepairrl.gateway.call import Usage
-from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import Request
 from coderepairrl.gateway.tree import Placement, Tree, TurnTree
 from coderepairrl.gateway.workers import Offload
 from coderepairrl.protocols import Engine
-from coderepairrl.tokens import Codec, Delta, Reply
-from coderepairrl.types import Finish, Sampling, TokenSpan, VersionRange
+from coderepairrl.tokens import Codec, Delta, Reply, ReplyStream
+from coderepairrl.types import Chunk, Finish, Origin, Sampling, TokenSpan, VersionRange
+
+
+class Generation:
+    """Sampled tokens and the reply parsed from them."""
+
+    remote: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: list[int],
+        sampling: Sampling,
+        seed: int,
+        reply: ReplyStream,
+        *,
+        cached: int,
+        vocab_size: int,
+    ) -> None:
+        self.prompt = prompt
+        self.sampling = sampling
+        self.reply = reply
+        self.versions: list[VersionRange] = []
+        self.out_of_time = False
+        self._engine = engine
+        self._seed = seed
+        self._cached = cached
+        self._logprobs: list[float] = []
+        self._vocab_size = vocab_size
+        self._stops = frozenset(sampling.stop_ids)
+
+    async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
+        """Sample until the engine ends, a stop string, or `deadline` (loop time). Cancelling aborts.
+
+        Raises `EngineFault`.
+        """
+        async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
+            clock = asyncio.timeout_at(deadline)
+            try:
+                async with clock:
+                    async for chunk in chunks:
+                        self._take(chunk)
+                        publish(self.reply.feed(chunk.ids))
+                        if self.reply.cut is not None:
+                            return
+            except TimeoutError as error:
+                if not clock.expired():
+                    raise EngineFault(f"the engine timed out: {error}") from error
+                self.out_of_time = True
+                return
+        if not self._ended:
+            raise EngineFault(
+                f"the engine ended after {len(self.ids)} of {self.sampling.max_tokens} tokens without a stop token"
+            )
+
+    @property
+    def ids(self) -> list[int]:
+        """Every sampled id."""
+        return self.reply.ids
+
+    @property
+    def finish(self) -> Finish:
+        """Finish reason, unless aborted."""
+        stopped = self.reply.cut is not None or (self.ids and self.ids[-1] in self.sampling.stop_ids)
+        return Finish.STOP if stopped else Finish.LENGTH
+
+    @property
+    def stopped_by(self) -> str:
+        """Stop string that ended it, or empty."""
+        return self.reply.stopped_by
+
+    @property
+    def usage(self) -> Usage:
+        """Exact counts; the context excludes the tail."""
+        prompt, cut = len(self.prompt), self.reply.cut
+        context = prompt + (len(self.ids) if cut is None else cut)
+        return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)
+
+    def close(self) -> tuple[Reply, list[Delta]]:
+        """Return the reply and unpublished deltas."""
+        return self.reply.close()
+
+    def spans(self) -> tuple[TokenSpan, TokenSpan]:
+        """Output, and tail after a stop string."""
+        cut = len(self.ids) if self.reply.cut is None else self.reply.cut
+        return self._span(0, cut), self._span(cut, len(self.ids))
+
+    @property
+    def _ended(self) -> bool:
+        return self.finish is Finish.STOP or len(self.ids) >= self.sampling.max_tokens
+
+    def _span(self, start: int, end: int) -> TokenSpan:
+        return TokenSpan(tuple(self.ids[start:end]), Origin.POLICY, tuple(self._logprobs[start:end]))
+
+    def _take(self, chunk: Chunk) -> None:
+        count, start = len(chunk.ids), len(self.ids)
+        last = self.versions[-1].version if self.versions else chunk.version
+        if wrong := self._wrong(chunk, start, last):
+            raise EngineFault(f"the engine's answer cannot be true: {wrong}")
+        self._logprobs += chunk.logprobs
+        if self.versions and chunk.version == last:
+            start = self.versions.pop().start
+        if count:
+            self.versions.append(VersionRange(chunk.version, start, len(self.ids) + count))
+
+    def _wrong(self, chunk: Chunk, start: int, version: int) -> str:
+        ids: Sequence[int] = chunk.ids
+        if len(chunk.logprobs) != len(ids):
+            return f"{len(ids)} ids with {len(chunk.logprobs)} logprobs"
+        if start + len(ids) > self.sampling.max_tokens:
+            return f"{start + len(ids)} tokens, of at most {self.sampling.max_tokens}"
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            return f"an id outside the vocabulary of {self._vocab_size}"
+        if ids and not self._stops.isdisjoint([*self.ids[-1:], *ids[:-1]]):
+            return "tokens after a stop token"
+        if ids and not (math.isfinite(sum(chunk.logprobs)) and max(chunk.logprobs) <= 1e-3):  # rounding may exceed 0
+            return "a logprob that is no log of a probability"
+        return f"version {chunk.version} after {version}" if chunk.version < version else ""
 
 
 class Generating(Protocol):

@@ -4,9 +4,9 @@
 early exits; `harness` judges by a benchmark's rules.
 """
 
-from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, tried
+from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, restore, tried
 from coderepairrl.grading.harness import RULES, rules_of
-from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
+from coderepairrl.grading.reports import RESULTS, Outcome, lacking
 from coderepairrl.grading.witness import results_of
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "RESULTS",
     "RULES",
     "Outcome",
-    "Outcomes",
     "Verdict",
     "apply",
     "grade",
@@ -22,6 +21,7 @@ __all__ = [
     "judge",
     "judged_in",
     "lacking",
+    "restore",
     "results_of",
     "rules_of",
     "tried",

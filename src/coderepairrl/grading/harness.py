@@ -1,23 +1,229 @@
 """Judging by a benchmark's procedure: its way of applying patches, its script, its rules on the log.
 
-Applies to a `Command` whose `results` is ``NAME:ARGUMENT`` with a NAME in `RULES`: `rules` of ours that read what tests
-leave, or the benchmark's `packages`.
+Applies to a `Command` whose `results` is ``NAME:ARGUMENT`` with a NAME in `RULES`: rules of ours, which read what tests
+leave, or the benchmark's own package (`Package`) in a separate environment, with pinned version, whose parsers read the
+log and whose functions decide (`programs`), so that verdicts equal published ones. A rule gets a command's output (or
+files, `RESULT_FILES`), the argument in `Command.results`, and the checks; each is exactly as strict as its benchmark.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
-from coderepairrl.errors import SandboxFault
-from coderepairrl.grading import packages, rules
-from coderepairrl.grading.packages import Package
-from coderepairrl.grading.rules import Report
+from coderepairrl.errors import GraderFault, PrerequisiteError, SandboxFault
+from coderepairrl.grading import programs
+from coderepairrl.grading.reports import Outcome, Outcomes, junit_cases
+from coderepairrl.processes.installs import tool
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command
+
+_SECONDS = 120.0
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Package:
+    """Package of a benchmark: environment, program, and how to ask it."""
+
+    name: str
+    requirements: tuple[str, ...]
+    program: str
+    asked: Callable[[str, Checks], dict[str, Any]]
+
+    def install(self) -> Path:
+        """Environment, cached or made now. Raises `PrerequisiteError`."""
+        return tool(self.name, self.requirements)
+
+    def ask(self, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Ask the program; answers in order. Raises CalledProcessError, TimeoutExpired, `PrerequisiteError`."""
+        lines = "".join(f"{json.dumps(each)}\n" for each in questions)
+        command = [str(self.install() / "bin/python"), "-I", "-c", self.program]
+        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_SECONDS, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def __call__(self, log: str, argument: str, checks: Checks) -> Report:
+        """Verdict on `log`. Raises `GraderFault` if the package cannot be installed."""
+        try:
+            [answer] = self.ask([{"log": log, **self.asked(argument, checks)}])
+        except PrerequisiteError as error:
+            raise GraderFault(
+                f"the package that judges for {self.name} is not there: {error}",
+                fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
+            ) from error
+        except subprocess.TimeoutExpired:
+            return Report(False, False, list(checks.named), {}, f"no end within {_SECONDS:g} s")
+        except subprocess.CalledProcessError as error:
+            last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
+        outcomes = {name: outcome(status) for name, status in answer["statuses"].items()}
+        return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
+
+
+def _named(checks: Checks) -> dict[str, Any]:
+    return {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
+
+
+def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
+    """Parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
+    parser, _, more = argument.partition("?")
+    defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
+    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_named(checks)}
+
+
+def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
+    """Object with ``org``, ``repo``, ``tag``, ``number_interval`` and recorded test names.
+
+    ``fail``, ``skip``, and ``pass`` (if not in the checks) are with the tests' patch alone; ``ran`` passed without any
+    patch, but neither passed nor failed with it.
+    """
+    about = json.loads(argument)
+    recorded = {
+        "PASS": [*checks.pass_to_pass, *about.pop("pass")],
+        "FAIL": about.pop("fail"),
+        "SKIP": about.pop("skip"),
+    }
+    test = {name: status for status, names in recorded.items() for name in names}
+    return {**about, "test": test, "run": dict.fromkeys(about.pop("ran"), "PASS"), "named": list(checks.named)}
+
+
+SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
+"""Verdicts as published, and no stricter: tests whose names were cut in the published lists pass by prefix, a skipped
+PASS_TO_PASS test is no regression, and a log with ``PASSED`` lines is believed. Rewards that are trained on should ask
+pytest (``results = "pytest"``). MIT licence.
+"""
+MULTI_SWE_BENCH = Package(
+    "multi-swe-bench",
+    (
+        "multi-swe-bench==1.1.2", "dataclasses-json==0.6.7", "marshmallow==3.26.2", "mypy-extensions==1.2.0",
+        "packaging==26.3", "typing-extensions==4.16.0", "typing-inspect==0.9.0", "unidiff==0.7.5",
+    ),
+    programs.MULTI_SWE_BENCH_REPORT,
+    _multi_swe_bench,
+)  # fmt: skip
+"""A log parser per repository, and its rules: nothing fails that passed, and all passes that should. Apache-2.0."""
+SWE_SMITH = Package(
+    "swe-smith",
+    ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
+    programs.SWE_SMITH_REPORT,
+    lambda argument, checks: {**json.loads(argument), **_named(checks)},
+)
+"""A command, a log parser and test files per repository. MIT licence."""
+
+
+class Report(NamedTuple):
+    """Verdict on a log: whether it has results, whether the task is resolved, failed tests."""
+
+    found: bool
+    resolved: bool
+    failed: list[str]
+    outcomes: Outcomes
+    broken: str = ""
+    """How the benchmark's program ended without a verdict. A log can cause that, and so can a wrong parser name: as
+    with a log without results, the control decides which.
+    """
+
+
+_OUTCOMES = {
+    **dict.fromkeys(["PASS", "PASSED", "XFAIL"], Outcome.PASSED),
+    **dict.fromkeys(["SKIP", "SKIPPED"], Outcome.SKIPPED),
+}
+
+
+def outcome(status: str) -> Outcome:
+    """Convert a status; unless passed or skipped it is a failure."""
+    return _OUTCOMES.get(status, Outcome.FAILED)
+
+
+def r2e_gym(log: str, argument: str, checks: Checks) -> Report:
+    """R2E-Gym: exactly the tests of the repaired commit in pytest's summary, with their recorded outcomes.
+
+    `argument` is the row's ``expected_output_json``. Source: ``r2egym/agenthub/runtime/docker.py``
+    (``_calculate_reward_r2e``), ``r2egym/repo_analysis/execution_log_parser.py``.
+    """
+    expected = _bare(json.loads(argument))
+    statuses = _bare(_summary(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
+    differ = [name for name in expected.keys() | statuses.keys() if expected.get(name) != statuses.get(name)]
+    return Report(
+        bool(statuses), not differ, sorted(differ), {name: outcome(status) for name, status in statuses.items()}
+    )
+
+
+def _bare(statuses: Mapping[str, str]) -> dict[str, str]:
+    """Strip colours and messages from names; of equal ones the last by full name counts."""
+    plain = {re.sub(r"\x1b\[\d+m", "", name): statuses[name] for name in statuses}
+    return {name.split(" - ")[0]: plain[name] for name in sorted(plain)}
+
+
+def _summary(log: str) -> dict[str, str]:
+    parts = log.split("short test summary info")
+    statuses = {}
+    for line in parts[1].strip().split("\n") if len(parts) > 1 else ():
+        status = next((status for status in ("PASSED", "FAILED", "ERROR") if status in line), "")
+        name = ".".join(line.split("::")[1:])
+        if status:
+            statuses[name if status == "PASSED" else name.split(" - ")[0]] = status
+    return statuses
+
+
+RAN = "the tests have run; failing_tests:"
+"""Line before the file, in the output of a command for `defects4j`."""
+
+
+def defects4j(log: str, argument: str, checks: Checks) -> Report:
+    """Defects4J: the project compiles, its tests run, and none fails.
+
+    The log ends with `RAN` and ``failing_tests``, where ``--- CLASS::METHOD`` or ``--- CLASS`` is a failure. Tests that
+    fail on a fixed version are removed at checkout. Source: ``framework/bin/d4j/d4j-test``, ``framework/core/Utils.pm``
+    (``get_failing_tests``).
+    """
+    _, ran, text = log.rpartition(f"{RAN}\n")
+    failed = ["::".join(filter(None, names)) for names in re.findall(r"--- ([^:\n]+)(?:::([^:\n]+))?", text)]
+    if not ran:
+        return Report(False, False, list(checks.named), {})
+    outcomes = dict.fromkeys(checks.named, Outcome.PASSED) | dict.fromkeys(failed, Outcome.FAILED)
+    outcomes |= {name: Outcome.FAILED for name in checks.named if name.partition("::")[0] in failed}
+    return Report(True, not failed, failed, outcomes)
+
+
+def gitbug_java(log: str, argument: str, checks: Checks) -> Report:
+    """GitBug-Java: as many tests ran as on the repaired commit (`argument`), and none failed.
+
+    `log` are JUnit's reports. Names are ``CLASS::NAME``. Source: ``gitbug/bug.py`` (``run``).
+    """
+    cases = [("::".join(filter(None, (within, name))), outcome) for within, name, outcome in junit_cases(log)]
+    failed = [name for name, outcome in cases if outcome is Outcome.FAILED]
+    executed = sum(outcome is not Outcome.SKIPPED for _, outcome in cases)
+    outcomes: Outcomes = {}
+    for name, outcome in cases:
+        outcomes[name] = max(outcome, outcomes.get(name, outcome))
+    missing = [name for name in checks.named if name not in outcomes] if executed != int(argument) else []
+    return Report(bool(cases), not failed and executed == int(argument), [*failed, *missing], outcomes)
+
+
+def swe_bench_pro(log: str, argument: str, checks: Checks) -> Report:
+    """SWE-bench Pro: its parser reports every named test as passed.
+
+    `log` is the output of the instance's ``parser.py``. Source: ``swe_bench_pro_eval.py``.
+    """
+    try:
+        tests: list[dict[str, Any]] = json.loads(log)["tests"]
+        statuses = [(str(test["name"]), str(test["status"])) for test in tests]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return Report(False, False, list(checks.named), {})
+    passed = {name for name, status in statuses if status == "PASSED"}
+    failed = [name for name in checks.named if name not in passed]
+    outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in statuses}
+    return Report(bool(statuses), not failed, failed, outcomes)
+
 
 _SWEBENCH = (
     "git apply --verbose",
@@ -71,21 +277,19 @@ def _attempts(commands: Iterable[str], last: str) -> str:
 
 RULES = {
     "swebench": Rules(
-        packages.SWEBENCH,
+        SWEBENCH,
         _attempts(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
         _TRYING,
         lists=True,
     ),
-    "multi_swe_bench": Rules(packages.MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
-    "swe_smith": Rules(packages.SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _TRYING, lists=True),
-    "swe_bench_pro": Rules(
-        rules.swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False, lists=True
-    ),
-    "r2e_gym": Rules(rules.r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
+    "multi_swe_bench": Rules(MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
+    "swe_smith": Rules(SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _TRYING, lists=True),
+    "swe_bench_pro": Rules(swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False, lists=True),
+    "r2e_gym": Rules(r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
     "defects4j": Rules(
-        rules.defects4j, left_out=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")
+        defects4j, left_out=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")
     ),
-    "gitbug_java": Rules(rules.gitbug_java, left_out=_TEST_FOLDERS),
+    "gitbug_java": Rules(gitbug_java, left_out=_TEST_FOLDERS),
 }
 """Rules by name."""
 

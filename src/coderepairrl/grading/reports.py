@@ -155,11 +155,6 @@ _CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<out
 _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*")
 
 
-def cargo(text: str) -> Outcomes:
-    """Parse `cargo test` (libtest); ignores test binaries whose closing line disagrees."""
-    return worst(*_cargo(text))
-
-
 def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
     section: list[tuple[str, Outcome]] = []
     for line in _lines(text):
@@ -336,7 +331,7 @@ def harbor(text: str) -> Outcomes:
 PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
     "unittest": unittest,
     "junit": junit,
-    "cargo": cargo,
+    "cargo": lambda text: worst(*_cargo(text)),
     "go": go,
     "node": node,
     "harbor": harbor,

@@ -5,7 +5,7 @@ Printed lines can be forged. So
 
 - scripts (``python3 [flags] check.py``) run under one that prints the word only after the last line;
 - ``python3 [flags] -m unittest ...`` under one that prints each test's outcome with the word;
-- JUnit 4 without a build tool (`tasks.junit`) under a program that does the same;
+- JUnit 4 without a build tool (`junit_checks`) under a program that does the same;
 - pytest, however started, with a plugin that writes outcomes and word to a file outside the workspace.
 
 Unittest and pytest also end slow tests (`Clock`), which fail while the others still run.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -230,3 +230,37 @@ def parse(output: bytes, word: str) -> Report:
         return Report(report["ok"] is True, {str(name): Outcome(value) for name, value in report["outcomes"].items()})
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError):
         return Report(False, {})
+
+
+JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest.jar"
+"""Location in Debian's packages junit4 and libhamcrest-java."""
+_SCRIPT = """
+class=$1 jars=$2; shift 2
+out=$(mktemp -d) || exit 1
+javac -nowarn -Xlint:none -proc:none -encoding UTF-8 -cp "$jars" -d "$out" "$@" </dev/null || exit 1
+exec java -Xmx1g -Xss4m -cp "$jars:$out" CrrlWitness "$class" "$out"
+"""
+"""QuixBugs' KNAPSACK allocates about 600 MB."""
+
+
+def junit_checks(
+    tests: Mapping[str, str],
+    sources: Sequence[str],
+    test_class: str,
+    *,
+    fail_to_pass: Sequence[str] = (),
+    pass_to_pass: Sequence[str] = (),
+    jars: str = JARS,
+    seconds: float = 120.0,
+) -> Checks:
+    """Compile `sources` with restored `tests` (contents by path), and run `test_class`.
+
+    Tests are named ``package.Class.method`` (or ``::`` before the method), and fail if the JVM ends early.
+    """
+    words = ["sh", "-c", _SCRIPT, "sh", test_class, jars, JUNIT_FILE, *sorted({*tests, *sources})]
+    return Checks(
+        (Command(tuple(words), seconds, "junit"),),
+        {**tests, JUNIT_FILE: programs.JUNIT},
+        tuple(name.replace("::", ".") for name in fail_to_pass),
+        tuple(name.replace("::", ".") for name in pass_to_pass),
+    )

@@ -15,41 +15,55 @@ def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
 
 
 def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
-    """Account for a run's tokens, by kind of task.
-
-    Unconsumed tokens are dropped as ``evaluation``, ``void``, ``stale``, ``interrupted`` or ``pending``.
-    """
-    accounts: dict[str, Account] = {}
-    begun: dict[str, tuple[str, str, str]] = {}
-    stale: set[str] = set()
-    sampled: Counter[str] = Counter()
-    endings: dict[str, str] = {}
-    consumed: set[str] = set()
-
-    def add(kind: str, entry: Account) -> None:
-        accounts[kind] = accounts.get(kind, Account()) + entry
-
+    """`Accounts` of all `records`."""
+    accounts = Accounts()
     for record in records:
+        accounts.take(record)
+    return accounts.by_kind()
+
+
+class Accounts:
+    """Account for a run's tokens, record by record."""
+
+    def __init__(self) -> None:
+        self._trained: dict[str, Account] = {}
+        self._begun: dict[str, tuple[str, str, str]] = {}
+        self._stale: set[str] = set()
+        self._sampled: Counter[str] = Counter()
+        self._endings: dict[str, str] = {}
+        self._consumed: set[str] = set()
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Count a record; a turn may also be one of `runs.following`."""
         type = record["type"]
         if type == "episode":
-            begun[record["id"]] = (record.get("kind", ""), record["phase"], record["group"])
+            self._begun[record["id"]] = (record.get("kind", ""), record["phase"], record["group"])
         elif type == "turn":
-            turn = record["turn"]
-            sampled[record["episode"]] += len(turn["output"]["ids"]) + len(turn["tail"]["ids"])
+            turn = record.get("turn")
+            sampled = len(turn["output"]["ids"]) + len(turn["tail"]["ids"]) if turn else record["sampled"]
+            self._sampled[record["episode"]] += sampled
         elif type == "verdict":
-            endings[record["verdict"]["id"]] = record["verdict"]["ending"]
+            self._endings[record["verdict"]["id"]] = record["verdict"]["ending"]
         elif type == "step":
             for kind, entry in (record.get("kinds") or {"": record["account"]}).items():
-                add(kind, Account(**entry))
-            consumed |= set(record["episodes"])
+                self._trained[kind] = self._trained.get(kind, Account()) + Account(**entry)
+            self._consumed |= set(record["episodes"])
         elif type == "shed":
-            stale |= {name for name, (_, _, group) in begun.items() if group in record["groups"]}
-    for episode, tokens in sampled.items():
-        if episode not in consumed:
-            kind, phase, _ = begun[episode]
-            reason = "stale" if episode in stale else _reason(phase, endings.get(episode))
-            add(kind, Account(sampled=tokens, dropped={reason: tokens}))
-    return accounts
+            self._stale |= {name for name, (_, _, group) in self._begun.items() if group in record["groups"]}
+
+    def by_kind(self) -> dict[str, Account]:
+        """Accounts by kind of task.
+
+        Unconsumed tokens are dropped as ``evaluation``, ``void``, ``stale``, ``interrupted`` or ``pending``.
+        """
+        accounts = dict(self._trained)
+        for episode, tokens in self._sampled.items():
+            if episode not in self._consumed:
+                kind, phase, _ = self._begun.get(episode, ("", "train", ""))
+                reason = "stale" if episode in self._stale else _reason(phase, self._endings.get(episode))
+                entry = Account(sampled=tokens, dropped={reason: tokens})
+                accounts[kind] = accounts.get(kind, Account()) + entry
+        return accounts
 
 
 def _reason(phase: str, ending: str | None) -> str:

@@ -145,7 +145,9 @@ def tree_attention(
         raise UsageError("a tree is computed in chunks on a CPU alone, without sliding window and sinks")
     scaling, width = query.shape[3] ** -0.5 if scaling is None else scaling, value.shape[3]
     device = query.device.type
-    if device == "cpu" and not windowed and s_aux is None and _has_bias(module):
+    has_bias = any(name.endswith("bias") for name, _ in module.named_parameters())
+    if device == "cpu" and not windowed and s_aux is None and has_bias:
+        # published biases (Qwen2.5) are far larger than the differences between keys
         key = key - _find_centre(cast(Any, module), key, store)
     if torch.is_autocast_enabled(device):  # which does not see what `_Merged` calls, nor how a bias is applied
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
@@ -166,11 +168,6 @@ def tree_attention(
     else:
         out = _gathered(query, key, value, spans, scaling)
     return out[..., :width], None
-
-
-def _has_bias(module: nn.Module) -> bool:
-    # published biases (Qwen2.5) are far larger than the differences between keys
-    return any(name.endswith("bias") for name, _ in module.named_parameters())
 
 
 def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:

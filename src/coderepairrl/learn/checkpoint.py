@@ -11,7 +11,7 @@ import safetensors
 from torch import Tensor, nn
 
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import shards
+from coderepairrl.learn import loading
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.runs.storage import SUMS, damage, recover, write_sums
@@ -26,7 +26,9 @@ def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, u
     """Write atomically, as a Hugging Face model or peft adapter."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
-        strategy.agree(lambda: shards.write(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first))
+        strategy.agree(
+            lambda: loading.write_tensors(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first)
+        )
         if strategy.first:
             counters = {"schema": _SCHEMA, "version": version, "updates": updates}
             (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
@@ -50,8 +52,8 @@ def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, in
         if schema == _SCHEMA and not (folder / SUMS).exists():
             raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
         with ExitStack() as files:
-            moments = files.enter_context(shards.TensorFiles(folder, _OPTIMIZER))
-            saved = [(p, files.enter_context(shards.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
+            moments = files.enter_context(loading.TensorFiles(folder, _OPTIMIZER))
+            saved = [(p, files.enter_context(loading.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
             for parameters, tensors in saved:
                 shapes = {name: strategy.shape(p) for name, p in parameters.items()}
                 if tensors is saved[0][1] and policy.settings.lora is None:  # the model's own
@@ -64,8 +66,8 @@ def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, in
 
 
 def _take(
-    found: Sequence[tuple[Mapping[str, nn.Parameter], shards.TensorFiles]],
-    moments: shards.TensorFiles,
+    found: Sequence[tuple[Mapping[str, nn.Parameter], loading.TensorFiles]],
+    moments: loading.TensorFiles,
     policy: Policy,
     strategy: SingleProcess,
 ) -> None:

@@ -216,29 +216,29 @@ async def check_weights(folder: Path, *, log_dir: Path) -> None:
 
 
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:
-    """Run `conversions.init_random` in a child process."""
+    """Run `learner.init_random` in a child process."""
     await _once("init_random", log_dir, source=source, target=target, seed=seed)
 
 
 async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
-    """Run `conversions.merge` in a child process."""
+    """Run `learner.merge` in a child process."""
     await _once("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 
 async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
-    """Run `conversions.rounded` in a child process."""
+    """Run `learner.rounded` in a child process."""
     await _once("rounded", log_dir, source=source, target=target, form=form, precision=precision)
 
 
 async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
-    """Run `conversions.survived` in a child process."""
+    """Run `learner.survived` in a child process."""
     how = {"base": base, "adapter": adapter, "result": result, "precision": precision}
     share: float = await _once("survived", log_dir, **how)
     return share
 
 
 async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
-    """Run `conversions.language_model` in a child process."""
+    """Run `learner.language_model` in a child process."""
     await _once("language_model", log_dir, source=source, target=target)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from coderepairrl.learn.quantised import QuantisedLinear
+from coderepairrl.learn.adapters import QuantisedLinear
 
 Location = tuple[object, ...]
 

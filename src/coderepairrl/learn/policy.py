@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coderepairrl import models
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import adapters, quantised, recurrence, shards
+from coderepairrl.learn import adapters, loading, recurrence
 from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import Other, Packed, Scored
@@ -87,7 +87,7 @@ class Policy:
         dtype = torch.bfloat16 if half else torch.float32
         model = load_model(folder, dtype)
         if settings.quantise == "nf4":
-            quantised.quantise(model, quantised.checkpoint_dtype(folder, model.dtype), device)
+            adapters.quantise(model, adapters.checkpoint_dtype(folder, model.dtype), device)
         if frozen:
             model.requires_grad_(False)
         return cls(model, folder, settings, device)
@@ -170,13 +170,13 @@ class Policy:
     @property
     def stem(self) -> str:
         """Stem of the file with `state`."""
-        return shards.MODEL if self.settings.lora is None else adapters.FILE
+        return loading.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write a model or adapter; without `here`, only take part in gathering."""
-        shards.write(folder, self.stem, self.state(), here=here)
+        loading.write_tensors(folder, self.stem, self.state(), here=here)
         if self.values:
-            shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
+            loading.write_tensors(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
         if here:
             self._write_layout(folder, self.stem, torch.float32)
 
@@ -188,8 +188,8 @@ class Policy:
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
         """Write weights for an engine, in the run's precision."""
-        stem = shards.MODEL if form == "model" else adapters.FILE
-        shards.write(folder, stem, self.exported(form), here=here)
+        stem = loading.MODEL if form == "model" else adapters.FILE
+        loading.write_tensors(folder, stem, self.exported(form), here=here)
         if here:
             self._write_layout(folder, stem, self._export_dtype)
 
@@ -203,7 +203,11 @@ class Policy:
             tensors = adapters.served(self.model, tensors)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
-        return shards.published(self.model, chain(rounded, self.constants.items())) if form == "model" else rounded
+        return (
+            loading.published_tensors(self.model, chain(rounded, self.constants.items()))
+            if form == "model"
+            else rounded
+        )
 
     @property
     def _export_dtype(self) -> torch.dtype:

@@ -12,9 +12,40 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import rope
 from coderepairrl.learn.attention import TREE, Store, chunks
 from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
+
+_ORIGINAL = "original_inv_freq"
+
+
+def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Rotary parameters: one mapping, or one per kind of layer."""
+    stated: Any = getattr(config, "rope_parameters", None) or {}
+    yield from [stated] if "rope_type" in stated else [each for each in stated.values() if isinstance(each, dict)]
+
+
+def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules with length-dependent frequencies."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", "")
+        if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):
+            yield module
+
+
+def forget_longest_rows(model: nn.Module) -> None:
+    """Reset dynamic embeddings before each row: transformers keeps the longest row's frequencies."""
+    for module in find_dynamic(model):
+        module.register_forward_pre_hook(_forget_length)
+
+
+def _forget_length(module: nn.Module, _: Any) -> None:
+    length = module.original_max_seq_len
+    for name, original in list(module.named_buffers(recurse=False)):
+        if name.endswith(_ORIGINAL):
+            prefix = name.removesuffix(_ORIGINAL)
+            setattr(module, f"{prefix}inv_freq", original)
+            setattr(module, f"{prefix}max_seq_len_cached", length)
+
 
 PLAIN = "eager"
 """Attention with sinks, soft caps and all else that an architecture has."""
@@ -237,10 +268,10 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
 def _narrow(model: PreTrainedModel) -> Iterator[None]:
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
-    for module in rope.find_dynamic(model):
+    for module in find_dynamic(model):
         names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
     lengths = [(owner, name, value) for owner, name in names if type(value := getattr(owner, name, None)) is int]
-    longropes = [each for each in rope.read_parameters(config) if each["rope_type"] == "longrope"]
+    longropes = [each for each in read_parameters(config) if each["rope_type"] == "longrope"]
     originals = [each["original_max_position_embeddings"] for each in longropes]
     try:
         for owner, name, value in lengths:

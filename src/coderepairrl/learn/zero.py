@@ -34,12 +34,12 @@ class Zero(Distributed):
         super().__init__(settings)
         self._divided = settings.strategy == "zero3"
         if self.device.type == "cpu":
-            # or DeepSpeed would try every compiler of the machine, and build kernels that are not needed here
+            # keeps DeepSpeed from looking for compilers to build kernels that a CPU does not use
             deepspeed.ops.__compatible_ops__ = {}
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Wrap policy and optimiser."""
-        if self._divided:  # one by one: DeepSpeed would first move the whole model to the device
+        if self._divided:  # divides parameter by parameter: later DeepSpeed would move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
             for buffer in policy.module.buffers():
                 buffer.data = buffer.data.to(self.device)
@@ -47,7 +47,7 @@ class Zero(Distributed):
         self._engine: Any = policy.module
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch; `last` before an update."""
+        """Context of a micro-batch's backward pass; `last`: an update follows."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -111,7 +111,7 @@ class Zero(Distributed):
                 safe_set_full_optimizer_state(parameter, value, key)
 
     def _make_state(self, step: Tensor) -> None:
-        # as the first update would make it
+        # makes the state that the first update would make
         zero = self._engine.optimizer
         flat = zero.fp32_partitioned_groups_flat if self._divided else zero.single_partition_of_fp32_groups
         for part in flat:
@@ -119,26 +119,26 @@ class Zero(Distributed):
             self.optimizer.state[part] = {**state, "step": step.to(self.device, copy=True)}
 
     def _link(self, parameter: nn.Parameter) -> None:
-        # in ZeRO-2 DeepSpeed looks before all moments exist
+        # ZeRO-2 links parameters to their moments once, before the moments exist: link them again
         mapping = None if self._divided else parameter._hp_mapping  # type: ignore[attr-defined]
-        if mapping is not None:  # part of it is here
+        if mapping is not None:  # this process holds a part of the parameter
             flat = self._engine.optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
             mapping.set_optim_state_fragment(flat, self.optimizer.state[flat])
 
     def _share(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        # the last part is padded with zeros
+        # this process's part of `value`; the last process's is padded with zeros
         part: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
         size = part.numel()
         return pad(value.flatten(), (0, size * self.ranks - value.numel()))[size * self.rank :][:size]
 
     def _options(self, policy: Policy) -> dict[str, Any]:
-        # not `cpu`, with which accelerate takes no notice of DeepSpeed, which finds out for itself
+        # accelerate's option `cpu` is left out, since it would switch DeepSpeed off; DeepSpeed finds the device itself
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
 
     def _config(self) -> dict[str, Any]:
-        # no precision: numbers stay in the policy's
+        # names no precision, so that numbers keep the policy's
         return {
-            "train_micro_batch_size_per_gpu": 1,  # asked for, and of no effect: `pack.share` deals rows
+            "train_micro_batch_size_per_gpu": 1,  # required, but without effect: `pack.share` divides the rows
             "gradient_clipping": self.settings.max_grad_norm,
             "zero_optimization": {
                 "stage": 3 if self._divided else 2,

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from coderepairrl import __version__
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.listing import program
+from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
 from coderepairrl.environments import fingerprints
 from coderepairrl.plan.plan import Plan
@@ -16,6 +15,7 @@ from coderepairrl.plan.terms import AgentPlan, tasks_by_kind
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
+from coderepairrl.version import __version__
 
 TRAINING = "train"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -70,7 +70,7 @@ def _named(agent: Agent) -> str:
 
 
 def _version(agent: Agent) -> str:
-    return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
+    return (isinstance(agent, Program) and installed_program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 
 def differences(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share
-from coderepairrl.runs import RunFolder, foreign, open_run
+from coderepairrl.runs import RunFolder, codec, open_run
 from coderepairrl.stats import resolved
 from coderepairrl.types import Ending, Episode
 
@@ -55,11 +55,11 @@ def read_probe(path: Path) -> dict[str, Probed]:
     if (path / "run.json").is_file():
         return _read_evaluation(open_run(path))
     try:
-        written = foreign.text(path)
+        written = codec.read_foreign_text(path)
     except ValueError as error:
         raise UsageError(f"{path} is not read: {error}", fix="name a run of crrl eval, or leave it out") from None
     by_task: dict[str, Probed] = {}
-    for number, row in foreign.objects(path, written, _FIX):
+    for number, row in codec.parse_foreign_lines(path, written, _FIX):
         try:
             probed = Probed.model_validate(row)
         except ValidationError as error:

@@ -15,6 +15,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import remote
 from coderepairrl.protocols import EngineSpec
+from coderepairrl.types import Capabilities
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 Environment = dict[str, str]
@@ -50,11 +51,10 @@ def split(config: Config, serving_takes: bool) -> Split:
     return chosen
 
 
-def serving(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine` on the GPUs of ``engine.devices`` (all if empty), without a learner. Raises as `split`."""
-    _check_serving(config, engine.takes_gpus)
-    environment = _environment("engine.devices", config.engine.devices, visible())
-    return engine.on_gpus(environment[VISIBLE]) if environment else engine
+def serving(config: Config, engine: Capabilities) -> str | None:
+    """GPUs of ``engine.devices`` (None: all), without a learner. Raises as `split`."""
+    _check_serving(config, engine.uses_gpus)
+    return _environment("engine.devices", config.engine.devices, visible()).get(VISIBLE)
 
 
 def require_secret(config: Config) -> None:
@@ -108,11 +108,10 @@ def have_turns(config: Config) -> bool:
     return config.engine.share_devices == "turns"
 
 
-def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
-    """`engine`, able to sleep if it shares its GPU with the learner by turns. Raises `ConfigError` if that cannot
-    work."""
+def check_turns(config: Config, engine: EngineSpec) -> None:
+    """Raise `ConfigError` if engine and learner are to share a GPU by turns, and cannot."""
     if not have_turns(config):
-        return engine
+        return
     if config.train.processes > 1:
         raise ConfigError(
             f"engine.share_devices=turns, and train.processes={config.train.processes}: several processes hold buffers"
@@ -130,13 +129,22 @@ def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
             " the GPU at once, so that weights pass through the host's memory",
             fix="leave engine.weights out: files are in memory, too",
         )
-    able = engine.with_sleep()
-    if visible() and not shared(config, engine.takes_gpus):
+    check_sleeps(engine)
+    if visible() and not shared(config, engine.capabilities.uses_gpus):
         raise ConfigError(
             "engine.share_devices=turns, and engine and learner have no GPU in common",
             fix="engine.devices=[0] train.devices=[0], or leave engine.share_devices out",
         )
-    return able
+
+
+def check_sleeps(engine: EngineSpec) -> None:
+    """Raise `ConfigError` for ``engine.share_devices=turns`` with an engine that cannot sleep."""
+    if not engine.capabilities.can_sleep:
+        raise ConfigError(
+            f"engine.share_devices=turns, and engine {engine.name!r} cannot sleep with these options",
+            fix="engine=vllm, without engine.options.url since others may use that server; or leave"
+            " engine.share_devices out: an engine on the CPU is in nobody's way",
+        )
 
 
 def check_route(config: Config, engine: EngineSpec) -> None:
@@ -144,13 +152,12 @@ def check_route(config: Config, engine: EngineSpec) -> None:
     route = config.engine.weights
     if route == "file":
         return
-    if not engine.receives:
+    if not engine.capabilities.can_receive:
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
             fix="leave engine.weights out, or take engine=vllm",
         )
-    lora = config.train.lora
-    if lora is not None and engine.with_adapters(lora.rank).adapters:
+    if config.train.lora is not None and engine.capabilities.adapter_rank:
         raise ConfigError(
             f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
             fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",
@@ -165,7 +172,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
             "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
             fix="engine.weights=file, or part them with engine.devices and train.devices",
         )
-    if route == "ipc" and visible() and not on_one_gpu(config, engine.takes_gpus):
+    if route == "ipc" and visible() and not on_one_gpu(config, engine.capabilities.uses_gpus):
         raise ConfigError(
             "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
             fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"

@@ -78,9 +78,7 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
     empty or duplicate input, `ConfigError` for examples that do not fit.
     """
     if not data.paths:
-        raise ConfigError(
-            "data.paths is empty: there is nothing to learn from", fix="data.paths=RUN, of crrl collect or crrl select"
-        )
+        raise ConfigError("data.paths is empty: there is nothing to learn from", fix="data.paths=RUN, of crrl collect")
     most = data.max_tokens or codec.context
     if most > codec.context:
         raise ConfigError(

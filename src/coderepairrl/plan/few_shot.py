@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter, ValidationError
 
-from coderepairrl.agents import blocks, examples
+from coderepairrl.agents import examples, patching
 from coderepairrl.agents.examples import Example
 from coderepairrl.agents.fences import FORMATS, Format, write
 from coderepairrl.config import Config
@@ -97,7 +97,7 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
             continue
         try:
             write(form, example.path, example.before.encode(), example.after.encode())
-        except blocks.Inexpressible:
+        except patching.Inexpressible:
             continue
         if not evaluates(example):
             chosen.append(example)

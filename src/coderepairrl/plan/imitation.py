@@ -14,7 +14,6 @@ from coderepairrl.plan.parts import Check, part, raise_all
 from coderepairrl.plan.plan import EvaluationPlan, PolicyPlan, require_trackers
 from coderepairrl.plan.sizing import GB, learner_alone
 from coderepairrl.plan.terms import AgentPlan
-from coderepairrl.protocols import EngineSpec
 
 OF_ATTEMPTS = (
     *("train.advantage", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
@@ -60,12 +59,7 @@ class ImitationPlan(PolicyPlan):
     @part
     def devices(self) -> Split:
         """GPUs of engine and learner."""
-        return devices.split(self.given, self.evaluates and self.engine.takes_gpus)
-
-    @part
-    def placed_engine(self) -> EngineSpec:
-        """Engine on any GPUs."""
-        return self.engine
+        return devices.split(self.given, self.evaluates and self.engine.capabilities.uses_gpus)
 
     @part
     def rollouts(self) -> AgentPlan | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ from coderepairrl.registry import nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify
-from coderepairrl.types import Limits
+from coderepairrl.types import Capabilities, EngineNeeds, Limits
 
 RELAY = "relay"
 """Engine of models served by others."""
@@ -60,7 +60,8 @@ class LocalModel:
     forks: tuple[str, ...]
     """Descriptions of where token ids cannot be extended exactly."""
     engine: EngineSpec
-    """Has room for adapters if there are any."""
+    needs: EngineNeeds = EngineNeeds()
+    """What the run needs of the engine."""
     adapter: Path | None = None
     """A folder with adapters on the model in `folder`."""
 
@@ -68,6 +69,11 @@ class LocalModel:
     def name(self) -> str:
         """Name to display."""
         return str(self.adapter or self.folder)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities of the engine."""
+        return self.engine.capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,11 @@ class RemoteModel:
     def name(self) -> str:
         """Name to display."""
         return self.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities of the endpoint: replies in text."""
+        return Capabilities(context=self.options.context)
 
 
 class Use(NamedTuple):
@@ -119,10 +130,8 @@ class LocalPlan(ServingPlan):
     folder: part[Path]
     adapter: part[Path | None]
     """Folder of adapters on the model."""
-    engine: part[EngineSpec]
-    """Engine with room for adapters."""
-    placed_engine: part[EngineSpec]
-    """Engine on its GPUs."""
+    ranks: part[list[int]]
+    """Ranks of the adapters that the engine loads."""
 
     @part
     def codec(self) -> Codec:
@@ -132,7 +141,22 @@ class LocalPlan(ServingPlan):
     @part
     def model(self) -> LocalModel:
         """The model, with where token ids cannot be extended exactly."""
-        return LocalModel(self.folder, self.codec, verify(self.codec).forks, self.placed_engine, self.adapter)
+        return LocalModel(self.folder, self.codec, verify(self.codec).forks, self.engine, self.needs, self.adapter)
+
+    @part
+    def engine(self) -> EngineSpec:
+        """The engine."""
+        return engine_of(self.given)
+
+    @part
+    def room(self) -> EngineNeeds:
+        """Room for adapters if the engine takes any."""
+        return adapter_needs(self.engine, self.ranks)
+
+    @part
+    def needs(self) -> EngineNeeds:
+        """What is needed of the engine."""
+        return self.room
 
 
 class NamedPlan(ServingPlan):
@@ -181,7 +205,7 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def found(self) -> models.Named:
         """Folder, adapters and run."""
-        found = models.named(models.hub.fetch(self.path) if models.hub.is_name(self.path) else self.path)
+        found = models.named(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
         if not any(found.folder.glob("*.safetensors")):
             raise UsageError(
                 f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
@@ -204,14 +228,14 @@ class FolderPlan(NamedPlan, LocalPlan):
         return self.found.adapter if self.can_make("found") else None
 
     @part
-    def engine(self) -> EngineSpec:
-        """Engine with room for the adapters."""
-        return engine_of(self.given, None if self.adapter is None else weights.adapter_rank(self.adapter))
+    def ranks(self) -> list[int]:
+        """Rank of the adapters."""
+        return [] if self.adapter is None else [weights.adapter_rank(self.adapter)]
 
     @part
-    def placed_engine(self) -> EngineSpec:
-        """Engine on its GPUs."""
-        return devices.serving(self.given, self.engine)
+    def needs(self) -> EngineNeeds:
+        """Room for adapters, and GPUs."""
+        return replace(self.room, gpus=devices.serving(self.given, self.engine.capabilities))
 
     def _checks(self) -> list[Check]:
         return [
@@ -294,10 +318,23 @@ def relayed(model_name: str, key_env: str | None) -> list[str]:
     return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]
 
 
-def engine_of(config: Config, rank: int | None) -> EngineSpec:
-    """Engine of `config`, with room for adapters of `rank`. Raises `ConfigError`."""
-    chosen = engines.make(config.engine.name, **config.engine.options)
-    return chosen if rank is None else chosen.with_adapters(rank)
+def engine_of(config: Config) -> EngineSpec:
+    """Engine of `config`. Raises `ConfigError`."""
+    return engines.make(config.engine.name, **config.engine.options)
+
+
+def adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
+    """Room for adapters of `ranks` if `engine` takes any. Raises `ConfigError` for a rank beyond its own."""
+    rank, most = max(ranks, default=0), engine.capabilities.adapter_rank
+    if not (rank and most):
+        return EngineNeeds()
+    if rank > most:
+        raise ConfigError(
+            f"adapters of rank {rank}, and engine {engine.name!r} takes them up to rank {most}",
+            fix=f"lower train.lora.rank to {most}, leave engine.options.lora_rank out if it is set, or set it to 0 to"
+            " send merged weights",
+        )
+    return EngineNeeds(adapter_rank=rank, adapters=len(ranks))
 
 
 def is_url(name: str) -> bool:

@@ -25,7 +25,7 @@ def check_names(config: Config) -> None:
 def _wrong(config: Config) -> Iterator[ConfigError]:
     for key, agent in agent_settings(config).items():
         if not recipe.is_recipe(agent.name):
-            yield from _unknown(f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.names()})
+            yield from _unknown(f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.recipe_names()})
     yield from _unknown("engine.name", "engine", [config.engine.name], {*engines.SHIPPED, RELAY})
     yield from _unknown("sandbox.name", "sandbox", [config.sandbox.name], {*sandbox.SHIPPED, "auto"})
     sources = {"tasks.source": config.tasks.source}

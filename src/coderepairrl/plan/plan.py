@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from coderepairrl.plan.model import (
     RemoteModel,
     ServingPlan,
     Use,
-    engine_of,
     initial_model,
     name_model,
 )
@@ -32,9 +32,8 @@ from coderepairrl.plan.rewarding import settle_measure, settle_rewards
 from coderepairrl.plan.tasks import TaskReader, check_learned, check_references, check_workspaces
 from coderepairrl.plan.terms import AgentPlan, JudgedPlan, check_executor, check_kinds, require_ray
 from coderepairrl.processes.extras import require_extra
-from coderepairrl.protocols import EngineSpec
 from coderepairrl.rollout import Curriculum, Share, Terms
-from coderepairrl.types import Task
+from coderepairrl.types import EngineNeeds, Task
 
 
 class WithModel(ServingPlan):
@@ -138,7 +137,7 @@ class EvaluationPlan(WithModel, TaskPlan):
         if not self.evaluated:
             raise TaskError(
                 "no evaluation has a held-out task",
-                fix="name a source and a split that has: eval.split=train, say (crrl data list SOURCE has the splits)",
+                fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
             )
 
     def check_prompts(self, name: str) -> None:
@@ -178,10 +177,10 @@ class PolicyPlan(LocalPlan):
         return settings(self.given)
 
     @part
-    def engine(self) -> EngineSpec:
-        """Engine with room for the trained adapters, on any GPUs."""
+    def ranks(self) -> list[int]:
+        """Rank of the trained adapters."""
         lora = self.given.train.lora
-        return engine_of(self.given, None if lora is None else lora.rank)
+        return [] if lora is None else [lora.rank]
 
     def _checks(self) -> list[Check]:
         return [*super()._checks(), lambda: check_teacher(self.given, self.folder)]
@@ -199,19 +198,19 @@ class Plan(PolicyPlan, TaskPlan):
     @part
     def devices(self) -> Split:
         """GPUs of engine and learner."""
-        return devices.split(self.given, self.engine.takes_gpus)
+        return devices.split(self.given, self.engine.capabilities.uses_gpus)
 
     @part
-    def placed_engine(self) -> EngineSpec:
-        """Engine on its GPUs, able to sleep if the learner has them by turns."""
-        visible = self.devices.engine.get(devices.VISIBLE)
-        engine = devices.by_turns(self.given, self.engine)
-        return engine if visible is None else engine.on_gpus(visible)
+    def needs(self) -> EngineNeeds:
+        """Room for adapters, GPUs, and sleep if the learner has these by turns."""
+        gpus = self.devices.engine.get(devices.VISIBLE)
+        devices.check_turns(self.given, self.engine)
+        return replace(self.room, gpus=gpus, sleep=devices.have_turns(self.given))
 
     @part
     def in_turn(self) -> bool:
         """Whether engine and learner share a GPU, and the engine measures free memory as it starts."""
-        return devices.have_turns(self.given) or bool(devices.shared(self.given, self.engine.takes_gpus))
+        return devices.have_turns(self.given) or bool(devices.shared(self.given, self.engine.capabilities.uses_gpus))
 
     @part
     def settled(self) -> tuple[Config, dict[str, str]]:
@@ -278,7 +277,7 @@ class Plan(PolicyPlan, TaskPlan):
         checks: list[Check] = [
             lambda: require_trackers(self.given.log),
             lambda: require_ray(self.given),
-            lambda: self.placed_engine.require(),
+            lambda: self.engine.require(self.needs),
             lambda: require_packages(self.learner),
             lambda: devices.require_secret(self.given),
         ]
@@ -353,7 +352,7 @@ def _pinned(name: str, plan: AgentPlan) -> str:
         return plan.config.model.path
     if not isinstance(plan.model, LocalModel) or name.startswith("builtin:"):
         return name
-    return f"{name.partition('@')[0]}@{plan.model.folder.name}" if models.hub.is_name(name) else plan.model.name
+    return f"{name.partition('@')[0]}@{plan.model.folder.name}" if models.is_hub_name(name) else plan.model.name
 
 
 def resolve_serving(name: str, overrides: Sequence[str], use: Use, *checks: Check) -> ServingPlan:

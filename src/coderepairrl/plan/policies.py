@@ -15,7 +15,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, several
 
 _SHIPPED = {
-    "agent": {*agents.SHIPPED, *recipe.names()},
+    "agent": {*agents.SHIPPED, *recipe.recipe_names()},
     "engine": {*engines.SHIPPED},
     "source": {*tasks.SHIPPED, ""},
     "reward": {*rewards.SHIPPED, *rewards.PRESETS},

@@ -78,10 +78,11 @@ class _Prompts:
 
     def __init__(self, config: Config, model: LocalModel, kind: str, kinds: Mapping[str, Terms]) -> None:
         self.terms, self.codec = kinds[kind], model.codec
-        context, self.most = model.engine.context or model.codec.context, self.terms.limits.tokens
+        chosen = model.capabilities.context
+        context, self.most = chosen or model.codec.context, self.terms.limits.tokens
         self.limit = f"kinds.{kind}.tokens" if kind and config.kinds[kind].tokens is not None else "rollout.tokens"
         if context < self.most:
-            self.most, self.limit = context, "engine.options.context" if model.engine.context else _MODEL
+            self.most, self.limit = context, "engine.options.context" if chosen else _MODEL
 
     def check(self, tasks: Sequence[Task]) -> LongestPrompt:
         """The longest prompt. Raises `ConfigError` if it leaves no room for a reply."""

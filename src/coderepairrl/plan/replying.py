@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import merge, rounded
 from coderepairrl.plan import devices
-from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, engine_of
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, adapter_needs, engine_of
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.sync import weights
+from coderepairrl.types import EngineNeeds
 
 Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
 """Signature of `replying`."""
@@ -43,13 +45,13 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
             home = parts.enter_context(scratch("rounded"))
             await rounded(folder, home, form, config.train.precision, log_dir=log_dir)
             folder = home
-        if adapter is not None and not model.engine.adapters:
+        if adapter is not None and not model.needs.adapter_rank:
             home = parts.enter_context(scratch("merged"))
             await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
             folder, adapter = home, None
 
         async def start() -> Engine:
-            return await model.engine.start(folder, log_dir=log_dir)
+            return await model.engine.start(folder, log_dir=log_dir, needs=model.needs)
 
         engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
         parts.push_async_callback(engine.close)
@@ -88,8 +90,7 @@ def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
             sharing = sharing[:1]
             alone += sharing
         left = [each for each in left if each not in sharing]
-    exclusive = [isinstance(plan.model, LocalModel) and plan.model.engine.exclusive for plan in plans]
-    free = [each for each in alone if at_once > 1 and not exclusive[each]]
+    free = [each for each in alone if at_once > 1 and not plans[each].model.capabilities.is_exclusive]
     in_turn = [each for each in alone if each not in free]
     return [
         *shared_parts,
@@ -118,7 +119,7 @@ class _Shared:
     def __init__(self, plans: Sequence[ServingPlan], log_dir: Path) -> None:
         self._plans, self._log_dir = plans, log_dir
         self._adapters = [plan.model.adapter if isinstance(plan.model, LocalModel) else None for plan in plans]
-        self._spec = _with_room(plans)
+        self._spec, self._needs = _with_room(plans)
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
 
@@ -148,7 +149,7 @@ class _Shared:
                     return self._engine
                 except EngineFault:
                     await self.close()
-            engine = await self._spec.start(model.folder, log_dir=self._log_dir)
+            engine = await self._spec.start(model.folder, log_dir=self._log_dir, needs=self._needs)
             try:
                 for number, adapter in enumerate(self._adapters):
                     if adapter is not None:
@@ -172,15 +173,15 @@ def _share(plans: Sequence[ServingPlan]) -> bool:
     if len(plans) == 1 or any(_to_round(plan) for plan in plans):
         return False
     adapters = sum(isinstance(plan.model, LocalModel) and plan.model.adapter is not None for plan in plans)
-    return adapters > 0 and _with_room(plans).adapters
+    return adapters > 0 and _with_room(plans)[1].adapter_rank > 0
 
 
-def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
+def _with_room(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, EngineNeeds]:
     adapters = [plan.model.adapter for plan in plans if isinstance(plan.model, LocalModel)]
     ranks = [weights.adapter_rank(adapter) for adapter in adapters if adapter is not None]
     config = plans[0].config
-    spec = engine_of(config, None)
-    return devices.serving(config, spec.with_adapters(max(ranks), len(ranks)) if ranks else spec)
+    spec = engine_of(config)
+    return spec, replace(adapter_needs(spec, ranks), gpus=devices.serving(config, spec.capabilities))
 
 
 def _to_round(plan: ServingPlan) -> bool:

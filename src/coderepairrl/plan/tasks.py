@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from coderepairrl import models, tasks
@@ -18,10 +19,10 @@ from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.plan.parts import errors_of, make_each, raise_all
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, derive_seed
-from coderepairrl.runs.learned import read_learned
+from coderepairrl.runs.folder import read_learned
 from coderepairrl.sandbox.contents import check_workspace
-from coderepairrl.sandbox.environment import environment_of
-from coderepairrl.tasks.references import with_diffed_references
+from coderepairrl.sandbox.workspace import environment_of
+from coderepairrl.tasks.prepare import with_diffed_references
 from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 
@@ -96,15 +97,18 @@ class TaskReader:
     def collected_tasks(self) -> dict[str, tuple[Task, ...]]:
         """Tasks that `crrl collect` attempts, by evaluation."""
         share = collected_share(self.config)
-        everything = [task for each in self._shares(0.0) for task in each.tasks]
-        left_out = [task for task in everything if held_out(task.id, share)]
-        if not left_out:
+        shares = self._shares(0.0)
+        left_out = [
+            replace(each, tasks=tuple(task for task in each.tasks if held_out(task.id, share))) for each in shares
+        ]
+        if not any(each.tasks for each in left_out):
             raise TaskError(
-                f"none of the {len(everything)} tasks is among the {share:g} that are collected from",
+                f"none of the {sum(len(each.tasks) for each in shares)} tasks is among the {share:g} that are"
+                " collected from",
                 fix="collect from a larger share: tasks.holdout=0.5",
             )
         seed, evaluations = self.config.run.seed, self.config.eval.each
-        return {name: sample(left_out, evaluation.tasks, seed) for name, evaluation in evaluations.items()}
+        return {name: sample_sources(left_out, evaluation.tasks, seed) for name, evaluation in evaluations.items()}
 
 
 def collected_share(config: Config) -> float:
@@ -127,7 +131,7 @@ def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
     if (source, dict(options)) == (Tasks().source, {}):
         raise ConfigError(
             "no tasks are named",
-            fix="tasks.source=NAME, of `crrl data list`, or tasks.options.path=FILE; to measure a model:"
+            fix="tasks.source=NAME, of `crrl tasks list`, or tasks.options.path=FILE; to measure a model:"
             " crrl eval SOURCE --policy MODEL",
         )
     task_source = tasks.make(source, **options)
@@ -160,7 +164,7 @@ def check_workspaces(everything: Sequence[Task], check_image: Callable[[str], No
     checks = [partial(check, task) for task in distinct for check in (environment_of, check_files)]
     errors = errors_of(checks)
     if (more := len(errors) - _TASKS_NAMED) > 0:
-        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them")
+        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify lists them")
         errors = [*errors[:_TASKS_NAMED], counted]
     raise_all([*errors, *errors_of([partial(check_environments, everything)])])
 
@@ -173,6 +177,26 @@ def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
     if not 0 < n < len(tasks):
         return tuple(tasks)
     return tuple(sorted(tasks, key=lambda task: (derive_seed(seed, "eval", task.id), task.id))[:n])
+
+
+def sample_sources(sources: Sequence[Share], n: int, seed: int) -> tuple[Task, ...]:
+    """Draw `n` tasks as `sample` does from each source, in proportion to the weights; all for 0.
+
+    A source with too few tasks leaves its places to the others.
+    """
+    sizes = [len(source.tasks) for source in sources]
+    if 0 < n < sum(sizes):
+        total, counts = sum(source.weight for source in sources), [0] * len(sources)
+        for place in range(1, n + 1):
+            lags = {
+                at: place * source.weight / total - counts[at]
+                for at, source in enumerate(sources)
+                if counts[at] < sizes[at]
+            }
+            counts[max(lags, key=lags.__getitem__)] += 1
+        sizes = counts
+    drawn = (sample(source.tasks, size, seed) for source, size in zip(sources, sizes, strict=True) if size)
+    return tuple(chain.from_iterable(drawn))
 
 
 def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[Weighted]) -> None:

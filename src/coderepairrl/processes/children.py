@@ -83,13 +83,14 @@ def run(
 
 @contextmanager
 def _handled_later() -> Iterator[None]:
+    """Delay the handlers of SIGINT, SIGTERM and SIGHUP to the end of the block."""
     if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread only
         yield
         return
-    arrived: list[int] = []
+    delayed: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
+        delayed.append(number)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -100,8 +101,8 @@ def _handled_later() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for caught in arrived:
-            signal.raise_signal(caught)
+        for late in delayed:
+            signal.raise_signal(late)
 
 
 class ChildDied(Exception):
@@ -189,7 +190,7 @@ class Child:
             self._writer.write(pack(frame))
             await self._writer.drain()
         except (ConnectionError, OSError) as error:
-            raise await self._obituary() from error
+            raise await self._exit_message() from error
 
     async def receive(self) -> Frame:
         """Receive a frame. Raises `ChildDied`. Safe to cancel."""
@@ -199,7 +200,7 @@ class Child:
             frame: Frame = json.loads(await self._reader.readexactly(self._expected))
             self._expected = None
         except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
-            raise await self._obituary() from error
+            raise await self._exit_message() from error
         return frame
 
     async def send_pieces(self, pieces: Sequence[bytes]) -> None:
@@ -212,7 +213,7 @@ class Child:
                     await self._writer.drain()
                     await asyncio.sleep(0)
         except (ConnectionError, OSError) as error:
-            raise await self._obituary() from error
+            raise await self._exit_message() from error
 
     async def receive_pieces(self) -> list[bytes]:
         """Receive bytes objects. Raises `ChildDied`; must not be cancelled."""
@@ -221,7 +222,7 @@ class Child:
             sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
             return [await self._reader.readexactly(size) for size in sizes]
         except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
-            raise await self._obituary() from error
+            raise await self._exit_message() from error
 
     async def close(self, grace: float = 5.0) -> None:
         """Disconnect, which ends the child; kill it after `grace` seconds."""
@@ -239,10 +240,10 @@ class Child:
             await asyncio.sleep(0.01)
         return status
 
-    async def _obituary(self) -> ChildDied:
+    async def _exit_message(self) -> ChildDied:
         status = await self._wait(2.0)
         lines = last_words(self.log, self._log_start)
-        how = "hung up"
+        how = "closed its socket"
         if status is not None:
             how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
         end = f"; {self.log} ends with:" if lines else f", and wrote nothing to {self.log}"
@@ -261,8 +262,7 @@ class Parent:
         """Connect to `Child.spawn`; freezes imported objects."""
         gc.freeze()
         gc.enable()
-        # not inherited by this process's own children: one that outlives it would keep the stream open, and the parent
-        # waiting
+        # a grandchild that inherited the socket and outlived this process would keep the parent waiting
         connection = socket.socket(fileno=int(os.environ.pop(_FD)))
         connection.set_inheritable(False)
         return cls(connection)

@@ -374,7 +374,8 @@ def view(repository: Repository) -> Iterator[View]:
     with scratch("git") as folder:
         (folder / "info").mkdir()
         (folder / "HEAD").write_bytes(os.fsencode(_text(home / "HEAD", root)))
-        (folder / "config").write_text(_safe_config({**_appearance(mine), **settings}, root))
+        appearance = {key: value for key, value in mine.items() if key.startswith("core.")}  # of unchanged files
+        (folder / "config").write_text(_safe_config({**appearance, **settings}, root))
         excluded = f"{_ignored(mine)}\n{_text(common / 'info/exclude', root)}"  # later lines take precedence
         (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
         (folder / "info" / "attributes").write_bytes(os.fsencode(_text(common / "info/attributes", root)))
@@ -385,12 +386,6 @@ def view(repository: Repository) -> Iterator[View]:
             if path.exists():
                 (folder / path.name).symlink_to(path)
         yield View(repository, folder)
-
-
-def _appearance(settings: dict[str, str]) -> dict[str, str]:
-    # what unchanged files look like
-    keys = {f"core.{name}" for name in _KEPT}
-    return {key: value for key, value in settings.items() if key in keys}
 
 
 def _safe_config(settings: dict[str, str], root: Path) -> str:

@@ -129,16 +129,11 @@ def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subproces
     return run(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
-def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Folder of a tool with these exact `requirements`."""
-    words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
-    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
-    return environments_cache() / "tools" / f"{name}-{digest}"
-
-
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
     """Install `requirements` (`whole`: with dependencies), cached. Raises `PrerequisiteError`."""
-    target = tool_folder(name, requirements, whole=whole)
+    words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+    target = environments_cache() / "tools" / f"{name}-{digest}"
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target
     with alone(target):

@@ -1,4 +1,4 @@
-"""Meter of time, processors, GPUs and energy used by this process and its descendants.
+"""Clock, and meter of time, processors, GPUs and energy used by this process and its descendants.
 
 Containers of a daemon are not included. Energy is that of whole devices: RAPL packages (/sys/class/powercap) and NVML
 GPUs. GPU time is the wall time of visible GPUs, busy or not. Most kernels show RAPL to root only, and virtual machines
@@ -19,6 +19,14 @@ from typing import Any, NamedTuple
 POWERCAP = Path("/sys/class/powercap")
 NVML = "libnvidia-ml.so.1"
 _MICRO, _MILLI = 1e6, 1e3
+
+
+_BEGAN = time.time() - time.monotonic()
+
+
+def unix_time() -> float:
+    """Unix time in seconds, unaffected by adjustments of the machine's clock."""
+    return _BEGAN + time.monotonic()
 
 
 class Used(NamedTuple):

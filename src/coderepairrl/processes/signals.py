@@ -1,9 +1,10 @@
-"""Cancellation of commands by signals."""
+"""Signals of this process, and its limit on open files."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -38,10 +39,12 @@ def stoppable() -> Iterator[list[str]]:
 
     def stop(number: signal.Signals) -> None:
         if number == signal.SIGHUP:
-            for descriptor in terminals:
-                _silence(descriptor)
+            null = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in terminals:  # writing to a closed one is an error
+                os.dup2(null, descriptor)
+            os.close(null)
         if not received:
-            task.cancel()
+            task.cancel(number.name)
         received.append(number.name)
 
     for number in numbers:
@@ -65,8 +68,14 @@ async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
             raise Interrupted(f"{received[0]}: stopped", fix=fix) from None
 
 
-def _silence(descriptor: int) -> None:
-    # writing to a closed terminal is an error
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)
+OPEN_FILES = 1 << 16
+
+
+def allow_open_files() -> None:
+    """Raise the limit on open files towards `OPEN_FILES`."""
+    # shells begin with 1,024: a few agents' connections use them up, and descriptors in unread messages count for all
+    # sandboxes of a user
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, most))

@@ -1,7 +1,6 @@
-"""Reports of runs: HTML, JSON and figures."""
+"""Reports of runs: pages, JSON, figures, tables and exports."""
 
-from coderepairrl.report.command import load, numbers, write_figure, write_page
-from coderepairrl.report.page import render
+from coderepairrl.report.site import Site
 from coderepairrl.report.tables import export
 
-__all__ = ["export", "load", "numbers", "render", "write_figure", "write_page"]
+__all__ = ["Site", "export"]

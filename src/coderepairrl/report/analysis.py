@@ -5,21 +5,39 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from coderepairrl.learn import Account
 from coderepairrl.processes.meter import total
 from coderepairrl.report.answers import PLAIN
-from coderepairrl.report.ledger import covered, run_ledger, step_ledger
-from coderepairrl.report.reading import Printed, Row, RunData
-from coderepairrl.stats import Interval, Noted, pair, summarise
-from coderepairrl.stats.clusters import clusters_of, slices
-from coderepairrl.stats.notes import Kind
+from coderepairrl.report.reading import Judged, Printed, RunData
+from coderepairrl.stats import COUNTS, Interval, Noted, pair, summarise
+from coderepairrl.stats.intervals import clusters_of, slices
 from coderepairrl.types import Ending, Episode
 
 _COMMANDS, _TOOLS, _NOTES = 9, 6, 6
 _EQUAL = 1e-9
+ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
+ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
+_OF_EPISODE = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
+_NAMES = {
+    "reward": "reward",
+    "reward_std": "reward, standard deviation within groups",
+    "tests": "tests passing",
+    "empty_patches": "empty patches",
+    "tool_success": "tool calls that succeed",
+    "limit": "ended by a limit",
+    "crash": "agent program crashed",
+    "calls": "tool calls",
+    "turns": "turns",
+    "sampled_tokens": "sampled tokens",
+}
+_PER_PATCH = "_per_patch"
+LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
+
+SECONDARY = COUNTS | {"tool_success", "limit", "crash"}
+"""Measures about how, not what: left out where room is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +121,14 @@ class Report:
 
 def analyse(data: RunData) -> Report:
     """Make a run's report."""
-    consumed_by = {name: record["step"] for record in data.steps for name in record.get("episodes", ())}
-    by_step: dict[int, list[Row]] = defaultdict(list)
-    for name, row in data.rows.items():
+    by_step: dict[int, list[Judged]] = defaultdict(list)
+    for name, row in data.judged.items():
         if row.phase == "train":  # one that no step consumed, a void try for example, cost the step it was made for
-            by_step[consumed_by.get(name, row.step)].append(row)
-    steps = [_step(record, by_step[record["step"]]) for record in data.steps]
+            by_step[data.rows.consumed.get(name, row.step)].append(row)
+    steps = [_step(record, by_step[record["step"]]) for record in data.rows.steps]
     evaluations, comparisons, last = _evaluations(data)
-    tools, commands = _most_used(data.rows.values())
+    kinds = data.rows.accounts.by_kind()
+    tools, commands = _most_used(data.judged.values())
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [*data.notices, *_alarms(data), *_changes(data), *_missing(data, steps, evaluations, planned)]
     return Report(
@@ -119,7 +137,7 @@ def analyse(data: RunData) -> Report:
         status=_status(data),
         notices=notices,
         planned=planned,
-        about={**data.about, "ran_on": data.where},
+        about={**data.about, "ran_on": _where(data.rows.start)},
         config=data.config,
         scores=_scores(data),
         steps=steps,
@@ -128,14 +146,14 @@ def analyse(data: RunData) -> Report:
         evaluations=evaluations,
         comparisons=comparisons,
         repeated=_repeated(data),
-        account=_account(sum(data.kinds.values(), Account())),
-        kinds={kind or PLAIN: _account(balance) for kind, balance in data.kinds.items()} if len(data.kinds) > 1 else {},
+        account=_account(sum(kinds.values(), Account())),
+        kinds={kind or PLAIN: _account(balance) for kind, balance in kinds.items()} if len(kinds) > 1 else {},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
-        used=used._asdict() if (used := total(data.used)) else None,
-        wall_seconds=sum(end - start for start, end in data.sessions),
+        used=used._asdict() if (used := total(data.rows.used)) else None,
+        wall_seconds=_wall(data),
         episodes=_counts(data),
-        endings=Counter(_ending(row) for row in data.rows.values() if row.ending is not Ending.VOID),
-        faults=Counter(row.reason or "unknown" for row in data.rows.values() if row.ending is Ending.VOID),
+        endings=Counter(_ending(row) for row in data.judged.values() if row.ending is not Ending.VOID),
+        faults=Counter(row.reason or "unknown" for row in data.judged.values() if row.ending is Ending.VOID),
         notes={
             name: replace(noted, kinds=noted.kinds[:_NOTES])
             for name, noted in data.notes.found().items()
@@ -170,11 +188,11 @@ def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """Convert to plain data; non-finite numbers become null."""
-    if isinstance(value, Interval):
-        return as_json(value._asdict())
-    if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind | Printed):
-        return {f.name: as_json(getattr(value, f.name)) for f in fields(value) if f.name != "last"}
+    """Convert to plain data, dataclasses and named tuples included; non-finite numbers become null."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value) if each.repr}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -184,7 +202,7 @@ def as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _step(record: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
     metrics = record["metrics"]
     valid = [row for row in rows if row.ending is not Ending.VOID]
     calls = sum(sum(row.tools.calls.values()) for row in valid)
@@ -216,7 +234,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
     finished = {
         key: list(data.evaluated[key].values())
         for key in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1]))
-        if key in data.evaluation_seconds
+        if key in data.rows.evaluations
     }
     evaluations = []
     for (name, step), episodes in finished.items():
@@ -229,7 +247,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
                 summary.tasks,
                 summary.void,
                 _by_importance(summary.values),
-                data.answers.get((name, step), {}),
+                data.rows.evaluations[name, step][1],
             )
         )
     comparisons: list[Comparison] = []
@@ -239,38 +257,37 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
         last[name] = finished[name, steps[-1]]
         if len(steps) < 2:
             continue
-        first = finished[name, steps[0]]
         titles = (f"{name} after step {steps[0]}", f"{name} after step {steps[-1]}")
-        comparisons.append(_comparison(first, last[name], *titles))
-        for kind, tasks in slices(first).items():
-            sides = [[e for e in side if e.task_id in tasks] for side in (first, last[name])]
-            comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
+        comparisons += _compare_slices(finished[name, steps[0]], last[name], *titles)
     return evaluations, comparisons, last
 
 
 def _repeated(data: RunData) -> list[Comparison]:
     """Compare first and last groups on the same tasks, since steps differ in theirs."""
     groups: dict[str, dict[str, list[Episode]]] = {}
-    for name in (name for step in data.steps for name in step.get("episodes", ())):
+    for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
         if (episode := data.trained.get(name)) is not None:
             groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
     again = [list(attempts_by_step.values()) for attempts_by_step in groups.values() if len(attempts_by_step) > 1]
     if not again:
         return []
     early, late = ([episode for attempts_by_step in again for episode in attempts_by_step[at]] for at in (0, -1))
-    titles = ("first time", "last time")
-    comparisons = [_comparison(early, late, *titles)]
-    for kind, tasks in slices(early).items():
-        sides = [[e for e in side if e.task_id in tasks] for side in (early, late)]
-        comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
 
     def earned(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name not in _EFFORT}
 
     return [
         replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes))
-        for each in comparisons
+        for each in _compare_slices(early, late, "first time", "last time")
     ]
+
+
+def _compare_slices(early: Sequence[Episode], late: Sequence[Episode], before: str, after: str) -> list[Comparison]:
+    comparisons = [_comparison(early, late, before, after)]
+    for kind, tasks in slices(early).items():
+        first, last = ([each for each in side if each.task_id in tasks] for side in (early, late))
+        comparisons.append(_comparison(first, last, before, after, kind))
+    return comparisons
 
 
 def _comparison(
@@ -308,7 +325,7 @@ def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in (*order, *_EFFORT) if name in values}
 
 
-def _most_used(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
+def _most_used(rows: Iterable[Judged]) -> tuple[list[str], list[str]]:
     tools: Counter[str] = Counter()
     commands: Counter[str] = Counter()
     for row in rows:
@@ -319,24 +336,24 @@ def _most_used(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
 
 
 def _scores(data: RunData) -> list[str]:
-    seen = dict.fromkeys(name for row in data.rows.values() for name in row.scores)
+    seen = dict.fromkeys(name for row in data.judged.values() for name in row.scores)
     paid = [key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight]
     return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
 
 
 def _counts(data: RunData) -> dict[str, int]:
     return {
-        "train": sum(row.phase == "train" for row in data.rows.values()),
-        "eval": sum(row.phase != "train" for row in data.rows.values()),
-        "void": sum(row.ending is Ending.VOID for row in data.rows.values()),
-        "retried": sum(tries - 1 for tries in data.begun.values()),
-        "interrupted": data.interrupted,
-        "side_calls": sum(row.side_calls for row in data.rows.values()),
-        "starts": len(data.sessions),
+        "train": sum(row.phase == "train" for row in data.judged.values()),
+        "eval": sum(row.phase != "train" for row in data.judged.values()),
+        "void": sum(row.ending is Ending.VOID for row in data.judged.values()),
+        "retried": sum(tries - 1 for tries in data.rows.tries.values()),
+        "interrupted": len(data.rows.by_id) - len(data.judged),
+        "side_calls": sum(row.side_calls for row in data.judged.values()),
+        "starts": len(data.rows.sessions),
     }
 
 
-def _ending(row: Row) -> str:
+def _ending(row: Judged) -> str:
     return str(row.ending) if row.ending is Ending.DONE else f"{row.ending}: {row.reason}"
 
 
@@ -346,14 +363,19 @@ def _account(account: Account) -> dict[str, Any]:
 
 
 def _status(data: RunData) -> str:
-    if data.last == "stop":
-        return f"stopped by {data.stopped_by or 'a signal'}"
-    return {"end": "finished", "start": "unfinished", "": "never started"}[data.last]
+    last = data.rows.last
+    if last["type"] == "stop":
+        return f"stopped by {last.get('reason') or 'a signal'}"
+    return {"end": "finished", "start": "unfinished", "": "never started"}[last["type"]]
+
+
+def _where(start: Mapping[str, Any]) -> str:
+    return f"engine {start.get('engine', '?')}, sandbox {start.get('sandbox', '?')}" if start else ""
 
 
 def _alarms(data: RunData) -> list[str]:
     raised: dict[str, list[str]] = {}
-    for record in data.steps:
+    for record in data.rows.steps:
         alarms = record.get("alarms")
         if alarms is None and record.get("alarm"):  # of an older version, which knew the one
             alarms = [{"gate": "over_optimisation", "text": record["alarm"]["text"]}]
@@ -366,7 +388,7 @@ def _alarms(data: RunData) -> list[str]:
 
 
 def _changes(data: RunData) -> list[str]:
-    changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
+    changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.rows.changes]
     return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 
 
@@ -383,11 +405,70 @@ def _missing(
         notices.append("No evaluation on held-out tasks is finished: nothing here says how the policy generalises.")
     elif len(evaluations) == 1 and not evaluation:
         notices.append("Only one evaluation is finished, so there is no before and after.")
-    if data.rows and "tests" not in _scores(data):
+    if data.judged and "tests" not in _scores(data):
         notices.append(
             "Tests were never run, so nothing here says whether patches repair: a reward can rise while repairs do "
             "not. They can be measured without being paid for: reward.tests=0, or reward.sampled_tests=0 for a quarter."
         )
-    if data.last == "start":
+    if data.rows.last["type"] == "start":
         notices.append("The run has not ended: it is still working, or it was killed and waits for --resume.")
     return notices
+
+
+def spoken(measure: str) -> str:
+    """Readable name.
+
+    >>> spoken("tests_per_patch"), spoken("patch_lines")
+    ('tests passing, per non-empty patch', 'patch_lines')
+    """
+    if measure.endswith(_PER_PATCH):
+        return f"{spoken(measure.removesuffix(_PER_PATCH))}, per non-empty patch"
+    return _NAMES.get(measure, measure)
+
+
+# -- wall time
+
+
+def step_ledger(metrics: Mapping[str, float], rows: Sequence[Judged]) -> dict[str, float]:
+    """Wall seconds of a step by activity.
+
+    Since episodes overlap, the rollout's wall time is divided in proportion to their seconds; ``waiting`` is the rest.
+    """
+    rollout = metrics.get("rollout_seconds") or 0.0
+    spent = {name: sum(row.timings.get(key, 0.0) for row in rows for key in keys) for name, keys in _OF_EPISODE.items()}
+    total = max(sum(row.timings.get("total", 0.0) for row in rows), sum(spent.values()))
+    spent["waiting"] = total - sum(spent.values())
+    shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}
+    return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}
+
+
+def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Wall seconds of the run by activity.
+
+    ``other`` includes starting, stopping, checkpoints, exports and interrupted work.
+    """
+    ledger = dict.fromkeys(ACTIVITIES, 0.0)
+    for step in steps:
+        for name, seconds in step.items():
+            ledger[name] += seconds
+    ledger["evaluation"] = sum(seconds for seconds, _ in data.rows.evaluations.values())
+    ledger["other"] = max(0.0, _wall(data) - sum(ledger.values()))
+    return ledger
+
+
+def _wall(data: RunData) -> float:
+    used = total(data.rows.used)
+    return used.seconds if used else sum(end - start for start, end in data.rows.sessions)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds covered by at least one span.
+
+    >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    seconds, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return seconds

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coderepairrl.rewards.answers import last_reply
-from coderepairrl.rewards.labels import plain_label, read_confidence, read_label
+from coderepairrl.rewards.answers import last_reply, plain_label, read_confidence, read_label
 from coderepairrl.stats import Interval
 from coderepairrl.stats.classification import NONE, OTHER, Answer, Calibration, agreement, calibrate, classify
-from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.stats.intervals import clusters_of
 from coderepairrl.types import Ending, Episode, Task
 
 PLAIN = "plain"

@@ -12,15 +12,13 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
-from coderepairrl.report.analysis import as_json
+from coderepairrl.report.analysis import LESS_IS_BETTER, as_json
 from coderepairrl.report.comparison import Question as Comparable
 from coderepairrl.report.comparison import alike, settings_that_differ
-from coderepairrl.report.names import LESS_IS_BETTER
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
-from coderepairrl.report.verdict import Result, Table, least, p_value, rate, signed
+from coderepairrl.report.verdict import Result, Table, least, p_text, p_value, rate, signed
 from coderepairrl.stats import COUNTS, TOO_FEW
-from coderepairrl.stats.clusters import clusters_by
-from coderepairrl.stats.intervals import is_share
+from coderepairrl.stats.intervals import clusters_by, is_share
 from coderepairrl.stats.paired import holm
 from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, replicated, replicated_difference
@@ -187,7 +185,7 @@ def _sentence(found: Answer, each: Contrast, planned: int) -> str:
         corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
         claim = (
-            f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, p {_p(each.adjusted)}{corrected}, {of}."
+            f"{each.arm} is {side} {question.arms[0]}: {difference}{better}, {p_text(each.adjusted)}{corrected}, {of}."
         )
     else:
         seen = (
@@ -195,13 +193,8 @@ def _sentence(found: Answer, each: Contrast, planned: int) -> str:
             if change.seen is None
             else f"the smallest difference that {of} could have shown is {least(change.seen, found.share)}"
         )
-        claim = f"Too small to tell: {difference}, p {_p(each.adjusted)}; {seen}."
+        claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {seen}."
     return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
-
-
-def _p(p: float) -> str:
-    text = p_value(p)
-    return text if text.startswith("<") else f"= {text}"
 
 
 # -- tables
@@ -272,13 +265,13 @@ def _numbers(found: Answer) -> dict[str, Any]:
         "evaluation": found.question.evaluation,
         "baseline": found.question.arms[0],
         "share": found.share,
-        "arms": {arm: as_json(mean._asdict()) for arm, mean in found.means.items()},
+        "arms": as_json(found.means),
         "by_seed": {
             arm: {str(seed): as_json(mean.interval) for seed, mean in means.items()}
             for arm, means in found.by_seed.items()
         },
         "contrasts": [
-            {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **as_json(each.change._asdict())}
+            {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **as_json(each.change)}
             for each in found.contrasts
         ],
         "settings": as_json(found.settings),

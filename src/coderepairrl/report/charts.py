@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from coderepairrl.report.analysis import Report
-from coderepairrl.report.ledger import ROLLOUT
-from coderepairrl.report.names import spoken
+from coderepairrl.report.analysis import ROLLOUT, Report, spoken
 from coderepairrl.report.plots import Baseline, Panel, Series, compact, ema, strength
 
 OTHER, TOOLS = 0.01, 0.05
@@ -32,23 +31,24 @@ def sections(reports: Sequence[Report]) -> list[Section]:
 
 
 def outcomes(reports: Sequence[Report]) -> list[Panel]:
-    """Reward with its spread, scores over all episodes and per non-empty patch, empty patches."""
-    names = ["reward", "reward_std"]
-    for score in dict.fromkeys(score for report in reports for score in report.scores):
-        if not all(is_reward(report, score) for report in reports):
-            names.append(score)
-        names.append(f"{score}_per_patch")
-    if not any("tests" in report.scores for report in reports):
-        names[2:2] = ["tests"]  # its absence must be seen
-    return [curve(reports, name) for name in (*names, "empty_patches")]
+    """Reward with its spread, a chart per score, empty patches."""
+    scores = list(dict.fromkeys(score for report in reports for score in report.scores))
+    if "tests" not in scores:
+        scores.insert(0, "tests")  # its absence must be seen
+    reward = [score for score in scores if all(is_reward(report, score) for report in reports)]
+    panels = [curve(reports, "reward", per_patch=reward), curve(reports, "reward_std")]
+    panels += [curve(reports, name, per_patch=[name]) for name in scores if name not in reward]
+    return [*panels, curve(reports, "empty_patches")]
 
 
-def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = ()) -> Panel:
-    """Curve of a measure over steps; evaluations as points with intervals."""
+def curve(
+    reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = (), per_patch: Sequence[str] = ()
+) -> Panel:
+    """Curve of a measure over steps, dashed `per_patch` ones of scores; evaluations as points with intervals."""
     several = len(reports) > 1
     alpha = _alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
-    single = "training" if held_out else ""
+    single = "training" if held_out or per_patch else ""
     series = [
         _series(report, measure, report.name if several else single, at, alpha) for at, report in enumerate(reports)
     ]
@@ -67,8 +67,15 @@ def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline]
                     listed=not several,
                 )
             )
-    dots = "; dots: held-out tasks, 95 % intervals" if held_out else ""
-    return Panel(spoken(measure), series, note=(_note(alpha) + dots).removeprefix("; "), baselines=baselines)
+    for at, report in enumerate(reports):
+        for score in per_patch:
+            name = " ".join([report.name] * several + ["per non-empty patch"])
+            colour = at if several else 2
+            dashed = _series(report, f"{score}_per_patch", name, colour, alpha, dashed=True)
+            series.append(replace(dashed, listed=not several))
+    notes = [_note(alpha), "dots: held-out tasks, 95 % intervals" * held_out]
+    notes += ["dashed: per non-empty patch"] if several and per_patch else []
+    return Panel(spoken(measure), series, note="; ".join(filter(None, notes)), baselines=baselines)
 
 
 def _kinds(reports: Sequence[Report]) -> list[Panel]:

@@ -6,20 +6,29 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report.metrics import COUNTS
-from coderepairrl.report.outcomes import Counts, Outcomes
+from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes
 from coderepairrl.stats import Interval, classification, paired_difference, sign_flip_test, tango, wilson
-from coderepairrl.stats.attempts import CurvePoint, curves, doubling
-from coderepairrl.stats.clusters import clusters_by
-from coderepairrl.stats.effects import cohens_d, cohens_h, difference
-from coderepairrl.stats.intervals import estimate
+from coderepairrl.stats.intervals import clusters_by, estimate
 from coderepairrl.stats.measures import level, shares
-from coderepairrl.stats.paired import Equivalence, McNemar, equivalence, holm, mcnemar, mcnemar_p
+from coderepairrl.stats.outcomes import CurvePoint, curves, doubling
+from coderepairrl.stats.paired import (
+    Equivalence,
+    McNemar,
+    cohens_d,
+    cohens_h,
+    difference,
+    equivalence,
+    holm,
+    mcnemar,
+    mcnemar_p,
+)
 from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread
 
 ATTEMPTS = (1, 2, 4, 8)
@@ -34,20 +43,32 @@ _ENOUGH = 6
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Options of a comparison."""
+    """Options of a comparison; margins and effects of shares in hundredths."""
 
+    metric: str = RESOLVED
     common: bool = False
     """Compare the common, identical tasks, and leave out the others."""
     other_conditions: bool = False
     """Compare despite different limits or environments."""
-    by_task: bool = False
-    """Cluster by task: intervals are of such tasks of these repositories alone."""
+    cluster: str = "repository"
+    """Or ``task``: intervals are of such tasks of these repositories alone."""
     margin: float | None = None
-    pass_at: Sequence[int] = ()
+    pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
     power: float = POWER
     pairs: bool = False
     """Compare all pairs instead of all with the first."""
+    plan: float | None = None
+    discordance: float | None = None
+    tasks: Path | None = None
+    """File of the ids of all tasks."""
+    published: bool = False
+    """List the published numbers."""
+
+    @property
+    def by_task(self) -> bool:
+        """Whether clusters are single tasks."""
+        return self.cluster == "task"
 
 
 class Part(NamedTuple):
@@ -100,13 +121,13 @@ class Comparison:
     mcnemar: McNemar | None
     p_tasks: float
     """Sign flips of tasks, corrected like `adjusted`: about these tasks alone."""
-    seen: Interval | None
+    smallest_shown: Interval | None
     """Smallest difference that would have been shown."""
     power: float
     spread: Spread | None
     """Discordance, for a share."""
     equivalence: Equivalence | None
-    curve: Sequence[CurvePoint] = ()
+    pass_at: Sequence[CurvePoint] = ()
     parts: Sequence[Part] = ()
     labels: Sequence[Labels] = ()
 
@@ -147,7 +168,8 @@ def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison
     """Compare all policies with the first, or all pairs. Raises `UsageError`."""
     policies = alike(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
-    comparisons = [_compare(*pair, question) for pair in pairs]
+    percent = all(0 <= v <= 1 for each in policies for attempts in each.values.values() for v in attempts)
+    comparisons = [_compare(*pair, question, percent) for pair in pairs]
     adjusted, of_tasks = holm([each.p for each in comparisons]), holm([each.p_tasks for each in comparisons])
     return [
         replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(comparisons))
@@ -155,7 +177,7 @@ def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison
     ]
 
 
-def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison:
+def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool) -> Comparison:
     tasks = sorted(first.values)
     sides = [[side.values[task] for task in tasks] for side in (first, other)]
     before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
@@ -167,12 +189,12 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
     spreading = spread(sides[0], sides[1], clusters) if share else None
-    gains = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
-    seen = (
-        _seen(spreading, len(tasks), question.power)
-        if spreading
-        else detectable_mean(gains.variance, number, power=question.power)
-    )
+    if spreading:
+        smallest = _seen(spreading, len(tasks), question.power)
+    else:
+        gains = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
+        smallest = detectable_mean(gains.variance, number, power=question.power)
+    margin = question.margin and question.margin / (100 if percent else 1)
     return Comparison(
         metric=first.metric,
         share=share,
@@ -193,13 +215,11 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         comparisons=1,
         mcnemar=mcnemar([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
         p_tasks=sign_flip_test(before, after, tasks),
-        seen=seen,
+        smallest_shown=smallest,
         power=question.power,
         spread=spreading,
-        equivalence=None
-        if question.margin is None
-        else equivalence(before, after, clusters, question.margin, share=share),
-        curve=_curve(first, other, cluster_of, question.pass_at, binary),
+        equivalence=None if margin is None else equivalence(before, after, clusters, margin, share=share),
+        pass_at=_curve(first, other, cluster_of, question.pass_at, binary),
         parts=_parts(first, other, repositories, question, share),
         labels=_labels(first, other, question),
     )
@@ -259,9 +279,13 @@ def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
 
 
 def _curve(
-    first: Outcomes, other: Outcomes, clusters: Mapping[str, str], ks: Sequence[int], binary: bool
+    first: Outcomes, other: Outcomes, clusters: Mapping[str, str], pass_at: str, binary: bool
 ) -> list[CurvePoint]:
     fewest = min(len(values) for side in (first, other) for values in side.values.values())
+    try:
+        ks = [int(k) for k in pass_at.split(",") if k.strip()]
+    except ValueError:
+        raise UsageError(f"--pass-at {pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
     if not ks:
         ks = [1, *doubling(fewest)] if binary and fewest > 1 else []
     if not ks:
@@ -446,10 +470,10 @@ class PlanTable:
 
     effect: float
     power: float
-    design: float
+    design_effect: float
     given: str
-    square: Interval
-    rows: Sequence[Planned]
+    discordance: Interval
+    tasks: Sequence[Planned]
 
 
 def plan(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted, visible
+from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Used, total
-from coderepairrl.report import arms, plots
-from coderepairrl.report.command import write
+from coderepairrl.report import arms
+from coderepairrl.report.analysis import as_json
+from coderepairrl.report.kit import Around, fill
+from coderepairrl.report.site import write_page as write
 from coderepairrl.report.verdict import Result, Table
-from coderepairrl.report.view.text import templates
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import Interval
-from coderepairrl.stats.spending import Spent, spent
+from coderepairrl.stats.measures import Spent, spent
 
 NAME = "jobs.json"
 _LOSS = "held_out/loss"
@@ -37,7 +36,7 @@ class Job:
     used: Used | None
     """None before the first measurement."""
     cost: Spent
-    brought: str
+    result: str
     commit: str
 
 
@@ -77,7 +76,7 @@ def _job(home: Path, row: Mapping[str, str]) -> Job:
         missing=missing,
         used=total(records),
         cost=spent(logged_episodes(records)),
-        brought=_BROUGHT[row["kind"]](folder) if has_run else "",
+        result=_RESULT[row["kind"]](folder) if has_run else "",
         commit=folder.about().get("commit", "") if has_run else "",
     )
 
@@ -107,7 +106,7 @@ def _evaluated(folder: RunFolder) -> str:
     return ""
 
 
-_BROUGHT: dict[str, Callable[[RunFolder], str]] = {
+_RESULT: dict[str, Callable[[RunFolder], str]] = {
     "collect": _collected,
     "sft": _trained,
     "train": _trained,
@@ -136,13 +135,17 @@ def result(folder: Path) -> Result:
     notes_by_arm = [(arm, arm_data["about"]) for arm, arm_data in data["arms"].items() if arm_data["about"]]
     arms_table = Table("arms", ("arm", "what it is"), notes_by_arm)
     answers = arms.result(questions, runs, data["seeds"], arms_table, notes) if questions else Result([], [], notes, {})
-    numbers = {"name": data["name"], **answers.numbers, "jobs": [_numbers(each) for each in jobs]}
+    numbers = {
+        "name": data["name"],
+        **answers.numbers,
+        "jobs": [as_json(each) | {"done": not each.missing} for each in jobs],
+    }
     numbers["notes"] = [*answers.notes]
     return Result(answers.verdicts, [*answers.tables, _costs(data["name"], jobs)], answers.notes, numbers)
 
 
 def _costs(name: str, jobs: Sequence[Job]) -> Table:
-    rows = [(each.name, each.kind, *_spent(each.used, each.cost), each.brought or "-") for each in jobs]
+    rows = [(each.name, each.kind, *_spent(each.used, each.cost), each.result or "-") for each in jobs]
     cost = Spent()
     for each in jobs:
         cost = cost.plus(each.cost)
@@ -158,21 +161,7 @@ def _spent(used: Used | None, cost: Spent) -> tuple[str, str, str, str]:
     return (*seconds, f"{cost.prompt_tokens:,}", f"{cost.sampled_tokens:,}")
 
 
-def _numbers(job: Job) -> dict[str, Any]:
-    return {
-        "name": job.name,
-        "kind": job.kind,
-        "done": not job.missing,
-        "missing": job.missing,
-        "used": job.used and job.used._asdict(),
-        "cost": job.cost._asdict(),
-        "result": job.brought,
-    }
-
-
 def write_page(folder: Path, output: Path | None) -> Path:
     """Write the result as a page to `output` (default: ``report/index.html`` in `folder`)."""
-    shown_result = result(folder)
-    template = templates("coderepairrl.report", visible=lambda value: visible(str(value)))
-    page = template.get_template("jobs.html.j2").render(name=folder.name, found=shown_result, style=Markup(plots.STYLE))
+    page = fill("jobs.html.j2", Around(), name=folder.name, found=result(folder))
     return write(output or folder / "report" / "index.html", page)

@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Hashable, Mapping, Set
 from functools import lru_cache
 
-from coderepairrl.rewards.beside import is_test
+from coderepairrl.rewards.changes import is_test
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
-from coderepairrl.rewards.thesis.matches import enclosing
+from coderepairrl.rewards.thesis import enclosing
 
 Line = tuple[str, int]
 _PYTHON = (".py", ".pyi")

@@ -21,10 +21,8 @@ from coderepairrl.rewards.verified import identity
 from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import NAMES as MEASURED_NAMES
 from coderepairrl.stats import Interval, measures, resolved
-from coderepairrl.stats.clusters import clusters_of, slices
-from coderepairrl.stats.intervals import median_interval
-from coderepairrl.stats.measures import level
-from coderepairrl.stats.spending import spent
+from coderepairrl.stats.intervals import clusters_of, median_interval, slices
+from coderepairrl.stats.measures import level, spent
 from coderepairrl.types import Ending, Episode, Task, ToolCall
 
 PER_PATCH = "_per_patch"
@@ -381,7 +379,7 @@ def kind_of_edit(reference: bytes) -> str:
 def parts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """Task ids by slice: `stats.clusters.slices`, year, kind of edit, agent."""
+    """Task ids by slice: `stats.intervals.slices`, year, kind of edit, agent."""
 
     def year(episode: Episode) -> str:
         task = tasks.get(episode.task_id)

@@ -18,9 +18,9 @@ from coderepairrl.registry import nearest
 from coderepairrl.report import metrics, published
 from coderepairrl.report.answers import answers_of
 from coderepairrl.report.reading import flat
-from coderepairrl.runs import RunFolder, Tail, codec, foreign, open_run
+from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import Answer
-from coderepairrl.stats.clusters import split
+from coderepairrl.stats.intervals import split
 from coderepairrl.types import Ending, Episode, Task
 
 RESOLVED = "resolved"
@@ -286,7 +286,7 @@ def digest_of(task: Task) -> str:
 def _file(path: Path, which: str, metric: str) -> Outcomes:
     text = _text(path)
     try:
-        document = foreign.value(text)
+        document = codec.parse_foreign_json(text)
     except ValueError:  # more than one line, or none that is JSON, of which `_rows` says where
         document = None
     if isinstance(document, dict) and (_resolved(document) is not None or any(True for _ in _judged(document))):
@@ -316,7 +316,7 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
         repositories[task] = str(row.get("repository") or row.get("repo") or _repository(task))
         languages[task] = str(row.get("language") or "")
     return Outcomes(
-        name=policies[0] or foreign.stem(path),
+        name=policies[0] or codec.stem_of(path),
         metric=metric,
         values={task: tuple(attempts.values()) for task, attempts in values.items()},
         repositories=repositories,
@@ -326,7 +326,7 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
 
 def _text(path: Path) -> str:
     try:
-        return foreign.text(path)
+        return codec.read_foreign_text(path)
     except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from error
 
@@ -334,7 +334,9 @@ def _text(path: Path) -> str:
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if not text.strip():
         raise UsageError(f"{path} is empty", fix="name a file with an outcome for each task")
-    yield from foreign.objects(path, text, 'a line is {"instance_id": "django__django-11001", "resolved": true}')
+    yield from codec.parse_foreign_lines(
+        path, text, 'a line is {"instance_id": "django__django-11001", "resolved": true}'
+    )
 
 
 def _id(path: Path, number: int, row: Mapping[str, Any]) -> str:
@@ -384,7 +386,7 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     lists_all = True
     for file in files:
         try:
-            data = foreign.value(_text(file))
+            data = codec.parse_foreign_json(_text(file))
             judged = list(_judged(data))
         except ValueError as error:
             raise UsageError(f"{file} is no report: {error}", fix="name the reports of an evaluation") from None

@@ -1,50 +1,35 @@
-"""Self-contained HTML page of reports: no script, no network."""
+"""Page of a report: verdict, table, charts, and links to every episode. Needs no script and no network."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
-from jinja2 import Environment
 from markupsafe import Markup
 
-from coderepairrl.printable import visible
-from coderepairrl.processes.meter import Used, as_words
+from coderepairrl.printable import counted
 from coderepairrl.report import plots
-from coderepairrl.report.analysis import Change, Comparison, Evaluation, Report, compare_runs, differences
+from coderepairrl.report.analysis import (
+    ACTIVITIES,
+    LESS_IS_BETTER,
+    SECONDARY,
+    Change,
+    Comparison,
+    Evaluation,
+    Report,
+    compare_runs,
+    differences,
+    spoken,
+)
 from coderepairrl.report.answers import given_labels
 from coderepairrl.report.charts import is_reward, sections
-from coderepairrl.report.ledger import ACTIVITIES
-from coderepairrl.report.names import LESS_IS_BETTER, SECONDARY, spoken
-from coderepairrl.report.view.text import templates
-from coderepairrl.stats import COUNTS, TOO_FEW, Interval
+from coderepairrl.report.kit import MINUS, Around, fill
+from coderepairrl.report.verdict import p_text, rate, signed
+from coderepairrl.stats import COUNTS, Interval
+from coderepairrl.stats.power import ALPHA
 
-_NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-
-
-class _Links:
-    """Links to pages of `crrl view`; empty if missing."""
-
-    def __init__(self, run: Path, at: Path | None) -> None:
-        pages = sorted((run / "report" / "view").glob("*/index.html"))
-        self._folder = pages[0].parent if len(pages) == 1 and at is not None else None
-        self._at = at
-
-    def index(self) -> str:
-        return self._to("index.html")
-
-    def episode(self, name: str) -> str:
-        return "" if "/" in name else self._to(f"episode/{name}.html")
-
-    def _to(self, page: str) -> str:
-        if self._folder is None or self._at is None or not (self._folder / page).is_file():
-            return ""
-        return quote(Path(os.path.relpath(self._folder / page, self._at)).as_posix())
+_HEADLINES = ("tests", "reward")
+_AGAIN = "Training tasks that came again, first and last time"
 
 
 class Cell(NamedTuple):
@@ -66,31 +51,86 @@ class Table(NamedTuple):
     coloured: bool = True
 
 
-def render(reports: Sequence[Report], at: Path | None = None) -> str:
-    """Render the page of runs, linked to `crrl view` pages if its folder `at` is given."""
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            reports=reports,
-            tables=_tables(reports),
-            evaluations=_evaluations(reports),
-            slices=_slices(reports),
-            labelled=_labelled(reports),
-            links=[_Links(Path(report.path), at) for report in reports],
-            sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
-            ledgers=[_ledger(report) for report in reports],
-            accounts=[_account(report.account) for report in reports],
-            differences=differences(reports) if len(reports) > 1 else {},
-            style=Markup(plots.STYLE),
-        )
-    )
+class Labelled(NamedTuple):
+    """Labels in an evaluation, by kind (`report.answers.summary`)."""
 
+    run: str
+    evaluation: Evaluation
+    kind: str
+    numbers: Mapping[str, Any]
+    columns: list[str]
 
-_AGAIN = "Training tasks that came again, first and last time"
 
 Evaluated = tuple[str, Evaluation, str]
 """Run, evaluation, and source of its tasks."""
+
+
+def render_report(reports: Sequence[Report], folders: Sequence[str], around: Around) -> str:
+    """Render the report of runs, with links to the pages in their `folders` unless it stands alone."""
+    held_out = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
+    again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
+    between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
+    tables = [
+        _table(title, named, reports)
+        for title, named in (
+            ("Held-out tasks, before and after", held_out),
+            (_AGAIN, again),
+            ("Between runs, on the tasks that both were evaluated on last", between),
+        )
+        if named
+    ]
+    if between:
+        tables[-1] = tables[-1]._replace(coloured=False)
+    return fill(
+        "report.html.j2",
+        around,
+        reports=reports,
+        folders=folders,
+        verdicts=[
+            *map(_level, reports),
+            *(_verdict(name if reports[1:] else "", c) for name, c in (*held_out, *between)),
+        ],
+        tables=tables,
+        evaluations=_evaluations(reports),
+        slices=_slices(reports),
+        labelled=_labelled(reports),
+        sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
+        ledgers=[_ledger(report) for report in reports],
+        accounts=[_account(report.account) for report in reports],
+        differences=differences(reports) if len(reports) > 1 else {},
+    )
+
+
+def _level(report: Report) -> str:
+    """Level of the last evaluation, where no change is known."""
+    each = report.evaluations[-1] if report.evaluations and not report.comparisons else None
+    measure = next((name for name in _HEADLINES if each and name in each.values), "")
+    if each is None or not measure:
+        return ""
+    level = rate(each.values[measure], measure != "reward")
+    return (
+        f"{report.name}: {spoken(measure)} {level}, {each.name} after step {each.step}, {counted(each.tasks, 'task')}."
+    )
+
+
+def _verdict(name: str, each: Comparison) -> str:
+    """Describe what may be claimed of a comparison, by tests if they were run."""
+    measure = next((name for name in _HEADLINES if name in each.changes), "")
+    if not measure:
+        return ""
+    early, late, change, share = each.early[measure], each.late[measure], each.changes[measure], measure == "tests"
+    low, high = change.change.low, change.change.high
+    if low is None or high is None:
+        claim = "Nothing can be claimed"
+    elif (low > 0 or high < 0) and change.p <= ALPHA:
+        claim = f"{spoken(measure).capitalize()} {'rose' if low > 0 else 'fell'}"
+    else:
+        claim = "No difference can be claimed"
+    return (
+        f"{name and f'{name}: '}{claim}: {spoken(measure)} {rate(early, share)} ({each.before}), then "
+        f"{rate(late, share)} ({each.after}); change {signed(change.change, share)}, {p_text(change.p)}, "
+        f"{counted(change.tasks, 'task')}."
+    )
 
 
 def _evaluations(
@@ -113,16 +153,6 @@ def _source(report: Report, evaluation: str) -> str:
     return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
 
 
-class Labelled(NamedTuple):
-    """Labels in an evaluation, by kind (`report.answers.summary`)."""
-
-    run: str
-    evaluation: Evaluation
-    kind: str
-    numbers: Mapping[str, Any]
-    columns: list[str]
-
-
 def _labelled(reports: Sequence[Report]) -> list[Labelled]:
     return [
         Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
@@ -130,21 +160,6 @@ def _labelled(reports: Sequence[Report]) -> list[Labelled]:
         for each in {each.name: each for each in report.evaluations}.values()
         for kind, numbers in each.answers.items()
     ]
-
-
-def _tables(reports: Sequence[Report]) -> list[Table]:
-    tables = []
-    wholes = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
-    if wholes:
-        tables.append(_table("Held-out tasks, before and after", wholes, reports))
-    again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
-    if again:
-        tables.append(_table(_AGAIN, again, reports))
-    between = [(f"{o.name} {_MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
-    if between:
-        table = _table("Between runs, on the tasks that both were evaluated on last", between, reports)
-        tables.append(table._replace(coloured=False))
-    return tables
 
 
 def _slices(reports: Sequence[Report]) -> list[Table]:
@@ -201,65 +216,3 @@ def _account(account: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
     parts += [(state, reason, n) for state in ("masked", "dropped") for reason, n in account[state].items()]
     total = account["sampled"]
     return [(state, reason, tokens, tokens / total) for state, reason, tokens in parts if tokens]
-
-
-def _level(value: Interval | None, digits: int = 3) -> Markup:
-    if value is None:
-        return Markup("<span class=none>{}</span>").format(_NONE)
-    return Markup("{} {}").format(_fixed(value.value, digits), _ends(value, lambda end: _fixed(end, digits)))
-
-
-def _from_data(value: Mapping[str, Any] | None) -> Markup:
-    return _level(None if value is None else Interval(**value))
-
-
-def _signed(value: Interval) -> Markup:
-    return Markup("<b>{}</b> {}").format(_sign(value.value), _ends(value, _sign))
-
-
-def _ends(value: Interval, written: Callable[[float], str]) -> Markup:
-    if value.low is None or value.high is None:
-        return Markup("<small>{}</small>").format(TOO_FEW)
-    return Markup("<small>[{}, {}]</small>").format(written(value.low), written(value.high))
-
-
-def _sign(value: float) -> str:
-    return ("+" if value >= 0 else "") + _fixed(value)
-
-
-def _fixed(value: float, digits: int = 3) -> str:
-    size = abs(value)
-    text = f"{value:.{digits}f}" if size < 10 else f"{value:,.1f}"
-    return text.replace("-", _MINUS)
-
-
-def _seconds(value: float) -> str:
-    if value < 1:
-        return f"{1000 * value:.0f} ms"
-    if value < 100:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
-
-
-def _plain(value: Any) -> str:
-    return _NONE if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-@cache
-def _environment() -> Environment:
-    return templates(
-        "coderepairrl.report",
-        visible=lambda value: visible(str(value)),
-        plain=_plain,
-        level=_level,
-        data_level=_from_data,
-        signed=_signed,
-        seconds=_seconds,
-        used=lambda found: as_words(Used(**found)),
-        p=_p,
-    )

@@ -1,30 +1,26 @@
-"""Tolerant reading of a run folder: damage becomes a notice."""
+"""Contents of a run for its report: what the log's episodes were, and notices of damage."""
 
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from coderepairrl.agents.stats import ToolStats, tally
-from coderepairrl.errors import RunError
-from coderepairrl.learn import Account
-from coderepairrl.learn.account import accounts_by_kind
-from coderepairrl.runs import RunFolder, logged_episodes, open_run
+from coderepairrl.agents.tools import ToolStats, tally
+from coderepairrl.errors import CodeRepairError
+from coderepairrl.report.rows import Record, Rows
+from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stats import Notes
-from coderepairrl.stats.notes import kind_of, plain
-from coderepairrl.types import Ending, Episode, Origin, TokenSpan
+from coderepairrl.stats.measures import kind_of, plain
+from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
-Record = Mapping[str, Any]
 _LINES, _KINDS = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Summary of an episode, without tokens."""
+class Judged:
+    """Summary of an episode with a verdict, without tokens."""
 
     phase: str
     step: int
@@ -56,43 +52,23 @@ class RunData:
 
     folder: RunFolder
     about: Mapping[str, Any]
+    rows: Rows
     config: Mapping[str, Any] = field(default_factory=dict)
     """Flat: ``train.lr`` and so on."""
     notices: list[str] = field(default_factory=list)
-    steps: list[Record] = field(default_factory=list)
-    rows: dict[str, Row] = field(default_factory=dict)
-    """Episodes with a verdict, by id."""
+    judged: dict[str, Judged] = field(default_factory=dict)
     trained: dict[str, Episode] = field(default_factory=dict)
-    """Valid training episodes by id, without calls and output."""
+    """Valid training episodes by id, without turns, calls and output."""
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
     """Evaluation episodes by (name, step), then (group, attempt); void ones only without a valid one."""
     notes: Notes = field(default_factory=Notes)
     printed: dict[str, Printed] = field(default_factory=dict)
     faults: dict[str, Printed] = field(default_factory=dict)
-    answers: dict[tuple[str, int], Record] = field(default_factory=dict)
-    evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
-    phases: dict[str, str] = field(default_factory=dict)
-    begun: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Tries by (group, attempt)."""
-    interrupted: int = 0
-    sessions: list[tuple[float, float]] = field(default_factory=list)
-    """Unix seconds from, to, of each process on the run."""
-    last: str = ""
-    """Type of the last ``start``, ``stop`` or ``end`` record."""
-    stopped_by: str = ""
-    where: str = ""
-    used: list[Record] = field(default_factory=list)
-    """``start`` and ``used`` records, for `processes.meter.total`."""
-    changes: list[Record] = field(default_factory=list)
-    kinds: dict[str, Account] = field(default_factory=dict)
-    tokens: Counter[str] = field(default_factory=Counter)
-    busy: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
-def read(path: Path) -> RunData:
-    """Read the run in `path`. Raises `UsageError` if it is no run folder."""
-    folder = open_run(path)
-    data = RunData(folder, folder.about())
+def read_run(folder: RunFolder, rows: Rows) -> RunData:
+    """Read the episodes of `rows`; what cannot be read becomes a notice."""
+    data, follower = RunData(folder, folder.about(), rows), rows.follower
     try:
         data.config = flat(tomllib.loads(folder.config.read_text()))
     except (OSError, ValueError) as error:
@@ -100,9 +76,16 @@ def read(path: Path) -> RunData:
     if not folder.log.is_file():
         data.notices.append("There is no log.jsonl: nothing of this run is known but how it was meant.")
         return data
-    for episode in logged_episodes(_watch(data)):
-        _add(data, episode)
-    data.kinds = accounts_by_kind(_whole(folder, []))
+    if follower.torn:
+        data.notices.append("The log's last line is incomplete: the run is writing it, or a crash cut it off.")
+    for name in rows.by_id:
+        try:
+            if (episode := follower.verdict(name)) is not None:
+                _add(data, episode, list(follower.turn_records(name)))
+        except (CodeRepairError, ValueError, TypeError, LookupError) as error:
+            follower.notice = follower.notice or str(error)
+    if follower.notice:
+        data.notices.append(f"{follower.notice[0].upper()}{follower.notice[1:]}.")
     return data
 
 
@@ -118,67 +101,8 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return settings
 
 
-def _whole(folder: RunFolder, notices: list[str]) -> Iterator[Record]:
-    with folder.log.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell():
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                notices.append("The log's last line is incomplete: the run is writing it, or a crash cut it off.")
-    try:
-        yield from folder.records()
-    except RunError as error:
-        notices.append(f"The log is damaged, and only what stands before that is shown: {error}.")
-
-
-def _watch(data: RunData) -> Iterator[Record]:
-    # passes on the records of episodes, and stores the others' contents
-    open_since: dict[tuple[str, int], float] = {}
-    pending: set[str] = set()
-    for record in _whole(data.folder, data.notices):
-        kind, time = record["type"], record["time"]
-        if kind == "start" or not data.sessions:
-            data.sessions.append((time, time))
-            open_since.clear()
-        data.sessions[-1] = (data.sessions[-1][0], time)
-        if kind in ("start", "used"):
-            data.used.append(record)
-        if kind in ("start", "stop", "end"):
-            data.last, data.stopped_by = kind, record.get("reason", "")
-            if kind == "start":
-                data.where = f"engine {record.get('engine', '?')}, sandbox {record.get('sandbox', '?')}"
-        elif kind == "episode":
-            data.begun[record["group"], record["attempt"]] += 1
-            pending.add(record["id"])
-            data.phases[record["id"]] = record["phase"]
-            open_since.setdefault((record["phase"], record["step"]), time)
-        elif kind == "verdict":
-            pending.discard(record["verdict"]["id"])
-        elif kind == "step":
-            data.steps.append(record)
-        elif kind == "change":
-            data.changes.append(record)
-        elif kind == "eval":
-            # Its episodes may all be from an earlier process: then this one spent no time on it.
-            key = record["name"], record["step"]
-            data.evaluation_seconds[key] = time - open_since.get(key, time)
-            if labelled := record["summary"].get("answers"):
-                data.answers[key] = labelled
-        elif kind == "turn":
-            _count(data, record["episode"], record["turn"])
-        # Of a training episode's turns the counts are enough; without their tokens reading takes half the time.
-        if (kind == "turn" and data.phases.get(record["episode"]) != "train") or kind in ("episode", "verdict"):
-            yield record
-    data.interrupted = len(pending)
-
-
-def _count(data: RunData, episode: str, turn: Record) -> None:
-    data.tokens[episode] += sum(len(turn[span]["ids"]) for span in ("given", "output", "tail"))
-    data.busy.setdefault(episode, []).append((turn["started"], turn["ended"]))
-
-
-def _add(data: RunData, episode: Episode) -> None:
-    data.rows[episode.id] = Row(
+def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
+    data.judged[episode.id] = Judged(
         phase=episode.phase,
         step=episode.step,
         ending=episode.ending,
@@ -186,8 +110,8 @@ def _add(data: RunData, episode: Episode) -> None:
         scores=tuple(score.name for score in episode.scores),
         tools=tally(episode.tool_calls),
         timings=episode.timings,
-        tokens=data.tokens.pop(episode.id, 0),
-        busy=tuple(data.busy.pop(episode.id, ())),
+        tokens=sum(len(turn[span]["ids"]) for turn in turns for span in ("given", "output", "tail")),
+        busy=tuple((turn["started"], turn["ended"]) for turn in turns),
         side_calls=len(episode.side),
     )
     data.notes.add(episode)
@@ -199,12 +123,13 @@ def _add(data: RunData, episode: Episode) -> None:
     if episode.phase == "train":
         if episode.ending is not Ending.VOID:
             data.trained[episode.id] = replace(episode, tool_calls=(), printed="")
-        return
+        return  # without their tokens reading takes half the time
     evaluation = data.evaluated.setdefault((episode.phase, episode.step), {})
     key = (episode.group, episode.attempt)
     if key not in evaluation or evaluation[key].ending is Ending.VOID:
         nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and no prompts
-        evaluation[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
+        ordered = sorted((codec.load(Turn, turn) for turn in turns), key=lambda turn: turn.index)
+        evaluation[key] = replace(episode, turns=tuple(replace(turn, given=nothing, messages=()) for turn in ordered))
 
 
 def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import UsageError
 from coderepairrl.report.analysis import Report, compare_runs
 from coderepairrl.report.charts import sections
 from coderepairrl.report.plots import Panel, figure, pdf
-from coderepairrl.runs.storage import replace_file
+from coderepairrl.report.site import write_page
 from coderepairrl.stats import Interval
 
 Row = Sequence[Any]
@@ -24,17 +23,7 @@ def export(reports: Sequence[Report], folder: Path) -> list[Path]:
 
     Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
-    written = []
-    for name, content in _files(reports):
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with replace_file(path) as temporary:
-                temporary.write_bytes(content)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error}", fix="name another folder") from error
-        written.append(path)
-    return written
+    return [write_page(folder / name, content) for name, content in _files(reports)]
 
 
 def _files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:

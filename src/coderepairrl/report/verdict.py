@@ -9,9 +9,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
+from coderepairrl.report import published
 from coderepairrl.report.analysis import as_json
-from coderepairrl.report.comparison import Comparison, PlanTable, Unpaired
+from coderepairrl.report.comparison import (
+    Comparison,
+    PlanTable,
+    Question,
+    Unpaired,
+    compare,
+    compare_counts,
+    counted_only,
+    notes,
+    plan,
+    settings_that_differ,
+)
+from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes, read_outcomes
 from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 
@@ -49,7 +63,7 @@ def result(
     """Describe comparisons, a plan, and differing settings."""
     verdicts, tables = [verdict(each) for each in found], [_table(each) for each in found]
     for each in found:
-        if isinstance(each, Comparison) and each.curve:
+        if isinstance(each, Comparison) and each.pass_at:
             verdicts.append(boundary(each))
             tables.append(_curves(each))
         if isinstance(each, Comparison) and each.parts:
@@ -67,7 +81,7 @@ def result(
     numbers = {
         "verdicts": verdicts,
         "comparisons": [_numbers(each) for each in found],
-        "plan": _plan_numbers(planned),
+        "plan": as_json(planned),
         "settings": as_json(settings),
         "notes": list(notes),
     }
@@ -77,6 +91,97 @@ def result(
 def render(result: Result, form: str) -> str:
     """Format as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError."""
     return FORMATS[form](result)
+
+
+# -- the command
+
+
+def answer(policies: Sequence[str], question: Question) -> Result:
+    """Answer `crrl compare`. Raises `UsageError` for inadmissible comparisons."""
+    if not question.published:
+        return _answer(policies, question)
+    listed, lines = _published(), list(published.table().values())
+    measured = _answer(policies, question) if policies or question.plan is not None else Result([], [], [], {})
+    numbers = {**measured.numbers, "published": as_json(lines)}
+    return Result(
+        measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
+    )
+
+
+_OF_OTHERS = (
+    "Published numbers were not run here, and compare neither with each other nor with ours: scaffolds, limits, "
+    "sampling and dates differ. Intervals are Wilson's, as if of one attempt at each of independent tasks."
+)
+
+
+def _published() -> Table:
+    heads = ("name", "system", "scaffold", "benchmark", "value", "what it is", "source")
+    rows = [
+        (
+            f"{published.PREFIX}{each.name}",
+            each.system,
+            each.scaffold,
+            f"{each.benchmark}, n = {each.tasks}",
+            str(each.interval) if each.interval else f"similarity {each.similarity}, interval unknown",
+            each.how,
+            each.source,
+        )
+        for each in published.table().values()
+    ]
+    return Table(published.MARK, heads, rows)
+
+
+def _answer(policies: Sequence[str], question: Question) -> Result:
+    if not ALPHA < question.power < 1:
+        raise UsageError(f"a power of {question.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
+    if question.plan is not None and not 0 < question.plan <= 100:
+        raise UsageError(f"{question.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
+    if question.discordance is not None and question.plan is None:
+        raise UsageError("--discordance is of a plan", fix="say how many points are to be shown: --plan 3")
+    if question.cluster not in ("repository", "task"):
+        raise UsageError(f"no clusters are called {question.cluster!r}", fix="--cluster repository, or --cluster task")
+    if question.margin is not None and question.margin <= 0:
+        raise UsageError(f"a margin of {question.margin:g} is none", fix="two policies within 3 points: --margin 3")
+    if question.tasks is not None and question.metric != RESOLVED:
+        raise UsageError(
+            f"--tasks says which tasks are unresolved, and nothing of {question.metric!r}", fix="leave out --tasks"
+        )
+    comparisons: list[Comparison | Unpaired] = []
+    settings, remarks = {}, list[str]()
+    if len(policies) == 1 or (not policies and (question.plan is None or question.discordance is None)):
+        raise UsageError(
+            "a comparison takes two policies",
+            fix="crrl compare A B; without any a plan takes a discordance: crrl compare --plan 3 --discordance 0.13",
+        )
+    if policies:
+        read = [read_outcomes(source, question.metric, question.tasks) for source in policies]
+        outcomes = [each for each in read if isinstance(each, Outcomes)]
+        if len(outcomes) == len(read):
+            compared = compare(outcomes, question)
+            comparisons += compared
+            settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
+        else:
+            comparisons += _counts(question, read)
+            remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in policies) else []
+    planned = None
+    if question.plan is not None:
+        first = comparisons[0] if comparisons else None
+        if question.discordance is None and not isinstance(first, Comparison):
+            raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
+        measured = question.discordance is None and isinstance(first, Comparison)
+        by = first if measured and isinstance(first, Comparison) else float(question.discordance or 0)
+        planned = plan(question.plan / 100, by, question.power)
+    return result(comparisons, planned, settings, remarks)
+
+
+def _counts(question: Question, read: Sequence[Outcomes | Counts]) -> list[Unpaired]:
+    if question.metric != RESOLVED or question.margin is not None or question.pass_at or question.pairs:
+        raise UsageError(
+            "a count says how many tasks are resolved, and nothing else",
+            fix="leave out --metric, --margin, --pass-at and --all-pairs, or name what says which tasks are",
+        )
+    first, *further = (each if isinstance(each, Counts) else counted_only(each) for each in read)
+    return [compare_counts(first, other, question.power) for other in further]
 
 
 # -- sentences
@@ -92,10 +197,10 @@ def _paired_verdict(found: Comparison) -> str:
     small = ""
     if found.equivalence and found.equivalence.p <= ALPHA:
         margin = _amount(found.equivalence.margin, found.share)
-        small = f", and it is smaller than {margin} (two one-sided tests, {_p(found.equivalence.p)})"
+        small = f", and it is smaller than {margin} (two one-sided tests, {p_text(found.equivalence.p)})"
     if found.claimed:
         side = "above" if found.change.value > 0 else "below"
-        return f"{found.after} is {side} {found.before}: {gap}, {_p(found.adjusted)}{_corrected(found)}{small}."
+        return f"{found.after} is {side} {found.before}: {gap}, {p_text(found.adjusted)}{_corrected(found)}{small}."
     if small:
         return f"{found.after} and {found.before} are equivalent: {gap}{small}."
     if found.change.low is None:
@@ -104,12 +209,12 @@ def _paired_verdict(found: Comparison) -> str:
         )
     doubt = ""
     if found.excludes_none:
-        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({_p(found.adjusted)})"
+        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({p_text(found.adjusted)})"
     if found.unit != "tasks" and found.p_tasks <= ALPHA:
         where = f"beyond these {counted(found.tasks, 'task')}"
         return (
             f"No difference can be claimed {where}, for other repositories: {gap}{doubt}; on these tasks themselves "
-            f"there is one (sign flips of tasks, {_p(found.p_tasks)}{_corrected(found)}); {_seen(found)}."
+            f"there is one (sign flips of tasks, {p_text(found.p_tasks)}{_corrected(found)}); {_seen(found)}."
         )
     return f"No difference can be claimed: {gap}{doubt}; {_seen(found)}."
 
@@ -120,9 +225,9 @@ def _corrected(found: Comparison) -> str:
 
 def _seen(found: Comparison) -> str:
     tasks = counted(found.tasks, "task")
-    if found.seen is None:
+    if found.smallest_shown is None:
         return f"no difference, however large, could have been claimed of {tasks}"
-    return f"the smallest difference that {tasks} could have shown is {least(found.seen, found.share)}"
+    return f"the smallest difference that {tasks} could have shown is {least(found.smallest_shown, found.share)}"
 
 
 def _unpaired_verdict(found: Unpaired) -> str:
@@ -145,9 +250,9 @@ def _unpaired_verdict(found: Unpaired) -> str:
 
 def boundary(found: Comparison) -> str:
     """Describe pass@k: new skills, or the old ones more reliably."""
-    first, last = found.curve[0], found.curve[-1]
+    first, last = found.pass_at[0], found.pass_at[-1]
     few, many = (f"{signed(each.change, True)} at k = {each.k}" for each in (first, last))
-    if len(found.curve) == 1:
+    if len(found.pass_at) == 1:
         return f"pass@{first.k}: {found.after} - {found.before} = {signed(first.change, True)}."
     if last.change.above(0):
         claim = f"{found.after} solves within {last.k} attempts what {found.before} does not"
@@ -165,7 +270,7 @@ def boundary(found: Comparison) -> str:
 
 
 def _plan_sentence(planned: PlanTable) -> str:
-    row = planned.rows[0]
+    row = planned.tasks[0]
     return (
         f"To show {_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
         f"{_tasks(row)} tasks with {counted(row.attempts, 'attempt')} at each."
@@ -176,14 +281,12 @@ def _plan_sentence(planned: PlanTable) -> str:
 
 
 def _table(found: Comparison | Unpaired) -> Table:
-    heads = ("", "value [95 % interval]", "method")
-    return Table(
-        *(
-            (_unpaired_title(found), heads, _unpaired_rows(found))
-            if isinstance(found, Unpaired)
-            else (_title(found), heads, _rows(found))
-        )
-    )
+    if isinstance(found, Unpaired):
+        title = f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
+        rows = _unpaired_rows(found)
+    else:
+        title, rows = _title(found), _rows(found)
+    return Table(title, ("", "value [95 % interval]", "method"), rows)
 
 
 def _title(found: Comparison) -> str:
@@ -237,11 +340,8 @@ def _seen_row(found: Comparison) -> tuple[str, str, str]:
         method += f"; Connor 1987, design effect {found.spread.design:.2f}; interval from that of the discordance"
     else:
         method += "; Student's t; interval from that of the variance"
-    return ("smallest to be shown", "none" if found.seen is None else least(found.seen, found.share), method)
-
-
-def _unpaired_title(found: Unpaired) -> str:
-    return f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
+    smallest = found.smallest_shown
+    return ("smallest to be shown", "none" if smallest is None else least(smallest, found.share), method)
 
 
 def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:
@@ -262,7 +362,7 @@ def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:
 def _curves(found: Comparison) -> Table:
     rows = [
         (str(each.k), rate(each.before, True), rate(each.after, True), signed(each.change, True))
-        for each in found.curve
+        for each in found.pass_at
     ]
     title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {found.clusters} {found.unit}, pointwise"
     return Table(title, ("k", found.before, found.after, "difference"), rows)
@@ -296,13 +396,13 @@ def _labels(found: Comparison) -> Table:
 
 
 def _plan(planned: PlanTable) -> Table:
-    square = planned.square
+    square = planned.discordance
     seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else rate(square, True)
     title = (
         f"to show {_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
-        f"discordance {seen} {planned.given}, design effect {planned.design:.2f}"
+        f"discordance {seen} {planned.given}, design effect {planned.design_effect:.2f}"
     )
-    rows = [(str(row.attempts), _tasks(row), _plan_method(row)) for row in planned.rows]
+    rows = [(str(row.attempts), _tasks(row), _plan_method(row)) for row in planned.tasks]
     return Table(title, ("attempts per task", "tasks", "method"), rows)
 
 
@@ -366,61 +466,26 @@ def p_value(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def _p(p: float) -> str:
+def p_text(p: float) -> str:
+    """P-value with its sign.
+
+    >>> p_text(0.0321), p_text(1e-9)
+    ('p = 0.032', 'p < 0.0001')
+    """
     return f"p {p_value(p)}" if p < 1e-4 else f"p = {p_value(p)}"
 
 
 def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:
-    data: dict[str, Any] = {"claimed": found.claimed, "power": found.power}
+    data: dict[str, Any] = as_json(found) | {"claimed": found.claimed}
     if isinstance(found, Unpaired):
         data |= {"before": found.before.name, "after": found.after.name, "tasks": found.before.tasks}
-        data |= {"p_of_overlaps": list(found.p), "smallest_shown_of_overlaps": found.seen and list(found.seen)}
-        return data | {key: as_json(getattr(found, key)) for key in ("early", "late", "change")}
-    keys = (
-        "metric",
-        "share",
-        "before",
-        "after",
-        "tasks",
-        "clusters",
-        "unit",
-        "p",
-        "adjusted",
-        "comparisons",
-        "p_tasks",
-    )
-    data |= {key: getattr(found, key) for key in keys} | {"attempts": list(found.attempts)}
-    data |= {key: as_json(getattr(found, key)) for key in ("early", "late", "change", "bootstrap", "d", "h")}
-    data |= {
-        "mcnemar": found.mcnemar and found.mcnemar._asdict(),
-        "smallest_shown": as_json(found.seen),
-        "design_effect": found.spread and found.spread.design,
-        "discordance": found.spread and as_json(found.spread.square),
-        "equivalence": found.equivalence
-        and {
-            "margin": found.equivalence.margin,
-            "p": found.equivalence.p,
-            "interval90": as_json(found.equivalence.interval),
-        },
-        "parts": [{key: as_json(value) for key, value in part._asdict().items()} for part in found.parts],
-        "labels": [{key: as_json(value) for key, value in each._asdict().items()} for each in found.labels],
-        "pass_at": [{key: as_json(value) for key, value in point._asdict().items()} for point in found.curve],
-    }
+        return data | {"p_of_overlaps": data.pop("p"), "smallest_shown_of_overlaps": data.pop("seen")}
+    data |= {"design_effect": found.spread and found.spread.design}
+    data |= {"discordance": found.spread and as_json(found.spread.square)}
+    del data["spread"]
+    if found.equivalence:
+        data["equivalence"]["interval90"] = data["equivalence"].pop("interval")
     return data | {"methods": {f"{name}, {value}": method for name, value, method in _rows(found)}}
-
-
-def _plan_numbers(planned: PlanTable | None) -> dict[str, Any] | None:
-    if planned is None:
-        return None
-    rows = [{"attempts": r.attempts, "value": r.value, "low": r.low, "high": r.high} for r in planned.rows]
-    return {
-        "effect": planned.effect,
-        "power": planned.power,
-        "design_effect": planned.design,
-        "discordance": as_json(planned.square),
-        "given": planned.given,
-        "tasks": rows,
-    }
 
 
 # -- formats

@@ -19,9 +19,9 @@ from coderepairrl.rewards.compose import (
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse
-from coderepairrl.rewards.scripted import ScriptedReward, with_patch
+from coderepairrl.rewards.simple import ScriptedReward, with_patch
 from coderepairrl.rewards.tests import TestsReward
-from coderepairrl.rewards.thesis.similarity import PatchSimilarity
+from coderepairrl.rewards.thesis import PatchSimilarity
 
 __all__ = [
     "PRESETS",

@@ -1,4 +1,4 @@
-"""Changes of a patch, without no-ops.
+"""Changes of a patch, without no-ops, and its files outside the repair.
 
 Comments, whitespace (indentation and line endings included) and blank lines are *classes* of edits: no-ops unless the
 oracle uses them. Renames, modes, binary content and the creation or deletion of an empty file are *facts*: never
@@ -7,7 +7,11 @@ dropped, matched only by an equal fact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import re
+import threading
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import chain
@@ -18,9 +22,9 @@ from coderepairrl.rewards.parse import Block, FilePatch
 from coderepairrl.rewards.syntax import Syntax, Tokens, code_of, indentation, shown, split, syntax_of, tokens
 
 _CANCEL_LIMIT = 250_000
-"""Line pairs of a block; beyond, only its first and last lines are searched for no-ops."""
+"""Most pairs of an old and a new line of a block among which equal lines are searched; beyond, only at its ends."""
 _COMMENT = b"\0"
-"""Prefix unique to tokens of marked comments."""
+"""Prefix of a comment's words that tells them from code (`changes` with `marked`)."""
 
 
 class Edits(Flag):
@@ -34,7 +38,7 @@ class Edits(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Neighbouring changed lines as tokens, replacing `height` lines after the first `at`."""
+    """Neighbouring changed lines as tokens, which replace `height` old lines after the old line `at`."""
 
     at: int
     height: int
@@ -64,12 +68,12 @@ class Changes:
 
     @property
     def insertions(self) -> tuple[int, ...]:
-        """Old lines before each pure insertion."""
+        """Number of old lines before each edit that only adds."""
         return tuple(edit.at for edit in self.edits if not edit.removed)
 
 
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
-    """Classes of edits that the oracle uses; blank lines, the cheapest edit, only without anything else."""
+    """Classes of edits that the oracle uses. Blank lines, the cheapest edit, count only if it has no other edit."""
     used = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
         if _lines(changes(files, used | kind, language)) > _lines(changes(files, used, language)):
@@ -80,22 +84,23 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
 
 
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
-    """Classes of edits that the oracle uses, and its marked changes; comments, which may repeat the repair, only
-    without anything else.
+    """Classes of edits that the oracle uses, and its changes, with comments marked.
+
+    Comments, which may repeat the repair, count only if the oracle changes no code.
     """
-    rest = Edits.COMMENT | Edits.WHITESPACE
+    no_code = Edits.COMMENT | Edits.WHITESPACE
     bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
-    first, oracle_changes = (Edits.WHITESPACE, spaced) if _lines(spaced) > _lines(bare) else (Edits.NONE, bare)
+    of_code, oracle_changes = (Edits.WHITESPACE, spaced) if _lines(spaced) > _lines(bare) else (Edits.NONE, bare)
     if oracle_changes:
-        return first, oracle_changes
-    for kept in (first | Edits.COMMENT, rest, rest | Edits.BLANK):
+        return of_code, oracle_changes
+    for kept in (of_code | Edits.COMMENT, no_code, no_code | Edits.BLANK):
         if oracle_changes := changes(oracle, kept, language, marked=True):
             break
     return kept, oracle_changes
 
 
-def _lines(found: Mapping[str, Changes]) -> int:
-    return sum(len(change.removed) + len(change.added) for change in found.values())
+def _lines(by_path: Mapping[str, Changes]) -> int:
+    return sum(len(change.removed) + len(change.added) for change in by_path.values())
 
 
 def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
@@ -178,7 +183,7 @@ class _View:
 
         Equal words mean a no-op, equal keys equal lines; keys include significant indentation.
         """
-        seen = []
+        words_and_keys = []
         inside = False
         for line in side:
             text, marked, inside = self.read(line, inside)
@@ -186,11 +191,11 @@ class _View:
                 continue
             words = tokens(text, whitespace=self.whitespace) + marked
             indented = self.syntax.indentation and not self.whitespace
-            seen.append((words, (indentation(line), *words) if indented else words))
-        return seen
+            words_and_keys.append((words, (indentation(line), *words) if indented else words))
+        return words_and_keys
 
     def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """Code of `line`, its marked tokens, and the next `inside`."""
+        """Code of `line`, its marked tokens, and whether a comment continues after it; `inside`: one began before."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = shown(line)
@@ -199,6 +204,7 @@ class _View:
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
     def block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
+        """Keys of a block's removed and added lines, without no-ops."""
         removed, added = self.lines(block.removed), self.lines(block.added)
         old, new = [words for words, _ in removed], [words for words, _ in added]
         if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):
@@ -228,3 +234,50 @@ def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
     start = next((i for i in range(limit) if a[i] != b[i]), limit)
     limit -= start
     return start, next((i for i in range(limit) if a[-1 - i] != b[-1 - i]), limit)
+
+
+MOST = 3
+"""Free files outside a repair; 783 of 785 resolved SWE-bench patches have no more."""
+_LARGEST_SOURCE = 1 << 16
+"""Bytes of the longest parsed file (1 s at worst in Python); longer ones are accepted."""
+
+_TEST = re.compile(
+    r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests
+    |   (^|/)(tests?|conftest)([._-][^/]*)?$                     # tests.py, test_x.py, test-x.sh
+    |   [^/](_tests?|-tests?|\.tests?|_spec|\.spec)\.[^/.]+$     # x_test.go, x.spec.ts
+    |   (^|/)[A-Z]\w*(Tests?|TestCase|IT|Spec)\.[^/.]+$          # XTest.java, XSpec.scala
+    """,
+    re.VERBOSE,
+)
+_warnings = threading.Lock()
+
+
+def is_test(path: str) -> bool:
+    """Whether a path is that of a test.
+
+    >>> [is_test(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py", "Latest.kt")]
+    [True, True, True, True, False, False]
+    """
+    return _TEST.search(path) is not None
+
+
+def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
+    """Up to `MOST` paths outside `touched`: tests, and new files that parse."""
+    loose = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
+    return {path for path in sorted(loose)[:MOST] if readable(loose[path])}
+
+
+def readable(file: FilePatch) -> bool:
+    """Whether a new Python file parses; else True."""
+    if file.old or not file.new.endswith((".py", ".pyi")):
+        return True
+    source = b"".join(line for block in file.blocks for line in block.added)
+    if len(source) > _LARGEST_SOURCE:
+        return True
+    with _warnings, warnings.catch_warnings():  # of invalid escapes; the filters are the process's
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True

@@ -12,8 +12,8 @@ from pathlib import Path
 from coderepairrl import registry
 from coderepairrl.errors import CodeRepairError, ConfigError, RewardFault, UsageError
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.function import FunctionReward
 from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.simple import FunctionReward
 from coderepairrl.types import Episode, Score, Task
 
 Weighted = tuple[Reward, float]
@@ -26,30 +26,30 @@ SECONDS = 300.0
 SHIPPED = {
     "patch_edits": "coderepairrl.rewards.edits:PatchEdits",
     "patch_lines": "coderepairrl.rewards.lines:PatchLines",
-    "patch_similarity": "coderepairrl.rewards.thesis.similarity:PatchSimilarity",
-    "nano_similarity": "coderepairrl.rewards.thesis.matches:NanoSimilarity",
-    "test_patch_similarity": "coderepairrl.rewards.thesis.matches:TestPatchSimilarity",
-    "draft_similarity": "coderepairrl.rewards.thesis.matches:DraftSimilarity",
-    "file_match": "coderepairrl.rewards.thesis.matches:FileMatch",
-    "function_match": "coderepairrl.rewards.thesis.matches:FunctionMatch",
+    "patch_similarity": "coderepairrl.rewards.thesis:PatchSimilarity",
+    "nano_similarity": "coderepairrl.rewards.thesis:NanoSimilarity",
+    "test_patch_similarity": "coderepairrl.rewards.thesis:TestPatchSimilarity",
+    "draft_similarity": "coderepairrl.rewards.thesis:DraftSimilarity",
+    "file_match": "coderepairrl.rewards.thesis:FileMatch",
+    "function_match": "coderepairrl.rewards.thesis:FunctionMatch",
     "swe_rl": "coderepairrl.rewards.swe_rl:SweRL",
-    "search_replace_format": "coderepairrl.rewards.thesis.blocks:SearchReplaceFormat",
-    "search_replace_similarity": "coderepairrl.rewards.thesis.blocks:SearchReplaceSimilarity",
-    "reasoning_format": "coderepairrl.rewards.thesis.formats:ReasoningFormat",
-    "reasoning_format_strict": "coderepairrl.rewards.thesis.formats:ReasoningFormatStrict",
-    "label": "coderepairrl.rewards.labels:Label",
-    "classification": "coderepairrl.rewards.thesis.formats:Classification",
+    "search_replace_format": "coderepairrl.rewards.thesis:SearchReplaceFormat",
+    "search_replace_similarity": "coderepairrl.rewards.thesis:SearchReplaceSimilarity",
+    "reasoning_format": "coderepairrl.rewards.thesis:ReasoningFormat",
+    "reasoning_format_strict": "coderepairrl.rewards.thesis:ReasoningFormatStrict",
+    "label": "coderepairrl.rewards.answers:Label",
+    "classification": "coderepairrl.rewards.thesis:Classification",
     "tests": "coderepairrl.rewards.tests:TestsReward",
     "tests_graded": "coderepairrl.rewards.tests:GradedTests",
     "sampled_tests": "coderepairrl.rewards.tests:SampledTests",
     "state_tests": "coderepairrl.rewards.tests:StateTests",
     "build": "coderepairrl.rewards.hybrid:BuildReward",
     "hybrid": "coderepairrl.rewards.hybrid:HybridReward",
-    "length": "coderepairrl.rewards.costs:LengthPenalty",
-    "repeats": "coderepairrl.rewards.costs:RepeatPenalty",
-    "time": "coderepairrl.rewards.costs:TimePenalty",
-    "terminal_habits": "coderepairrl.rewards.thesis.habits:TerminalHabits",
-    "exploration_depth": "coderepairrl.rewards.thesis.habits:ExplorationDepth",
+    "length": "coderepairrl.rewards.simple:LengthPenalty",
+    "repeats": "coderepairrl.rewards.simple:RepeatPenalty",
+    "time": "coderepairrl.rewards.simple:TimePenalty",
+    "terminal_habits": "coderepairrl.rewards.thesis:TerminalHabits",
+    "exploration_depth": "coderepairrl.rewards.thesis:ExplorationDepth",
 }
 """The rewards that ship, by name."""
 

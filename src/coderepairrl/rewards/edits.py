@@ -10,8 +10,16 @@ from itertools import chain
 
 from cydifflib import SequenceMatcher, get_close_matches
 
-from coderepairrl.rewards.beside import beside, readable
-from coderepairrl.rewards.changes import Changes, Edits, changes, changes_of_code, common_ends, old_lines
+from coderepairrl.rewards.changes import (
+    Changes,
+    Edits,
+    beside,
+    changes,
+    changes_of_code,
+    common_ends,
+    old_lines,
+    readable,
+)
 from coderepairrl.rewards.lines import common_subsequence
 from coderepairrl.rewards.parse import FilePatch, parse
 from coderepairrl.rewards.syntax import Tokens

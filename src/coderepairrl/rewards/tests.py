@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.sandbox.standing import Standing
+from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.types import Checks, Command, Episode, Score, Task
 
 TO_INSTALL = (

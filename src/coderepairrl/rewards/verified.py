@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from coderepairrl.grading.steering import left_out, named, shadowed
-from coderepairrl.rewards.beside import is_test
+from coderepairrl.rewards.changes import is_test
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
 from coderepairrl.types import Task
 

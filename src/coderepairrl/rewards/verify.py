@@ -12,13 +12,12 @@ from pathlib import Path, PurePosixPath
 from random import Random
 from typing import NamedTuple
 
-import coderepairrl
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.compose import Weighted, score
-from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.rewards.simple import with_patch
 from coderepairrl.types import Task
 
 UP_TO = 50
@@ -157,7 +156,7 @@ async def verify(
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
             f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks fail verification: {listed}",
-            fix="repair these tasks or leave them out (crrl data verify SOURCE --output FILE writes those that hold), "
+            fix="repair these tasks or leave them out (crrl tasks verify SOURCE --output FILE writes those that hold), "
             "or train on them unverified: tasks.verify=false",
         )
     return sum(cached)
@@ -166,7 +165,7 @@ async def verify(
 async def _marks(
     asked: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
-    package = _manifest(Path(coderepairrl.__file__).parent)
+    package = _manifest(Path(__file__).parents[1])
     inside = ""
     sandboxed = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
     if sandboxed:  # the digest of an image stands for its contents

@@ -6,8 +6,7 @@ from coderepairrl.rollout.episodes import Executor, Rollout, Terms, Ticket, deri
 from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
 from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, make_group, slots
 from coderepairrl.rollout.local import LocalExecutor
-from coderepairrl.rollout.supervise import SupervisedEngine
-from coderepairrl.rollout.warmup import warm_up
+from coderepairrl.rollout.supervise import SupervisedEngine, warm_up
 
 __all__ = [
     "Attempt",

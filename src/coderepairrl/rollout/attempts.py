@@ -15,7 +15,7 @@ from typing import cast
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.sandbox.standing import workspace
+from coderepairrl.sandbox.wrapped import workspace
 from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, Task, Turn
 
 _GRACE = 5.0

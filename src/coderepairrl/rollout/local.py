@@ -14,7 +14,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rewards import Weighted, on_state_and_patch, score
 from coderepairrl.rollout.attempts import Attempt, attempt
 from coderepairrl.rollout.episodes import Executor, Terms, Ticket
-from coderepairrl.sandbox.standing import Standing
+from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.types import AgentReport, Ending, Episode, Score
 
 _CRASH_CHARS = 20_000

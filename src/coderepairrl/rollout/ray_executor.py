@@ -18,10 +18,17 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
 from coderepairrl.rollout.ray_cluster import connected, one_line, watch_head
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
-from coderepairrl.rollout.worker import Worker, WorkerSetup
+from coderepairrl.rollout.worker import (
+    FromWorker,
+    ToWorker,
+    Worker,
+    WorkerSetup,
+    pack_messages,
+    portable,
+    unpack_messages,
+)
 from coderepairrl.runs.folder import source_digest
 
 PIECE = 1 << 16
@@ -63,12 +70,12 @@ class WorkerActor:
         name = socket.gethostname()
         try:
             self._check(name)
-            setup: WorkerSetup = unpack(self._setup)
+            setup: WorkerSetup = unpack_messages(self._setup)
             self._worker = await self._parts.enter_async_context(Worker.opened(setup, self._context))
         except ImportError as error:  # a user's own class, say
-            return name, pack(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
+            return name, pack_messages(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
         except Exception as error:
-            return name, pack(portable(error))
+            return name, pack_messages(portable(error))
         return name, b""
 
     def _check(self, name: str) -> None:
@@ -92,7 +99,7 @@ class WorkerActor:
     async def outgoing(self) -> tuple[bytes, bool]:
         """Next piece of packed messages, and whether it is the last."""
         if not self._unsent:
-            self._unsent = memoryview(pack(await self._opened.outgoing()))
+            self._unsent = memoryview(pack_messages(await self._opened.outgoing()))
         piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
         return bytes(piece), not self._unsent
 
@@ -100,7 +107,7 @@ class WorkerActor:
         """See `Worker.receive`; messages come in pieces."""
         self._received += piece
         if last:
-            messages, self._received = unpack(bytes(self._received)), bytearray()
+            messages, self._received = unpack_messages(bytes(self._received)), bytearray()
             self._opened.receive(messages)
 
     async def close(self) -> None:
@@ -126,11 +133,11 @@ class _ActorConnection(Connection):
             while not last:
                 piece, last = await self._actor.outgoing.remote()
                 received += piece
-        messages: list[FromWorker] = unpack(bytes(received))
+        messages: list[FromWorker] = unpack_messages(bytes(received))
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
-        data = pack(messages)
+        data = pack_messages(messages)
         with _faults(self._ray, self.name):
             for start in range(0, len(data), PIECE):
                 end = start + PIECE
@@ -198,7 +205,7 @@ async def ray_executor(
     sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError` for a missing cluster
     or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
-    arguments = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
+    arguments = (versions(), str(Path.cwd()), sys.path, pack_messages(setup), engine.context)
     async with connected(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
@@ -222,7 +229,7 @@ async def ray_executor(
                     host, wrong = await actor.open.remote()
                 connection.name = f"actor {number} on {host}"
                 if wrong:
-                    error: Exception = unpack(wrong)
+                    error: Exception = unpack_messages(wrong)
                     if not isinstance(error, ConfigError | PrerequisiteError | Several):  # a full disk: it may pass
                         raise WorkerFault(f"an actor on {host} did not start: {error}") from error
                     raise PrerequisiteError(f"{connection.name}: {error}", fix=error.fix) from error

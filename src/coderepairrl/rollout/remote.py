@@ -15,7 +15,7 @@ from coderepairrl.errors import CodeRepairError, EngineFault, RunError, WorkerFa
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.episodes import Executor, Ticket
 from coderepairrl.rollout.local import unfinished, void
-from coderepairrl.rollout.messages import (
+from coderepairrl.rollout.worker import (
     AttemptFinished,
     CancelAttempt,
     CancelRequest,

@@ -1,4 +1,4 @@
-"""Process, perhaps on another machine, that makes attempts for the controller.
+"""Process, perhaps on another machine, that makes attempts for the controller, and the messages between both.
 
 Tokens come from the controller's engine, and every turn is in the controller's log before its client learns of it.
 Neither end (`coderepairrl.rollout.remote` is the controller's) can swamp the other: a session logs one turn at a time,
@@ -8,36 +8,120 @@ a call has one reply, and a worker takes no more attempts than its capacity.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
+import pickle
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from coderepairrl import tokens
-from coderepairrl.errors import EngineFault, GatewayFault
+from coderepairrl.errors import CodeRepairError, EngineFault, GatewayFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.rollout.episodes import Terms
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout.episodes import Terms, Ticket
 from coderepairrl.rollout.local import LocalExecutor
-from coderepairrl.rollout.messages import (
-    AttemptFinished,
-    CancelAttempt,
-    CancelRequest,
-    EngineOutput,
-    EngineRequest,
-    FromWorker,
-    StartAttempt,
-    ToWorker,
-    TurnCommitted,
-    TurnLogged,
-    portable,
-)
 from coderepairrl.tokens import LoadedFrom
-from coderepairrl.types import Episode, Sampling, Turn
+from coderepairrl.types import Chunk, Episode, Sampling, Turn
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartAttempt:
+    """To the worker: make an attempt."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAttempt:
+    """To the worker: cancel an attempt. `AttemptFinished` still comes."""
+
+    episode: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLogged:
+    """To the worker: its `TurnCommitted` is logged, or failed."""
+
+    number: int
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """To the worker: engine output of a request, or its `error`."""
+
+    number: int
+    chunks: tuple[Chunk, ...]
+    ended: bool = False
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCommitted:
+    """From the worker: a turn for the log. Its client waits for `TurnLogged`."""
+
+    number: int
+    episode: str
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """From the worker: a prompt for the engine."""
+
+    number: int
+    ids: bytes
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """From the worker: cancel an `EngineRequest`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFinished:
+    """From the worker: an episode without turns; None if cancelled, or after `error`."""
+
+    episode: str
+    result: Episode | None
+    error: Exception | None = None
+
+
+ToWorker = StartAttempt | CancelAttempt | TurnLogged | EngineOutput
+FromWorker = TurnCommitted | EngineRequest | CancelRequest | AttemptFinished
+
+
+def portable(error: BaseException) -> Exception:
+    """Expected, picklable `error`, else a fault with its text."""
+    if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
+        with contextlib.suppress(Exception):  # a class of a user's own, with another constructor
+            return error if type(pickle.loads(pickle.dumps(error))) is type(error) else GatewayFault(str(error))
+    log.error("unexpected %r", error, exc_info=error)
+    return GatewayFault(f"{type(error).__name__}: {error}")
+
+
+def pack_messages(messages: Any) -> bytes:
+    """Serialize for `unpack_messages`, in a process with the same versions."""
+    return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_messages(data: bytes) -> Any:
+    """Restore what `pack_messages` serialized, for processes of one user only."""
+    return pickle.loads(data)
+
 
 _STOPPED = "the worker stops"
 

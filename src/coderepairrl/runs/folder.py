@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,7 +29,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl import __version__
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
@@ -37,6 +37,7 @@ from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair, sealed, unsealed
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, Verified
+from coderepairrl.version import __version__
 
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
@@ -78,6 +79,18 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Learner states by step."""
         return self.path / "checkpoints"
+
+    def prune_checkpoints(self, most: int) -> None:
+        """Delete the oldest checkpoints beyond `most`."""
+        for _, path in sorted(self.saved_checkpoints().items())[:-most]:
+            shutil.rmtree(path)
+
+    def command(self) -> str:
+        """Command that made the run: ``train``, ``sft``, ``eval`` or ``collect``. Raises OSError or ValueError."""
+        about = self.about()
+        if "policy" in about:
+            return "collect" if "holdout" in about else "eval"
+        return "sft" if "data" in about else "train"
 
     def about(self) -> dict[str, Any]:
         """Read run.json. Raises OSError or ValueError."""
@@ -317,3 +330,29 @@ def write_atomic(path: Path, text: str) -> None:
 
 def _full(path: Path, error: OSError) -> RunError:
     return RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume")
+
+
+NAME = "learned.json"
+"""File in a run folder, or in a model folder exported from one."""
+
+
+def write_learned(folder: Path, tasks: Iterable[str]) -> None:
+    """Record `tasks` by id for the run in `folder`; nothing if empty. Raises `RunError`."""
+    if ids := sorted(set(tasks)):
+        write_atomic(folder / NAME, json.dumps({"tasks": ids}, indent=1) + "\n")
+
+
+def read_learned(folder: Path) -> frozenset[str]:
+    """Recorded task ids of `folder`, if any. Raises `RunError` for damage."""
+    path = folder / NAME
+    if not path.is_file():
+        return frozenset()
+    try:
+        ids = json.loads(path.read_text("utf-8"))["tasks"]
+        if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+            raise ValueError("tasks is no list of ids")
+        return frozenset(ids)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} does not say which tasks were learned from: {error}", fix="restore it from a copy"
+        ) from None

@@ -66,10 +66,21 @@ class Follower:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({reason})"
 
+    @property
+    def torn(self) -> bool:
+        """Whether the log ends with an incomplete line."""
+        with self.path.open("rb") as log:
+            log.seek(max(0, self.path.stat().st_size - 1))
+            return log.read(1) not in (b"", b"\n")
+
     def turns(self, episode: str) -> tuple[Turn, ...]:
         """Turns of an episode so far. Raises KeyError and `RunError`."""
         loaded_turns = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
         return tuple(sorted(loaded_turns, key=lambda turn: turn.index))
+
+    def turn_records(self, episode: str) -> Iterator[Record]:
+        """Turns of an episode as logged. Raises KeyError and `RunError`."""
+        return self._read(self._places[episode].turns, lambda record: record["turn"])
 
     def episode(self, episode: str) -> Episode | None:
         """Episode with its turns; None without a verdict. Raises KeyError and `RunError`."""

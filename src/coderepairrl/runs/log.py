@@ -1,6 +1,7 @@
 """Append-only log of a run: one JSON object a line, one writer.
 
-`append` survives a killed process, `sync` a crash of the machine. Only the last line can be torn; `repair` removes it.
+`append` survives a killed process, `sync` a crash of the machine. Only the last line can be torn (written in part);
+`repair` removes it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.processes import clock
+from coderepairrl.processes.meter import unix_time
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import Turn
 
@@ -34,12 +35,12 @@ def sealed(line: bytes) -> bytes:
 
 
 def unsealed(line: bytes) -> bytes:
-    """The object that was `sealed`; older lines have no checksum. Raises ValueError for a changed line."""
+    """Remove the checksum of a `sealed` object, if it has one. Raises ValueError for a changed line."""
     written, mark, rest = line.rpartition(_SUM)
     if not mark or len(rest) != 10:
         return line
     if rest != b'%08x"}' % zlib.crc32(written):
-        raise ValueError("its checksum is that of another line")
+        raise ValueError("its checksum does not match")
     return written + b"}"
 
 
@@ -63,7 +64,7 @@ class Log:
 
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full."""
-        record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
+        record = {"type": type, "time": round(unix_time(), 4), **{key: dump(value) for key, value in fields.items()}}
         self.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
     def write(self, line: bytes) -> None:
@@ -98,7 +99,7 @@ class Log:
 
 
 class Lines:
-    """Results as JSON lines, each written at once; opening cuts off a torn one. Raises `UsageError`."""
+    """File of results, one JSON object a line; opening it removes a torn last line. Raises `UsageError`."""
 
     def __init__(self, path: Path) -> None:
         self._log = Log(path)
@@ -138,13 +139,13 @@ def read(path: Path) -> Iterator[Record]:
         except (ValueError, RecursionError):
             raise RunError(f"{path}:{number} is not JSON", fix=_DAMAGED) from None
         if not isinstance(record, dict) or "type" not in record:
-            raise RunError(f"{path}:{number} is no record", fix=_DAMAGED)
+            raise RunError(f"{path}:{number} is not a record: it has no type", fix=_DAMAGED)
         record.pop("sum", None)
         yield record
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Complete lines from byte `start` on, each with the byte after it. Raises OSError."""
+    """Complete lines from byte `start` on, each with the offset of its end. Raises OSError."""
     with path.open("rb") as file:
         file.seek(start)
         for line in file:
@@ -161,8 +162,8 @@ class Tail:
         self._path, self._at = path, start
 
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
-        """New records of these `types`, each with the byte after it. Raises OSError, `ValueError` for invalid JSON."""
-        # other records are not parsed: most of a log are turns
+        """New records of these `types`, each with the offset of its end. Raises OSError, ValueError (invalid JSON)."""
+        # a log consists mostly of turns: records of other types are not parsed
         prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in whole_lines(self._path, self._at):
             self._at = end
@@ -177,7 +178,7 @@ def repair(path: Path) -> int:
         try:
             unsealed(line.rstrip(b"\n"))
         except ValueError as error:
-            raise RunError(f"{path}:{number} is not what was written: {error}", fix=_DAMAGED) from None
+            raise RunError(f"{path}:{number} has changed since it was written: {error}", fix=_DAMAGED) from None
     if torn := path.stat().st_size - end:
         os.truncate(path, end)
     return torn

@@ -17,12 +17,13 @@ _THREADS = 8
 
 
 @contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; on success it is synced and renamed to `path`, else deleted."""
+def replace_file(path: Path, *, synced: bool = True) -> Iterator[Path]:
+    """Yield a temporary path; on success it is synced, unless not `synced`, and renamed to `path`, else deleted."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
-        _sync(temporary)
+        if synced:
+            _sync(temporary)
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):  # keep the first exception

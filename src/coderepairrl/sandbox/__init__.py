@@ -10,8 +10,8 @@ from coderepairrl import registry
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import Finding, resolve
-from coderepairrl.sandbox.guarded import Guarded, guard
 from coderepairrl.sandbox.interpreter import install_command
+from coderepairrl.sandbox.wrapped import Guarded, guard
 
 if TYPE_CHECKING:
     from coderepairrl.sandbox.backend import GuestBackend

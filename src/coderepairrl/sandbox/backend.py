@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.processes.scratch import sweep_aside
-from coderepairrl.protocols import SandboxBackend, SandboxInfo
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.contents import Images, no_images
-from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces
+from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces, environment_of
+from coderepairrl.types import SandboxInfo
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task
@@ -229,12 +229,9 @@ class GuestBackend(SandboxBackend, ABC):
             self._state = StateFolder(self.user)
         return self._state.path
 
-    def open(self, task: Task) -> contextlib.AbstractAsyncContextManager[GuestSandbox]:
-        """Implement `SandboxBackend.open`; workspaces are read once."""
-        return self._open(task)
-
     @asynccontextmanager
-    async def _open(self, task: Task) -> AsyncIterator[GuestSandbox]:
+    async def open(self, task: Task) -> AsyncIterator[GuestSandbox]:
+        """Implement `SandboxBackend.open`; workspaces are read once."""
         workspace, environment = task.workspace, environment_of(task)
         if self._workspaces is None:
             await asyncio.to_thread(self.require)

@@ -5,7 +5,7 @@ Layers, each with a probe in ``tests/sandbox`` that fails without it:
 - *user*: an unprivileged user id (root switches to one) without groups, capabilities or the right to gain any;
 - *namespaces*: user, pid, network (loopback only), ipc, uts, mount, cgroup;
 - *files*: read-only ``/usr``, needed files of ``/etc``, ``/dev``, ``/`` and ``/proc/sys``; a bounded ``/tmp``; a
-  private ``/proc``; no home, ``/run`` or ``/sys``; an empty folder over each copy of this package (`answers`);
+  private ``/proc``; no home, ``/run`` or ``/sys``; an empty folder over each copy of this package (`contents`);
 - *system calls*: the filter of `seccomp`;
 - *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+), and
   again by a control group where possible (`cgroups`); the workspace is an in-memory file system of a fixed size;
@@ -28,18 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
-from coderepairrl.processes.limits import allow_open_files
-from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
+from coderepairrl.processes.signals import allow_open_files
+from coderepairrl.sandbox import contents, imageview, interpreter, rootfs, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import Group
-from coderepairrl.sandbox.environment import interpreter_of
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.template import Template
-from coderepairrl.sandbox.workspace import Prepared, Unpacked, prepare_image
+from coderepairrl.sandbox.workspace import Prepared, Unpacked, interpreter_of, prepare_image
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
@@ -255,7 +254,7 @@ class Bubblewrap(GuestBackend):
         with self._checking:
             if not self._image_python:
                 guest = self.state / "guest"
-                python = runtime.gather(
+                python = interpreter.copy_python(
                     guest / "guest.py", self._inside / "python", f"{imageview.MOUNTED}/python", self.user
                 )
                 shutil.copy(guest / "guest.pyc", self._inside)
@@ -310,9 +309,9 @@ class Bubblewrap(GuestBackend):
         prefix = prefix_of(python)
         visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
-        for folder in ("/usr", *answers.outermost_first(visible)):
+        for folder in ("/usr", *contents.outermost_first(visible)):
             view += ["--ro-bind", folder, folder] if folder in visible else []
-            for _, at in answers.in_view([folder]):
+            for _, at in contents.answers_in_view([folder]):
                 view += ["--size", "4096", "--tmpfs", at]
                 hidden.append(at)
         view += [word for at in hidden for word in ("--remount-ro", at)]

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
-from coderepairrl.sandbox import answers, guest, seccomp
+from coderepairrl.sandbox import contents, guest, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
 from coderepairrl.sandbox.contents import Entry, Images, check_path
@@ -50,7 +50,7 @@ _NEVER_STARTED = (125, 126)
 """Exit codes of the container program and of its runtime."""
 _NEEDED = f"""
 import glob, shutil, sys
-print(*(path for where in {answers.IN_IMAGES!r} for path in glob.glob(where)), sep="\\n")
+print(*(path for where in {contents.IN_IMAGES!r} for path in glob.glob(where)), sep="\\n")
 sys.exit(" ".join(p for p in ("bash", "git") if not shutil.which(p)) or 0)
 """
 
@@ -225,9 +225,9 @@ class Container(GuestBackend):
             ) from error
         mounts = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
         mounts += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
-        for bind in answers.outermost_first(self._binds):
+        for bind in contents.outermost_first(self._binds):
             mounts += ["-v", f"{bind}:{bind}:ro"]
-            for _, hidden in answers.in_view([bind]):
+            for _, hidden in contents.answers_in_view([bind]):
                 mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         for hidden in self._answers.get(image, ()):
             mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]

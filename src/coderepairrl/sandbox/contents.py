@@ -1,25 +1,107 @@
 """Exact files of a workspace: from a folder, a commit or an image, never through a checkout.
 
-No line ending conversion, filters or hooks.
+No line ending conversion, filters or hooks. Untrusted task files may not name private folders of the host, since agents
+see a workspace as a whole.
+
+Folders with answers (references, unbroken originals, other runs' tasks) are hidden from sandboxes: they would be seen
+where a copy of the package lies below a shown folder: installed by pip as root, in a Python image, in conda, or as a
+checkout below ``/usr``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import pwd
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import without_login
-from coderepairrl.processes import hostgit
+from coderepairrl.processes import caches, hostgit
+from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
 from coderepairrl.sandbox.commits import cache_of, commit_folder, commits_at_hand
-from coderepairrl.sandbox.private import check_shown
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import find
+
+_SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
+"""Closed, with everything below."""
+_WHOLE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
+"""Closed themselves; a project may lie below."""
+_OF_A_USER = (
+    ".aws",
+    ".azure",
+    ".cache/huggingface",
+    ".config",
+    ".docker",
+    ".gnupg",
+    ".kube",
+    ".local/share/keyrings",
+    ".password-store",
+    ".ssh",
+)
+"""Below a home: closed, with everything below."""
+_KEPT_SECONDS = 60
+
+
+def check_shown(folder: Path) -> None:
+    """Raise `TaskError` unless an agent may see `folder`.
+
+    It must not be or contain the home, one of our caches or a system folder, nor lie in a folder with secrets: system
+    folders, keys and settings in the home, fetched repositories.
+    """
+    place = folder.resolve()
+    home: Path | None = None
+    with contextlib.suppress(RuntimeError):  # no home
+        home = Path.home()
+    caches: tuple[Path, ...] = ()
+    with contextlib.suppress(PrerequisiteError):  # no cache
+        caches = (git_cache(), *folders())
+    around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
+    if match := around.get(place):
+        each, private_path = match
+        raise _refused(folder, f"contains {each}" if private_path != place else f"is {each}")
+    for parent in (place, *place.parents):
+        if parent in closed:
+            raise _refused(folder, f"lies in {closed[parent]}")
+
+
+@functools.lru_cache(1)
+def _private(
+    home: Path | None, caches: tuple[Path, ...], period: int
+) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
+    """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
+
+    Cached for a `period`: a plan checks a thousand folders, but links may change later.
+    """
+    homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
+    homes += [home] if home else []
+    shallow = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
+    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _OF_A_USER), *caches[:1]]
+    around: dict[Path, tuple[Path, Path]] = {}
+    closed: dict[Path, Path] = {}
+    for number, each in enumerate((*shallow, *within)):
+        resolved = each.resolve()
+        for outer in (resolved, *resolved.parents):
+            around.setdefault(outer, (each, resolved))
+        if number >= len(shallow):
+            closed.setdefault(resolved, each)
+    return around, closed
+
+
+def _refused(folder: Path, how: str) -> TaskError:
+    return TaskError(
+        f"workspace {folder} {how}, which agents are not shown",
+        fix="name the folder of one project, outside of the system's folders and of your keys and settings",
+    )
+
 
 Images = Callable[[str], Iterable["Entry"]]
 """Reader of the files of an image, by its name."""
@@ -133,9 +215,9 @@ def plain(folder: Path) -> Iterator[Entry]:
     def stop(error: OSError) -> None:
         raise error
 
-    for parent, folders, files in os.walk(folder, onerror=stop):
-        links = [name for name in folders if Path(parent, name).is_symlink()]
-        folders[:] = sorted(name for name in folders if name not in links and name.lower() != ".git")
+    for parent, subfolders, files in os.walk(folder, onerror=stop):
+        links = [name for name in subfolders if Path(parent, name).is_symlink()]
+        subfolders[:] = sorted(name for name in subfolders if name not in links and name.lower() != ".git")
         for name in files + links:
             path = Path(parent, name)
             mode = path.lstat().st_mode
@@ -198,3 +280,64 @@ def check_path(path: str, source: str) -> None:
     """Raise `TaskError` if `path` in `source` leads outside the workspace or into ``.git``."""
     if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
         raise TaskError(f"{source} holds a path that no repository may have: {path!r}")
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_DEPTH = 3
+"""Levels below a shown folder searched for environments; deeper below one of `_ENVIRONMENTS`."""
+_ENVIRONMENTS = ("envs", "pipx", "venvs", "uv", "tools")
+
+IN_IMAGES = tuple(
+    f"{way}/lib*/python3*/*-packages/coderepairrl"
+    for way in ("", "/*", "/usr/*", "/opt/*", "/opt/*/*", "/opt/*/*/*", "/root/*", "/home/*/*", "/srv/*")
+)
+"""Places of the package in container images."""
+
+
+def answer_folders() -> tuple[Path, ...]:
+    """The package, its checkout and its caches, as far as they exist."""
+    checkout = _PACKAGE.parents[1]
+    checkouts = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
+    return (*checkouts, _PACKAGE, *caches.folders())
+
+
+def outermost_first(folders: Iterable[str]) -> list[str]:
+    """Sort `answer_folders` in mounting order: an agent's folder inside a hidden cache must become visible again."""
+    return sorted(folders, key=lambda folder: len(Path(folder).parts))
+
+
+def answers_in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
+    """Pair each host path in `shown` with the paths, below it, of the folders of ours it contains."""
+    pairs: list[tuple[str, str]] = []
+    for path in dict.fromkeys(shown):
+        real = Path(path).resolve()
+        for folder in (*answer_folders(), *installed_packages(real)):
+            if folder.is_dir() and folder.resolve().is_relative_to(real):
+                seen = Path(path) / folder.resolve().relative_to(real)
+                if not any(seen.is_relative_to(outer) for _, outer in pairs):
+                    pairs.append((path, str(seen)))
+    return pairs
+
+
+@cache
+def installed_packages(shown: Path) -> tuple[Path, ...]:
+    """Copies of the package below `shown` in places used by pip, conda, pipx and uv. Takes 0.1 s."""
+    copies = [
+        shown / "coderepairrl",
+        *shown.glob("*-packages/coderepairrl"),
+        *shown.glob("python3*/*-packages/coderepairrl"),
+    ]
+    level = [shown]
+    for depth in range(2 * _DEPTH):
+        deeper = [folder for folder in level if depth < _DEPTH or set(_ENVIRONMENTS) & set(folder.parts[-2:])]
+        level = [Path(path) for folder in deeper for path in _subfolders(folder)]
+        for folder in level:
+            if folder.name.startswith("lib"):
+                copies += folder.glob("python3*/*-packages/coderepairrl")
+    return tuple(folder for folder in copies if (folder / "tasks").is_dir())
+
+
+def _subfolders(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # what we may not read, a sandbox may not either
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []

@@ -13,8 +13,6 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import ExecResult
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     from coderepairrl.types import Task
 
 Answer = Callable[[tuple[str, ...], "ScriptedSandbox"], ExecResult]
@@ -142,12 +140,9 @@ class ScriptedBackend(SandboxBackend):
     def show(self, folders: Sequence[str]) -> None:
         """Do nothing: the files are scripted."""
 
-    def open(self, task: Task) -> AbstractAsyncContextManager[ScriptedSandbox]:
-        """Open a new `ScriptedSandbox`."""
-        return self._open()
-
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[ScriptedSandbox]:
+    async def open(self, task: Task) -> AsyncIterator[ScriptedSandbox]:
+        """Open a new `ScriptedSandbox`."""
         if self.fault is not None:
             raise self.fault
         sandbox = ScriptedSandbox(self.files, self.script)

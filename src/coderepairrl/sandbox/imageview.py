@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
-from coderepairrl.sandbox import answers, rootfs
+from coderepairrl.sandbox import contents, rootfs
 from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
@@ -34,11 +34,11 @@ def options(
     size = str(limits.tmp_bytes)
     view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
     own_tmp = [] if prepared.in_place else ["--size", size, "--perms", "1777", "--tmpfs", "/tmp"]
-    for folder in (*answers.outermost_first(binds), *image.hidden):
+    for folder in (*contents.outermost_first(binds), *image.hidden):
         _check_mountable(image, prepared, folder)
-    for folder in answers.outermost_first(binds):
+    for folder in contents.outermost_first(binds):
         view += ["--ro-bind", folder, folder]
-        for _, at in answers.in_view([folder]):
+        for _, at in contents.answers_in_view([folder]):
             view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
     for at in image.hidden:
         view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import stat
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ MOUNTED = "run/crrl"
 """Folder in an image where sandboxes mount their files."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Default ``PATH`` for images that set none."""
-_PREPARE = "crrl data prepare with the task's source, on a machine with a network: it fetches and unpacks images"
+_PREPARE = "crrl tasks prepare with the task's source, on a machine with a network: it fetches and unpacks images"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def check_present(where: str, user: int | None) -> None:
         lacking = str(error)
     raise TaskError(
         f"image {where} is not as it was unpacked: {lacking or folder / 'git'}",
-        fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl data prepare)",
+        fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl tasks prepare)",
     )
 
 
@@ -126,3 +127,46 @@ def _mode(path: Path) -> str:
     if stat.S_ISLNK(mode):
         return "120000"
     return "" if not stat.S_ISREG(mode) else "100755" if mode & stat.S_IXUSR else "100644"
+
+
+LINKS = 40
+"""Most links followed, like the kernel."""
+
+
+def resolve_inside(tree: Path, path: str, base: str = "") -> str | None:
+    """Resolve `path`, from `base` unless absolute, to a link-free path relative to `tree`; None if missing."""
+    resolved: list[str] = []
+    left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
+    while left:
+        part = left.popleft()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del resolved[-1:]
+            continue
+        at = tree.joinpath(*resolved, part)
+        try:
+            kind = at.lstat().st_mode
+        except OSError:
+            return None
+        if stat.S_ISLNK(kind):
+            links += 1
+            if links > LINKS:
+                return None
+            target = os.fspath(at.readlink())
+            resolved = [] if target.startswith("/") else resolved
+            left.extendleft(reversed(target.split("/")))
+        elif left and not stat.S_ISDIR(kind):
+            return None
+        else:
+            resolved.append(part)
+    return "/".join(resolved)
+
+
+def text_inside(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
+    """Read up to `longest` bytes of a regular file; empty without one."""
+    resolved = resolve_inside(tree, path, base)
+    if not resolved or not stat.S_ISREG((tree / resolved).lstat().st_mode):
+        return ""
+    with (tree / resolved).open("rb") as file:
+        return os.fsdecode(file.read(longest))

@@ -42,16 +42,15 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
-from coderepairrl.sandbox import answers, seccomp
+from coderepairrl.sandbox import contents, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, destroy
 from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.cgroups import Group
-from coderepairrl.sandbox.environment import interpreter_of
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import Prepared, interpreter_of
 
 PACKAGE = "sandlock==0.9.0"
 MACHINES = ("x86_64", "aarch64")
@@ -113,7 +112,7 @@ class Sandlock(GuestBackend):
             prefix = prefix_of(python)
             paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
             self._readable = [path for path in [*paths, *([str(prefix)] if prefix else [])] if Path(path).exists()]
-            if exposed := answers.in_view(self._readable):
+            if exposed := contents.answers_in_view(self._readable):
                 visible, hidden = exposed[0]
                 raise PrerequisiteError(
                     f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",

@@ -18,8 +18,7 @@ from coderepairrl.printable import printable
 from coderepairrl.registry import nearest
 from coderepairrl.sandbox.contents import Entry
 from coderepairrl.sandbox.guesthost import GuestProcess, Header
-from coderepairrl.sandbox.patch import compose
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import Prepared, compose
 from coderepairrl.types import ExecResult
 
 _log = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ class GuestSandbox:
         return door
 
     async def diff(self) -> bytes:
-        """Diff as `Sandbox.diff`, after killing every other process; see `patch`."""
+        """Diff as `Sandbox.diff`, after killing every other process; see `workspace`."""
         changed, last = await self._exclusively(self._collect())
         if last["left_out"]:
             names = ", ".join(printable(name[:80]) for name in last["left_out"])

@@ -1,7 +1,7 @@
 """A warm guest to fork others from, at a quarter of the processor time of starting each.
 
 There is one per thread that opens sandboxes, as it dies with its starting thread. Inside runs
-`guest.forked.ForkServer`.
+`guest.main.ForkServer`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Stages of runs. Start reading at `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
-from coderepairrl.stages.changes import with_rewards_of
-from coderepairrl.stages.command import folder_of, named, pinned, run, summary
-from coderepairrl.stages.preview import dry_run, needs, plan
+from coderepairrl.stages.command import dry_run, needs, plan, run, summary
+from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, named, pinned
 
 __all__ = [
     "Interrupted",
     "dry_run",
     "folder_of",
+    "free_folder",
+    "load_settings",
     "named",
     "needs",
     "pinned",
@@ -16,5 +17,4 @@ __all__ = [
     "run",
     "summary",
     "until_interrupted",
-    "with_rewards_of",
 ]

@@ -14,9 +14,10 @@ from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import check_clip
 from coderepairrl.report.reading import flat
-from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.stages.history import History, read_history
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages.history import History
 
+_PLACE = ("run.name", "run.dir", "log", "keep")
 MAY_CHANGE = (
     # when it ends, what it keeps, when it is stopped: nothing of this enters a step
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
@@ -40,7 +41,16 @@ MAY_CHANGE = (
     # what is measured beside the training, who is told of it, and what is kept of it afterwards
     *("eval", "log", "keep"),
 )
-"""Settings and sections that a resumed run may change."""
+MAY_CHANGE_OF: Mapping[str, tuple[str, ...]] = {
+    "train": MAY_CHANGE,
+    "sft": (
+        *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
+        *("train.devices", "train.patience", "train.listen"),
+    ),
+    "eval": _PLACE,
+    "collect": _PLACE,
+}
+"""Settings and sections that a resumed run may change, by command."""
 
 WHY_NOT = {
     "run": "it is what the run is found by, and all its randomness",
@@ -57,6 +67,11 @@ WHY_NOT = {
     "train.strategy": "steps since the last checkpoint are replayed by processes that share the same",
 }
 """Reasons by the longest prefix of other settings."""
+_WHY_NOT = {
+    "sft": "its steps would be others",
+    "eval": "all its attempts are made by the same settings",
+    "collect": "all its attempts are made by the same settings",
+}
 
 _BESIDE = {"run.dir", "log"}  # No changes of the run itself.
 _NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
@@ -78,12 +93,6 @@ class Change(NamedTuple):
         return f"{self.key} is {_shown(self.new)} after step {self.step}, and was {_shown(self.old)}"
 
 
-def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int], too_long: Collection[str]) -> None:
-    """Check that `config` may continue the run. Raises `ConfigError`, `UsageError`."""
-    folder = open_run(folder.path)
-    changes_at_resume(folder, read_history(folder), config, versions, too_long)
-
-
 def changes_at_resume(
     folder: RunFolder, history: History, config: Config, versions: Mapping[str, int], too_long: Collection[str]
 ) -> list[Change]:
@@ -92,21 +101,28 @@ def changes_at_resume(
     `versions` are those of reward formulas, `too_long` tasks left out by `config`. Raises `ConfigError` for changes
     that would make another run or misname its numbers.
     """
+    command = folder.command()
     before, now = settings_of(folder, history), flat(config.model_dump(mode="json"))
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    for key in changed:
-        if not _within(key, MAY_CHANGE):
-            raise ConfigError(
-                f"{folder.path} has {key}={_shown(before.get(key))}, and {_shown(now.get(key))} is asked for:"
-                f" {reason(key)}",
-                fix="resume it as it was (crrl train RUN_FOLDER --resume), or give the changed run another run.name",
-            )
+    if refused := changed_keys(before, now, MAY_CHANGE_OF[command]):
+        key = refused[0]
+        raise ConfigError(
+            f"{folder.path} has {key}={_shown(before.get(key))}, and {_shown(now.get(key))} is asked for:"
+            f" {_WHY_NOT.get(command) or reason(key)}",
+            fix=f"resume it as it was (crrl {command} {folder.path} --resume), or give the changed run another"
+            " run.name",
+        )
+    changed = changed_keys(before, now)
     if any(_within(key, _OF_THE_CLIP) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
     _check_continues(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
+    """Dotted keys whose values differ, without those `but` names, alone or as a section."""
+    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not _within(key, but)]
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:

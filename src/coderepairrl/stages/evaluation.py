@@ -1,55 +1,40 @@
-"""Evaluation of any policy on held-out tasks, into a run folder."""
+"""Evaluation of any policy on held-out tasks, or collection of its attempts, into a run folder."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from coderepairrl import models
-from coderepairrl.config import to_toml
-from coderepairrl.errors import UsageError
-from coderepairrl.plan.conditions import TRAINING, Difference, conditions, differences
+from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, several
 from coderepairrl.plan.model import LocalModel, Use
 from coderepairrl.plan.plan import resolve_evaluation
-from coderepairrl.plan.replying import Opens, replying
-from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.replying import Opens, opening, parts, replying
+from coderepairrl.plan.tasks import collected_share, learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.runs import RunFolder, logged_episodes, open_run
-from coderepairrl.runs.storage import difference, digests
-from coderepairrl.stages.executors import open_rollout
+from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.parts import Bench, until_called_off
+from coderepairrl.stages.life_cycle import begin_run, check_folder, record_session
+from coderepairrl.stages.parts import Bench, open_rollout
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.shards import WHOLE, Shard, measured_by
-from coderepairrl.stages.trackers import following
+from coderepairrl.stages.results import read_results
+from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stages.train import evaluate
-from coderepairrl.stages.used import metered
 from coderepairrl.stages.watch import Watch
-from coderepairrl.stats.spending import Prices
+from coderepairrl.stats.measures import Prices
 from coderepairrl.types import Episode, Turn
 
 USE = Use(
     "crrl eval",
     used=(
-        "agent",
-        "sandbox",
-        "engine",
-        "model",
-        "tasks",
-        "reward",
-        "kinds",
-        "rollout",
-        "gateway",
-        "eval",
-        "run",
-        "log",
+        *("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout"),
+        *("gateway", "eval", "run", "log"),
     ),
     defaults=("run.name=evaluation",),
 )
@@ -72,11 +57,7 @@ COLLECTING = ("eval.attempts=4",)
 
 
 def resolve(
-    model: str,
-    overrides: Sequence[str] = (),
-    *,
-    settings_of: Path | None = None,
-    collects: bool = False,
+    model: str, overrides: Sequence[str] = (), *, settings_of: Path | None = None, collects: bool = False
 ) -> AgentPlan:
     """Plan evaluations of `model` by its settings or `settings_of`, and `overrides`.
 
@@ -86,49 +67,137 @@ def resolve(
     return resolve_evaluation(model, overrides, use, settings_of=settings_of, collects=collects)
 
 
+def count_attempts(plan: AgentPlan, shard: Shard = WHOLE) -> int:
+    """Number of planned attempts."""
+    each = plan.config.eval.each
+    return sum(len(shard.share(tasks)) * each[name].attempts for name, tasks in plan.eval_tasks.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Evaluations of one policy, or its collection, and their run folder."""
+
+    plan: AgentPlan
+    folder: RunFolder
+    shard: Shard = WHOLE
+    """Part of the tasks."""
+    prices: Prices | None = None
+    """For the printed cost."""
+    resume: bool = False
+    """Whether the run in `folder` continues."""
+    collects: bool = False
+
+    @property
+    def command(self) -> str:
+        """Command of `crrl` that makes it."""
+        return "collect" if self.collects else "eval"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its results are there."""
+        records = self.folder.records() if self.folder.log.exists() else ()
+        return {each["name"] for each in records if each["type"] == "eval"}.issuperset(self.plan.eval_tasks)
+
+
+async def evaluate_all(
+    planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """Measure all `planned`, `jobs` at a time; return their results. Raises as `attempt_all`."""
+    await attempt_all(planned, jobs=jobs, say=say)
+    return [read_results(each.folder) for each in planned]
+
+
+async def attempt_all(
+    planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
+) -> None:
+    """Make the attempts of `planned`, `jobs` at a time; models share engines (`replying.parts`).
+
+    Raises `Interrupted`, and as `measure`, for several after all have ended.
+    """
+    first = planned[0]
+    if jobs > 1 and len(planned) == 1:
+        raise UsageError("--jobs is how many of several --policy are measured at a time", fix="leave it out")
+    again = f"crrl {first.command} {first.folder.path} --resume"
+    if len(planned) > 1:
+        again = f"the same command with -o {first.folder.path.parent} --resume"
+    if failures := await until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
+        raise several(failures)
+
+
+async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable[[str], None]) -> list[CodeRepairError]:
+    """Make the attempts; return the failures."""
+    plans, failures = [each.plan for each in planned], list[CodeRepairError]()
+    log_dir = planned[0].folder.path.parent / ".server"
+
+    async def measure_beside_others(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
+        async with free:
+            try:
+                await measure(each, opens=opens, beside=each.folder.path.name)
+            except (CodeRepairError, OSError) as error:
+                named_errors = _named_errors(each.folder.path.name, error)
+                failures.extend(named_errors)
+                for problem in named_errors:  # the others may take hours
+                    say(f"failed: {problem}")
+
+    for part in parts(plans, jobs):
+        together = [planned[number] for number in part.numbers]
+        if part.shared:
+            engine = together[0].plan.config.engine.name
+            say(f"one {engine} engine for {len(together)} policies; its log is in {log_dir}")
+        try:
+            async with opening(plans, part, log_dir) as opens:
+                if part.at_once == 1:
+                    for each in together:
+                        await measure(each, opens=opens)
+                    continue
+                free = asyncio.Semaphore(part.at_once)
+                async with asyncio.TaskGroup() as group:
+                    for each in together:
+                        group.create_task(measure_beside_others(each, opens, free))
+        except CodeRepairError as error:
+            failures.append(error)
+    return failures
+
+
+def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
+    if isinstance(error, OSError):
+        return [RunError(f"{name}: {error}", fix="mend that, then the same command with --resume")]
+    problems = error.problems if isinstance(error, Several) else (error,)
+    return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
+
+
 async def measure(
-    plan: AgentPlan,
-    folder: RunFolder,
+    planned: Evaluation,
     *,
-    resume: bool = False,
-    shard: Shard = WHOLE,
-    prices: Prices | None = None,
     opens: Opens = replying,
     quiet: bool = False,
     beside: str = "",
-    about: Mapping[str, Any] = MappingProxyType({}),
     follow: Callable[[Turn | Episode], None] = lambda event: None,
 ) -> dict[str, Any]:
-    """Run the evaluations of `plan` on the tasks of `shard`; return summaries by name.
+    """Run the evaluations of `planned` into its folder; return summaries by name.
 
-    `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `about` is
-    added to run.json, `follow` gets each turn and episode once logged. Several policies in one process pass a name for
-    their lines, and record no machine use. Raises like `replying`, `UsageError` for a taken folder or another
-    evaluation, `HealthGateError` for too many void episodes, `RunError` if a server's model changes.
+    `follow` gets each turn and episode once logged. Several policies in one process pass a name for their lines, and
+    record no machine use. Raises like `replying`, `check_folder` and `begin_run`, `HealthGateError` for too many void
+    episodes, `RunError` if a server's model changes.
     """
-    config, meter = plan.config, Meter()
-    differing: list[Difference] = []
+    plan, folder, shard, config = planned.plan, planned.folder, planned.shard, planned.plan.config
+    meter = None if beside else Meter()
     for name, tasks in plan.eval_tasks.items():
         if tasks and not shard.share(tasks):
             raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
-    if resume:
-        await _require_the_same(open_run(folder.path), plan, shard)
-    else:
-        differing = await _begin(folder, plan, shard, prices, about)
-    log = folder.writer()
-    try:
-        folder.add_tasks(chain(*plan.eval_tasks.values()))
-        history = read_history(folder)
-        before = list(logged_episodes(folder.records())) if resume else []
-        with Progress(0, quiet=quiet, beside=beside) as progress, scratch("evaluation") as home:
-            home.chmod(0o711)  # guests run as another user, and the socket is in it
+    with Progress(0, quiet=quiet, beside=beside) as progress:
+        await _begin(planned, progress)
+        log = folder.writer()
+        try:
+            folder.add_tasks(chain(*plan.eval_tasks.values()))
+            history = read_history(folder)
+            before = list(logged_episodes(folder.records())) if planned.resume else []
             progress.say(str(plan.place.choice))
-            for each in differing:
-                (progress.say if each.meant else progress.alarm)(str(each))
-            for line in _known(plan):
+            for line in _learned_tasks(plan):
                 progress.alarm(line)
+            start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
             stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
-            watch = Watch(attempts(plan, shard), at_once, before, prices, progress.say, stops=stops)
+            watch = Watch(count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops)
 
             def on_episode(episode: Episode) -> None:
                 progress.episode(episode)
@@ -139,62 +208,49 @@ async def measure(
                 log.turn(name, turn)
                 follow(turn)
 
-            async with (
-                opens(plan, folder.logs) as source,
-                open_rollout(plan, source, log, home / "gateway.sock", on_episode, progress.say, on_turn) as rollout,
-                following(folder, config.log, progress.say),
-            ):
-                bench = Bench(
-                    config=config,
-                    folder=folder,
-                    log=log,
-                    eval_tasks=plan.eval_tasks,
-                    rollout=rollout,
-                    progress=progress,
-                    shard=shard,
-                    model_name=config.model.path,
-                )
-                log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
-                async with nullcontext() if beside else metered(log, meter):
+            with scratch("evaluation") as home:
+                home.chmod(0o711)  # guests run as another user, and the socket is in it
+                async with (
+                    opens(plan, folder.logs) as source,
+                    open_rollout(
+                        plan, source, log, home / "gateway.sock", on_episode, progress.say, on_turn
+                    ) as rollout,
+                    record_session(log, folder, config, history, progress, meter, start),
+                ):
+                    bench = Bench(
+                        config=config,
+                        folder=folder,
+                        log=log,
+                        eval_tasks=plan.eval_tasks,
+                        rollout=rollout,
+                        progress=progress,
+                        shard=shard,
+                        model_name=config.model.path,
+                    )
                     for name, tasks in plan.eval_tasks.items():
                         if tasks and (name, 0) not in history.evaluations:
                             await evaluate(bench, history, name, 0, 0)
-                log.append("end", step=0)
-    finally:
-        log.close()
+        finally:
+            log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 
-async def _begin(
-    folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None, more: Mapping[str, Any]
-) -> list[Difference]:
-    """Create `folder`; return differences from training conditions."""
-    present = await asyncio.to_thread(conditions, plan)
-    differing = differences(present, trained) if (trained := _training_of(plan)) else []
+async def _begin(planned: Evaluation, progress: Progress) -> None:
+    plan, folder = planned.plan, planned.folder
+    check_folder(folder, plan, planned.command, resume=planned.resume)
+    if planned.resume and (begun := folder.about().get("shard", str(WHOLE))) != str(planned.shard):
+        raise UsageError(f"{folder.path} has shard {begun}, not {planned.shard}", fix="name a new folder with -o")
     record = {
-        "name": folder.path.name,
-        "seed": plan.config.run.seed,
         "policy": plan.config.model.path,
-        "shard": str(shard),
-        "prices": prices,
-        "rewards": plan.reward_versions,
-        "config": plan.config.model_dump(mode="json"),
-        **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
-        "conditions": present,
-        "differences": [each._asdict() for each in differing],
-        **more,
+        "shard": str(planned.shard),
+        "prices": planned.prices,
+        **({"holdout": collected_share(plan.config)} if planned.collects else {}),
     }
-    folder.create(to_toml(plan.config), record)
-    return differing
+    await begin_run(folder, plan, progress, record, resume=planned.resume)
 
 
-def _training_of(plan: AgentPlan) -> dict[str, Any]:
-    run = models.named(plan.model.name).run if isinstance(plan.model, LocalModel) else None
-    trained_under: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
-    return trained_under
-
-
-def _known(plan: AgentPlan) -> list[str]:
+def _learned_tasks(plan: AgentPlan) -> list[str]:
+    """Warnings about evaluated tasks whose trajectories the policy has learned."""
     learned = learned_by(plan.config.model.path) if isinstance(plan.model, LocalModel) else frozenset()
     counts = {name: sum(task.id in learned for task in tasks) for name, tasks in plan.eval_tasks.items()}
     return [
@@ -202,39 +258,3 @@ def _known(plan: AgentPlan) -> list[str]:
         for name, count in counts.items()
         if count
     ]
-
-
-def attempts(plan: AgentPlan, shard: Shard) -> int:
-    """Number of planned attempts."""
-    each = plan.config.eval.each
-    return sum(len(shard.share(tasks)) * each[name].attempts for name, tasks in plan.eval_tasks.items())
-
-
-def _parts(plan: AgentPlan) -> dict[str, Path]:
-    """Policy's folders by key in run.json; empty behind a URL."""
-    if not isinstance(plan.model, LocalModel):
-        return {}
-    places = {"model": plan.model.folder, "adapter": plan.model.adapter}
-    return {part: place for part, place in places.items() if place is not None}
-
-
-async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) -> None:
-    record = folder.about()
-    if "policy" not in record:
-        raise UsageError(f"{folder.path} is no evaluation", fix=f"crrl train {folder.path} --resume goes on with a run")
-    before, now = measured_by(record["config"]), measured_by(plan.config.model_dump(mode="json"))
-    other = ["the policy"] if record["policy"] != plan.config.model.path else []
-    other += [f"shard {record['shard']}"] if record.get("shard", str(WHOLE)) != str(shard) else []
-    other += [name for name, section in before.items() if section != now.get(name)]
-    if other:
-        raise UsageError(
-            f"{folder.path} cannot be resumed: another evaluation was begun there ({', '.join(other)})",
-            fix="name a new folder",
-        )
-    for part, place in _parts(plan).items():
-        recorded = record.get(part, {})  # not of evaluations by older versions
-        if changes := await until_called_off(difference, place, recorded):
-            raise UsageError(
-                f"{folder.path} cannot be resumed: the {part} in {place} is not the one that was measured: {changes}",
-                fix="put that file back, or name a new folder",
-            )

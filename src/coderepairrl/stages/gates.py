@@ -86,7 +86,7 @@ def check(records: Records, run: Run) -> list[Alarm]:
         if gate.name not in run.health.off and not implied and (alarm := _look(gate, records, run)) is not None:
             alarms.append(alarm)
     if "over_optimisation" not in run.health.off and (over := overoptimisation.alarm(records, run.steps)) is not None:
-        fix = "read some patches (crrl view), then change the reward"
+        fix = "read some patches (crrl report), then change the reward"
         alarms.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
     return alarms
 
@@ -287,7 +287,7 @@ GATES = (
     Gate(
         "zero_reward",
         zero_reward,
-        "read some attempts (crrl view): do they reach the reward, and can this policy earn any of it? Then --resume "
+        "read some attempts (crrl report): do they reach the reward, and can this policy earn any of it? Then --resume "
         "gives it as many steps again",
     ),
     Gate(
@@ -305,8 +305,8 @@ GATES = (
     Gate(
         "perplexity",
         perplexity,
-        "read some attempts (crrl view): are they language at all? Begin a new run from an earlier checkpoint, with a "
-        "lower train.lr or train.beta above 0; --resume gives this one as many steps again",
+        "read some attempts (crrl report): are they language at all? Begin a new run from an earlier checkpoint, with "
+        "a lower train.lr or train.beta above 0; --resume gives this one as many steps again",
     ),
     Gate("kl", kl, "continue with --resume and a lower train.lr or a higher train.beta"),
     Gate(

@@ -19,7 +19,7 @@ from coderepairrl.runs.log import Lines
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Ending, Episode, Task
 
@@ -74,7 +74,7 @@ class Totals(NamedTuple):
     wilson: Interval | None
     """Wilson's interval over `tasks`, or None."""
     clustered: Interval | None
-    """Clustered by repository (`stats.clusters`)."""
+    """Clustered by repository (`stats.intervals`)."""
     per_patch: Interval | None
     """Clustered share of non-empty patches, or None."""
 

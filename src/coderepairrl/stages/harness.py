@@ -22,7 +22,7 @@ from typing import Any
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.processes.installs import tool
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stages.grade import Graded, Say
 from coderepairrl.stages.predictions import Prediction
@@ -200,7 +200,7 @@ def _verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
     seconds = float(match[1].replace("_", "")) if (match := _RUNTIME.search(log)) else 0.0
     graded = graded._replace(seconds=seconds)
     try:
-        report = foreign.value(_text(instance_logs / "report.json"))[made.instance]
+        report = codec.parse_foreign_json(_text(instance_logs / "report.json"))[made.instance]
         return graded._replace(resolved=bool(report["resolved"]), problem=_problem(report))
     except (ValueError, KeyError, TypeError):
         for phrase, problem in _VERDICTS.items():

@@ -24,8 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from coderepairrl import __version__, models
 from coderepairrl import config as configs
+from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
 from coderepairrl.plan.imitation import resolve_imitation
@@ -40,10 +40,11 @@ from coderepairrl.runs.examples import NAME as EXAMPLES
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.runs.storage import SUMS, checksum
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.command import pinned
+from coderepairrl.stages.changes import changed_keys
+from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.jobs_file import ATTEMPT, TRAIN, Job, Jobs
-from coderepairrl.stages.preview import dry_run
-from coderepairrl.stages.shards import WHOLE
+from coderepairrl.stages.life_cycle import pinned
+from coderepairrl.version import __version__
 
 Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]
@@ -136,7 +137,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     plan = evaluation.resolve(policy, job.evaluated_by(), settings_of=source, collects=collects)
     if problems := _of_questions(job, jobs, config, names(plan.reward_versions)):
         raise several(problems)
-    return evaluation.attempts(plan, WHOLE), None
+    return evaluation.count_attempts(plan), None
 
 
 def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
@@ -334,15 +335,13 @@ def digest(path: Path) -> str:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     old, new = flat(before), flat(json.loads(json.dumps(now)))
     differences = []
-    for key in dict.fromkeys([*new, *old]):
-        if old.get(key) != new.get(key):
-            kind, _, name = key.partition(".")
-            if kind in ("needs", "files"):
-                differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
-            else:
-                differences.append(
-                    f"{key.removeprefix('settings.')} {_short(old.get(key))} then, {_short(new.get(key))} now"
-                )
+    for key in changed_keys(new, old):
+        kind, _, name = key.partition(".")
+        if kind in ("needs", "files"):
+            differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
+        else:
+            setting = key.removeprefix("settings.")
+            differences.append(f"{setting} {_short(old.get(key))} then, {_short(new.get(key))} now")
     return differences
 
 

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from coderepairrl import models, tokens
 from coderepairrl.config import Config
-from coderepairrl.gateway import PolicySource
+from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded, survived, torchrun_command
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.terms import AgentPlan, worker_setup
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
+from coderepairrl.rollout import Curriculum, Executor, LocalExecutor, Rollout, SupervisedEngine, Terms, Ticket, warm_up
+from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import replace_folder, write_sums
-from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
-from coderepairrl.types import Task
+from coderepairrl.sync.weights import shared_folder
+from coderepairrl.types import Episode, Sampling, Task, Turn
 
-T = TypeVar("T")
 _KEPT = 0.9  # Share of learned adapters below which a run raises an alarm.
 
 
@@ -165,7 +164,7 @@ async def open_policy(
     config = plan.config
 
     async def start_engine() -> Engine:
-        made = await plan.model.engine.start(model, log_dir=folder.logs)
+        made = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
             return made
         return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
@@ -187,7 +186,7 @@ async def open_policy(
     started, learner = await _both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     parts.push_async_callback(engine.close)
-    adapters = plan.model.engine.adapters
+    adapters = plan.model.needs.adapter_rank > 0
     policy = LivePolicy(config, folder, learn, engine, learner, adapters=adapters, on_death=progress.alarm)
     parts.push_async_callback(policy.close)
     return engine, policy
@@ -253,10 +252,62 @@ async def _both(
         raise
 
 
-async def until_called_off(work: Callable[..., T], *arguments: Any) -> T:
-    """Run `work` in a thread, asking it to stop on cancellation."""
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(work, *arguments, stopped=stop.is_set)
-    finally:
-        stop.set()
+@asynccontextmanager
+async def open_rollout(
+    plan: AgentPlan,
+    source: ReplySource,
+    log: Log,
+    socket: Path,
+    on_episode: Callable[[Episode], None],
+    say: Callable[[str], None],
+    on_turn: Callable[[str, Turn], None] | None = None,
+) -> AsyncIterator[Rollout]:
+    """Open the rollout of `plan`; `on_episode` gets each episode once its verdict is in `log`.
+
+    `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and slow
+    engines. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
+    """
+    concurrency = plan.config.rollout.concurrency
+
+    async def warm(ticket: Ticket) -> None:
+        terms = Terms.of_ticket(plan.kinds, ticket)
+        if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
+            say(f"WARNING: {warning}")
+
+    async with _executor(plan, source, on_turn or log.turn, socket, say) as executor:
+        yield Rollout(executor=executor, log=log, concurrency=concurrency, on_episode=on_episode, warm_up=warm)
+
+
+@asynccontextmanager
+async def _executor(
+    plan: AgentPlan,
+    source: ReplySource,
+    on_turn: Callable[[str, Turn], None],
+    socket: Path,
+    say: Callable[[str], None],
+) -> AsyncIterator[Executor]:
+    config = plan.config
+    if config.rollout.executor == "local":
+        gateway = Gateway(source, sampling=Sampling(), on_turn=on_turn)
+        async with gateway.listening(socket=socket):
+            yield LocalExecutor(gateway, plan.kinds)
+        return
+    if not isinstance(source, PolicySource):
+        raise AssertionError("the plan allows no other model")
+    cluster, concurrency = config.rollout.ray, config.rollout.concurrency
+    async with ray_executor(
+        worker_setup(
+            config,
+            source.codec,
+            sandbox=plan.place.sandbox.name,
+            learns=isinstance(plan, Plan),
+        ),
+        source.engine,
+        on_turn,
+        address=cluster.address,
+        concurrency=concurrency,
+        capacity=min(cluster.episodes, concurrency),
+        memory=plan.place.sandbox.info().limits.get("memory", 0),
+        say=say,
+    ) as executor:
+        yield executor

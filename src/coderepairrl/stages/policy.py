@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from coderepairrl.config import Config
-from coderepairrl.errors import LearnerFault, RunError, UsageError
+from coderepairrl.errors import RunError, UsageError
 from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, advantages, batch
 from coderepairrl.plan.learner import settings
 from coderepairrl.protocols import Engine
@@ -17,6 +17,7 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
 from coderepairrl.stages.changes import in_force
 from coderepairrl.stages.history import History, consumed
+from coderepairrl.stages.life_cycle import retry_learner, save_checkpoint
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Episode
@@ -174,32 +175,21 @@ class LivePolicy:
             published = await self._publish()
             return metrics | device_seconds | await self._serve(published), published.checksum
 
-        return await self._persist(update, history)
+        return await self._retry(update, history)
 
     async def save(self, history: History) -> Path:
         """Write ``checkpoints/STEP``; drop the oldest beyond `run.keep_checkpoints`."""
-        return await self._persist(lambda: self._save(history.step), history)
+        return await self._retry(lambda: self._save(history.step), history)
 
-    async def _persist(self, action: Callable[[], Awaitable[T]], history: History) -> T:
-        # A learner that dies is replaced, `run.retries` times in a row.
-        for attempt in range(self.config.run.retries + 1):
-            try:
-                if attempt:  # here, for what ends it once more while it is brought back is one more death
-                    self.restarts += 1
-                    await self.restore(history)
-                return await action()
-            except LearnerFault as fault:
-                if attempt == self.config.run.retries:
-                    raise
-                self._on_death(f"{fault}; the run starts another")
-        raise AssertionError("a negative number of retries")
+    async def _retry(self, action: Callable[[], Awaitable[T]], history: History) -> T:
+        async def restore() -> None:
+            self.restarts += 1
+            await self.restore(history)
+
+        return await retry_learner(action, restore, self.config.run.retries, self._on_death)
 
     async def _save(self, step: int) -> Path:
-        path = self.run.checkpoints / f"{step:05d}"
-        await self._learner.save(path)
-        for old in sorted(self.run.saved_checkpoints())[: -self.config.run.keep_checkpoints]:
-            shutil.rmtree(self.run.saved_checkpoints()[old])
-        return path
+        return await save_checkpoint(self._learner, self.run, self.config, step)
 
     async def close(self) -> None:
         """End the learner, not the engine."""

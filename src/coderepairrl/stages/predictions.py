@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.types import Ending, Episode
 
@@ -70,7 +70,7 @@ def read(path: Path) -> list[Prediction]:
     Raises `UsageError` for unreadable rows, missing keys, and conflicting patches.
     """
     predictions: dict[tuple[str, str], Prediction] = {}
-    stem = foreign.stem(path)
+    stem = codec.stem_of(path)
     for where, row in _rows(path):
         instance = row.get("instance_id")
         if instance is None and {"org", "repo", "number"} <= row.keys():
@@ -109,14 +109,14 @@ def read(path: Path) -> list[Prediction]:
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Objects in `path`, with their places."""
     try:
-        text = foreign.text(path)
+        text = codec.read_foreign_text(path)
     except ValueError as error:
         raise UsageError(f"{path}: {error}", fix="name a file of predictions") from error
     if ".jsonl" in path.suffixes:
-        yield from ((f"line {number}", row) for number, row in foreign.objects(path, text, _FIX))
+        yield from ((f"line {number}", row) for number, row in codec.parse_foreign_lines(path, text, _FIX))
         return
     try:
-        document = foreign.value(text)
+        document = codec.parse_foreign_json(text)
     except ValueError as error:
         raise UsageError(f"{path}, the file: not read as JSON: {error}", fix=_FIX) from None
     if isinstance(document, dict) and "instance_id" not in document:

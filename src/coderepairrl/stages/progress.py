@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coderepairrl.printable import logged, printable, rounded
 from coderepairrl.stats import Notes
-from coderepairrl.stats.notes import plain
+from coderepairrl.stats.measures import plain
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
@@ -79,6 +79,11 @@ class Progress:
         self._count_broken()
         for line in self._notes.zeros(_NOTES):
             self.say(line)
+
+    @property
+    def finished_step(self) -> int:
+        """Last finished step, or 0."""
+        return self._step
 
     def resume(self, step: int, replayed: range) -> None:
         """Report earlier steps; `replayed` follow the newest checkpoint."""

@@ -1,16 +1,27 @@
-"""Results of an evaluation: episodes, metrics, summary, predictions."""
+"""Results of an evaluation: its files, its record in the log, and as text."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from coderepairrl import config as configs
+from coderepairrl.config import Config
+from coderepairrl.errors import as_called
+from coderepairrl.printable import counted, printable
+from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.report import answers, localisation, metrics
-from coderepairrl.runs import RunFolder
+from coderepairrl.report.metrics import PER_PATCH
+from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.stages import predictions
 from coderepairrl.stats import Interval, Summary, outcomes, summarise
+from coderepairrl.stats.measures import Prices, spent
 from coderepairrl.types import Episode, Task
+
+_WHOLE = "1/1"  # Shard with all tasks.
 
 
 def conclude(
@@ -92,3 +103,133 @@ def as_json(summary: Summary) -> dict[str, Any]:
 
 def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
     return {name: interval._asdict() for name, interval in found.items()}
+
+
+def read_results(folder: RunFolder) -> dict[str, Any]:
+    """Results of the evaluation in `folder`."""
+    about = folder.about()
+    cost = spent(logged_episodes(folder.records()))
+    prices = about.get("prices")
+    money = {"money": cost.money(Prices(*prices))} if prices else {}
+    used = total(folder.records())
+    summaries = {record["name"]: record["summary"] for record in folder.records() if record["type"] == "eval"}
+    return {
+        "run": str(folder.path),
+        "policy": about["policy"],
+        "shard": about.get("shard", _WHOLE),
+        "agents": {name: _agents_of(about, name) for name in summaries},
+        "evaluations": summaries,
+        "cost": {**cost._asdict(), **money},
+        "machine": used and used._asdict(),
+        "predictions": [str(path) for name in summaries for path in predictions.files(folder.path, name)],
+    }
+
+
+def _agents_of(about: Mapping[str, Any], name: str) -> str:
+    """Agents of the evaluation `name`; older runs did not record them."""
+    recorded = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
+    return " and ".join(dict.fromkeys(each["name"] for each in recorded))
+
+
+def results_as_text(results: Sequence[Mapping[str, Any]]) -> str:
+    """Results of each policy as text."""
+    texts = [_as_text(result, configs.load(result["run"])) for result in results]
+    if len(texts) == 1:
+        return texts[0]
+    command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
+    return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
+
+
+def _as_text(result: Mapping[str, Any], config: Config) -> str:
+    """Tables, cost, and next commands."""
+    lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _WHOLE else "")]
+    for name, summary in result["evaluations"].items():
+        lines += ["", *_table(name, summary, config, result["agents"][name])]
+    if len(set(result["agents"].values())) > 1:
+        lines += ["", *_by_agent(result)]
+    lines += [
+        "",
+        cost_as_text(result["cost"]),
+        *([f"machine: {as_words(Used(**result['machine']))}"] if result["machine"] else []),
+        "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
+        f"predictions: {' '.join(result['predictions'])}",
+        *_next(result, config),
+    ]
+    return "\n".join(lines)
+
+
+def cost_as_text(cost: Mapping[str, Any]) -> str:
+    """Calls, tokens, seconds and money of attempts in a line."""
+    money = f", money {cost['money']:.4f}" if "money" in cost else ""
+    silent = cost["unreported"]
+    unreported = f" (without those of {counted(silent, 'call')}, of which the server does not say)" if silent else ""
+    return (
+        f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
+        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
+        f"{unreported}, {cost['attempt_seconds']:,.1f} s of attempts{money}"
+    )
+
+
+def _by_agent(result: Mapping[str, Any]) -> list[str]:
+    rows = [("evaluation", "agent", "", "")]
+    for name, summary in result["evaluations"].items():
+        measures = summary["outcomes"] | summary["values"]
+        measure = next(each for each in (*("resolved", "reward"), *measures) if each in measures)
+        rows.append((name, result["agents"][name], measure, str(Interval(**measures[measure]))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
+    evaluation = config.eval.each[name]
+    source = evaluation.source or config.tasks.source
+    void = f", {summary['void']} void" if summary["void"] else ""
+    rows = {  # evaluations of older versions have no metrics
+        each: Interval(**mean)
+        for part in ("outcomes", "values", "metrics")
+        for each, mean in summary.get(part, {}).items()
+    }
+    measures = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
+    per_patch = {each: rows[each + PER_PATCH] for each in measures if each + PER_PATCH in rows}
+    wide = max(map(len, map(str, (rows[each] for each in measures))), default=0)
+    lines = [
+        f"{name}: {', '.join(filter(None, (agent, source)))}, {counted(summary['tasks'], 'task')}"
+        f" x {counted(evaluation.attempts, 'attempt')}{void};"
+        f" temperature {evaluation.temperature:g}, top-p {evaluation.top_p:g};"
+        f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
+        f"  {'':<28} {'all attempts':<{wide}}  patches that are not empty",
+        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in measures),
+    ]
+    head = next((each for each in ("resolved", "reward") if each in rows), "")
+    parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
+    lines += answers.lines(summary.get("answers", {}))
+    return lines + [
+        f"  {part + ':':<28} {head} {Interval(**each[head])}, {counted(each['tasks'], 'task')}"
+        for part, each in parts.items()
+    ]
+
+
+_REPEATED = {"empty_patches", "turns", "tests"}
+"""Measures that repeat another of the table; ``tests`` is `resolved`, or its mean."""
+
+
+def _next(result: Mapping[str, Any], config: Config) -> list[str]:
+    run = shlex.quote(result["run"])
+    commands = {
+        f"crrl report {run}": "the numbers on one page, every attempt token by token",
+    }
+    if result["shard"] != _WHOLE:
+        commands["crrl eval --merge SHARD... -o FOLDER"] = "all shards as one run folder"
+    else:
+        commands[f"crrl compare {run} OTHER_RUN"] = "is another policy better on the same tasks?"
+    if len(set(result["agents"].values())) > 1:
+        names = " ".join(f"{run}@{name}" for name in result["agents"])
+        commands[f"crrl compare {names}"] = "is an agent better than the first?"
+    for name, summary in result["evaluations"].items():
+        written = predictions.files(Path(result["run"]), name)
+        if written and "resolved" not in summary["outcomes"]:
+            source = config.eval.each[name].source or config.tasks.source
+            command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
+            commands[command] = "which patches pass its tests: docs/guides/grade.md"
+    wide = max(map(len, map(as_called, commands)))
+    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]

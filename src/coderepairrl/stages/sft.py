@@ -5,9 +5,7 @@ A step depends on examples, seed and number: after a kill, steps since the last 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,40 +13,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import models
-from coderepairrl.config import load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
+from coderepairrl.errors import RunError, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Account, Form, Learner
 from coderepairrl.plan import examples
-from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.imitation import ImitationPlan, resolve_imitation
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
-from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.protocols import Engine
-from coderepairrl.report.reading import flat
 from coderepairrl.rollout import SupervisedEngine
-from coderepairrl.runs import Log, RunFolder, open_run
-from coderepairrl.runs.learned import write_learned
-from coderepairrl.runs.storage import digests
-from coderepairrl.stages.executors import open_rollout
+from coderepairrl.runs import Log, RunFolder
+from coderepairrl.runs.examples import NAME
+from coderepairrl.stages import life_cycle
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Bench, initial_model, start_learner, until_called_off
+from coderepairrl.stages.parts import Bench, initial_model, open_rollout, start_learner
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate, evaluation_due
-from coderepairrl.stages.used import metered
-from coderepairrl.sync.shared import shared_folder
+from coderepairrl.sync.weights import shared_folder
 from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
 """Metric of held-out examples."""
-# Other changes would make another run, or another replay.
-_MAY_CHANGE = {
-    *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
-    *("train.devices", "train.patience", "train.listen"),
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,59 +56,56 @@ class _Run:
     """Step of the engine's weights."""
 
 
+def plan_sft(
+    file: str, overrides: Sequence[str] = (), *, resume: bool = False, fetches: bool = True
+) -> tuple[ImitationPlan, RunFolder]:
+    """Plan and run folder of `crrl sft FILE OVERRIDES`; without `fetches`, no model is downloaded.
+
+    Raises `UsageError` for a `file` of examples, and as `load_settings` and `resolve_imitation`.
+    """
+    if (Path(file) / NAME).is_file():
+        raise UsageError(
+            f"{file} has examples, which are what to learn from, and not how",
+            fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
+        )
+    config, folder = life_cycle.load_settings(file, overrides, resume=resume)
+    return resolve_imitation(life_cycle.pinned(config, fetches=fetches)), folder
+
+
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train by `plan` in `folder`; return the summary for ``--json``.
 
     Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
     else the error that stopped the run; `resume` continues it.
     """
-    meter = Meter()
-    with stoppable() as received, Progress(plan.config.run.steps, quiet=quiet) as progress:
-        history = History()
-        try:
-            await (_check_resumed if resume else _create)(plan, folder)
-            _say_what_is_unusual(plan, folder, progress)
-            async with _opened(plan, folder, progress) as run:
-                history = run.history
-                run.log.append("start", step=history.step, engine=plan.config.engine.name)
-                async with following(folder, plan.config.log, progress.say), metered(run.log, meter):
-                    await _until_stopped(run)
-            return summary(folder)
-        except asyncio.CancelledError:
-            if not received:
-                raise
-            fix = f"crrl sft {folder.path} --resume" if resume or folder.log.exists() else "start it again"
-            raise Interrupted(f"{received[0]}: stopped after step {history.step}", fix=fix) from None
+    meter, progress = Meter(), Progress(plan.config.run.steps, quiet=quiet)
+    with life_cycle.interruptible(folder, progress, f"crrl sft {folder.path} --resume"), progress:
+        life_cycle.check_folder(folder, plan, "sft", resume=resume)
+        if resume:
+            _check_examples(plan, folder)
+        await life_cycle.begin_run(folder, plan, progress, {"data": _examples_used(plan)}, resume=resume)
+        life_cycle.write_learned_tasks(folder, plan.config, {each.task for each in plan.examples.train})
+        _say_what_is_unusual(plan, folder, progress)
+        async with (
+            _opened(plan, folder, progress) as run,
+            life_cycle.record_session(
+                run.log, folder, plan.config, run.history, progress, meter, {"engine": plan.config.engine.name}
+            ),
+        ):
+            await _restore(run)
+            await _train(run)
+    return summary(folder)
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
     """Steps, last metrics, lowest held-out loss, evaluations."""
     history = read_history(folder)
     losses = _losses(_first(folder), history)
-    best = min(losses, key=lambda step: losses[step]) if losses else None
-    evaluations: dict[str, dict[int, Any]] = {}
-    for (name, step), record in history.evaluations.items():
-        evaluations.setdefault(name, {})[step] = record["summary"]
-    return {
-        "run": str(folder.path),
-        "steps": history.step,
-        "metrics": history.steps[-1]["metrics"] if history.steps else {},
-        "held_out": {}
-        if best is None
-        else {"best_step": best, "best_loss": losses[best], "last_loss": losses[max(losses)]},
-        "evaluations": evaluations,
-    }
-
-
-async def _until_stopped(run: _Run) -> None:
-    try:
-        await _restore(run)
-        await _train(run)
-        run.log.append("end", step=run.history.step)
-    except (CodeRepairError, asyncio.CancelledError) as error:
-        with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
-            run.log.append("stop", step=run.history.step, reason=str(error).partition("\n")[0] or "stopped")
-        raise
+    held_out = {}
+    if losses:
+        best = min(losses, key=lambda step: losses[step])
+        held_out = {"best_step": best, "best_loss": losses[best], "last_loss": losses[max(losses)]}
+    return {**life_cycle.summarise_run(folder, history), "held_out": held_out}
 
 
 async def _train(run: _Run) -> None:
@@ -133,7 +115,7 @@ async def _train(run: _Run) -> None:
         step = history.step + 1
         began = time.monotonic()
         run.progress.phase("learn")
-        learned = await _with_retries(run, step)
+        learned = await _learn(run, step)
         held_out = await _measure_if_due(run, step)
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
         metrics = {
@@ -156,22 +138,15 @@ async def _train(run: _Run) -> None:
         await _evaluate_if_due(run, step)
 
 
-async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
-    # A learner that dies is restarted and restored without loss.
-    for attempt in range(run.plan.config.run.retries + 1):
-        try:
-            if attempt:  # here, for what ends it once more while it is brought back is one more death
-                await run.learner.close(again=True)
-                run.learner = await start_learner(
-                    run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress
-                )
-                await _restore(run)
-            return await run.learner.step(_batch(run.plan, step))
-        except LearnerFault as fault:
-            if attempt == run.plan.config.run.retries:
-                raise
-            run.progress.alarm(f"{fault}; the run starts another")
-    raise AssertionError("unreachable")
+async def _learn(run: _Run, step: int) -> dict[str, Any]:
+    async def restore() -> None:
+        await run.learner.close(again=True)
+        run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress)
+        await _restore(run)
+
+    return await life_cycle.retry_learner(
+        lambda: run.learner.step(_batch(run.plan, step)), restore, run.plan.config.run.retries, run.progress.alarm
+    )
 
 
 def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
@@ -207,12 +182,8 @@ async def _restore(run: _Run) -> None:
 
 async def _checkpoint_if_due(run: _Run) -> None:
     config, step = run.plan.config, run.history.step
-    due = step % config.run.checkpoint_every == 0 or step == config.run.steps
-    if due and step not in run.folder.saved_checkpoints():
-        path = run.folder.checkpoints / f"{step:05d}"
-        await run.learner.save(path)
-        for old in sorted(run.folder.saved_checkpoints())[: -config.run.keep_checkpoints]:
-            shutil.rmtree(run.folder.saved_checkpoints()[old])
+    if life_cycle.checkpoint_due(run.folder, config, step):
+        path = await life_cycle.save_checkpoint(run.learner, run.folder, config, step)
         run.log.append("checkpoint", step=step, path=path.name)
 
 
@@ -255,7 +226,7 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
     for name, tasks in bench.eval_tasks.items():
         if tasks and (name, step) not in run.history.evaluations:
             if run.served != step:
-                form: Form = "adapter" if run.plan.model.engine.adapters and config.train.lora else "model"
+                form: Form = "adapter" if run.plan.model.needs.adapter_rank else "model"
                 await engine.load(*await run.learner.publish(form))
                 run.served = step
             await evaluate(bench, run.history, name, step, run.learner.version)
@@ -309,7 +280,7 @@ async def _bench(
     config, tasks = plan.config, plan.rollouts.eval_tasks
 
     async def start() -> Engine:
-        return await plan.model.engine.start(model, log_dir=folder.logs)
+        return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
 
     folder.add_tasks(task for held_out in tasks.values() for task in held_out)
     engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
@@ -323,54 +294,21 @@ async def _bench(
     return bench, engine
 
 
-async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
-    folder.require_free()
-    began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
-    loaded = plan.examples
-    record = {
-        "name": plan.config.run.name,
-        "seed": plan.config.run.seed,
-        "config": plan.config.model_dump(mode="json"),
-        "model": await until_called_off(digests, began),
-        "rewards": plan.rollouts.reward_versions if plan.rollouts else {},
-        "data": {
-            **loaded.counts(),
-            "files": loaded.files,
-            "rendered": loaded.rendered,
-            "dropped": {reason: sorted(names) for reason, names in loaded.dropped.items()},
-        },
-    }
-    folder.create(to_toml(plan.config), record, plan.model.engine.versions())
-    _write_learned(plan, folder)
+def _examples_used(plan: ImitationPlan) -> dict[str, Any]:
+    examples = plan.examples
+    dropped = {reason: sorted(names) for reason, names in examples.dropped.items()}
+    return {**examples.counts(), "files": examples.files, "rendered": examples.rendered, "dropped": dropped}
 
 
-async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run."""
-    record = open_run(folder.path).about()
-    if "data" not in record:
-        raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
-    before, now = (flat(each.model_dump(mode="json")) for each in (load(folder.config), plan.config))
-    for key in {**before, **now}:
-        if before.get(key) != now.get(key) and not any(key == may or key.startswith(f"{may}.") for may in _MAY_CHANGE):
-            raise ConfigError(
-                f"{folder.path} has {key}={before.get(key)!r}, and {now.get(key)!r} is asked for: its steps would be"
-                " others",
-                fix="resume it as it was (crrl sft RUN_FOLDER --resume), or give the changed run another run.name",
-            )
-    changed = [path for path, digest in record["data"]["files"].items() if plan.examples.files.get(path) != digest]
-    if changed or len(record["data"]["files"]) != len(plan.examples.files):
+def _check_examples(plan: ImitationPlan, folder: RunFolder) -> None:
+    """Raise `UsageError` if the files of examples have changed."""
+    began = folder.about()["data"]["files"]
+    changed = [path for path, digest in began.items() if plan.examples.files.get(path) != digest]
+    if changed or len(began) != len(plan.examples.files):
         raise UsageError(
             f"{(changed or ['data.paths'])[0]} has other examples than the run began with",
             fix="put the file back, or give the run on the new examples another run.name",
         )
-    folder.write_config(to_toml(plan.config))
-    _write_learned(plan, folder)  # it may have been killed before it had
-
-
-def _write_learned(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Write the tasks whose solutions the model has seen, its initial model's included."""
-    earlier = learned_by(plan.config.model.path) if plan.config.model.init == "weights" else frozenset[str]()
-    write_learned(folder.path, earlier | {each.task for each in plan.examples.train})
 
 
 def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> None:

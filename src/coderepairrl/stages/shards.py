@@ -1,13 +1,26 @@
-"""Shards of an evaluation, one per process."""
+"""Shards of an evaluation, one per process, and their merging into one run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from coderepairrl.errors import UsageError
+from coderepairrl.plan.conditions import unlike
+from coderepairrl.report.metrics import agents_of
+from coderepairrl.report.reading import flat
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.log import sealed
+from coderepairrl.runs.storage import replace_folder
+from coderepairrl.stages.changes import MAY_CHANGE_OF, changed_keys
+from coderepairrl.stages.results import conclude, read_results
+from coderepairrl.types import Episode
 
 T = TypeVar("T")
+# Keys of run.json that must agree, besides the settings.
+_SAME = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")
 
 
 class Shard(NamedTuple):
@@ -29,17 +42,6 @@ class Shard(NamedTuple):
 
 
 WHOLE = Shard()
-_PLACE = ("name", "dir")
-
-
-def measured_by(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of a configuration that decide what is measured.
-
-    >>> measured_by({"run": {"name": "a", "dir": "runs", "seed": 1}, "eval": {}, "log": ["wandb"]})
-    {'run': {'seed': 1}, 'eval': {}}
-    """
-    sections = {key: section for key, section in config.items() if key not in ("log", "keep")}
-    return {**sections, "run": {key: value for key, value in config["run"].items() if key not in _PLACE}}
 
 
 def parse(text: str) -> Shard:
@@ -52,3 +54,105 @@ def parse(text: str) -> Shard:
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise UsageError(f"{text!r} is no shard", fix="write for example 1/4 to 4/4: four parts")
     return Shard(int(number), int(of))
+
+
+class _Part(NamedTuple):
+    folder: RunFolder
+    about: Mapping[str, Any]
+    evaluations: Mapping[str, int]
+    """Policy version by name."""
+
+
+def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
+    """Merge the shards `paths` into `target`, whole or not at all; return its results.
+
+    They equal those of one whole run except for times. Raises `UsageError` for missing, repeated, unfinished or
+    differing shards, and an existing `target`.
+    """
+    if target.exists():
+        raise UsageError(f"{target} exists already", fix="name a new folder with -o")
+    parts = [_read(path) for path in paths]
+    for part in parts[1:]:
+        _require_same_evaluation(parts[0], part)
+    _require_all(parts)
+    with replace_folder(target) as home:
+        _write(RunFolder(home), target, parts)
+    return read_results(RunFolder(target))
+
+
+def _read(path: Path) -> _Part:
+    folder = open_run(path)
+    if folder.command() != "eval":
+        raise UsageError(f"{path} is no evaluation", fix="name folders that `crrl eval --shard` made")
+    evaluations, last = dict[str, int](), ""
+    for record in folder.records():
+        if record["type"] == "eval":
+            evaluations[record["name"]] = record["version"]
+        elif record["type"] in ("start", "end", "stop"):
+            last = record["type"]
+    if last != "end":
+        raise UsageError(f"{path} is not finished", fix=f"crrl eval {path} --resume")
+    return _Part(folder, folder.about(), evaluations)
+
+
+def _require_same_evaluation(first: _Part, other: _Part) -> None:
+    differing = [key for key in _SAME if first.about.get(key) != other.about.get(key)]
+    settings, other_settings = (flat(part.about["config"]) for part in (first, other))
+    differing += changed_keys(settings, other_settings, MAY_CHANGE_OF["eval"])
+    differing += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
+    differing += unlike(*(part.about.get("conditions") or {} for part in (first, other)))
+    if differing:
+        raise UsageError(
+            f"{other.folder.path} and {first.folder.path} are of different evaluations: they differ in"
+            f" {', '.join(differing)}",
+            fix="measure all shards with the same policy, settings and version, in the same environments",
+        )
+
+
+def _require_all(parts: Sequence[_Part]) -> None:
+    """Raise `UsageError` unless `parts` are all shards of one evaluation, each once."""
+    by_shard: dict[Shard, Path] = {}
+    for part in parts:
+        shard = parse(part.about.get("shard", str(WHOLE)))
+        if shard in by_shard:
+            raise UsageError(
+                f"{by_shard[shard]} and {part.folder.path} are both shard {shard}", fix="leave one of them out"
+            )
+        by_shard[shard] = part.folder.path
+    if len(counts := {shard.of for shard in by_shard}) > 1:
+        raise UsageError(
+            f"these are not shards of one evaluation: {', '.join(map(str, by_shard))}", fix="name those of one: I/N"
+        )
+    [of] = counts
+    if missing := [str(Shard(number, of)) for number in range(1, of + 1) if Shard(number, of) not in by_shard]:
+        raise UsageError(f"shards are missing: {', '.join(missing)}", fix=f"crrl eval ... --shard {missing[0]}")
+
+
+def _write(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> None:
+    about = {key: value for key, value in parts[0].about.items() if key not in ("schema", "argv")}
+    about |= {"name": target.name, "shard": str(WHOLE), "merged": [str(part.folder.path) for part in parts]}
+    folder.create(parts[0].folder.config.read_text("utf-8"), about)
+    tasks = {name: task for part in parts for name, task in part.folder.tasks().items()}
+    folder.add_tasks(tasks.values())
+    log = folder.writer()
+    try:
+        for record in (record for part in parts for record in part.folder.records() if record["type"] != "eval"):
+            log.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
+        for name, version in parts[0].evaluations.items():
+            episodes, rows = _episodes(parts, f"{name}-00000")
+            measured_tasks = (tasks[each.task_id] for each in episodes)
+            agents = agents_of(about["config"], name)
+            record = conclude(
+                folder, name, 0, version, episodes, measured_tasks, model=about["policy"], agents=agents, known=rows
+            )
+            log.append("eval", **record)
+        log.append("end", step=0)
+    finally:
+        log.close()
+
+
+def _episodes(parts: Sequence[_Part], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
+    """Episodes in one run's order, and metrics by id."""
+    rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
+    episodes = [episode for part in parts for episode in part.folder.episodes(place)]
+    return sorted(episodes, key=lambda each: (each.group, each.attempt)), rows

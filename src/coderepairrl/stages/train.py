@@ -30,6 +30,7 @@ from coderepairrl.rollout import (
 )
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import Begun, History, consumed, finished
+from coderepairrl.stages.life_cycle import checkpoint_due
 from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import informative, make_batch, replayed
 from coderepairrl.stages.references import References, read_references
@@ -208,7 +209,8 @@ def commit_step(
     if record["account"]["sampled"] == 0:
         parts.progress.say(
             f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
-            f" rollout.tokens and the model's context (crrl view {parts.folder.path} --episode {record['episodes'][0]})"
+            f" rollout.tokens and the model's context"
+            f" (crrl report {parts.folder.path} --episode {record['episodes'][0]})"
         )
 
 
@@ -223,12 +225,12 @@ def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
 
 async def export(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
     """Write the newest step's episodes, metrics, references and, if due, checkpoint."""
-    run, step = parts.config.run, history.step
+    step = history.step
     parts.folder.write_episodes(f"train-{step:05d}", episodes)
     parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
     if references.most:
         parts.folder.write_references(references.known)
-    if (step % run.checkpoint_every == 0 or step == run.steps) and step not in parts.folder.saved_checkpoints():
+    if checkpoint_due(parts.folder, parts.config, step):
         path = await parts.policy.save(history)
         parts.log.append("checkpoint", step=step, path=path.name)
 

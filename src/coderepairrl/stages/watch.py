@@ -8,9 +8,8 @@ from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
 from coderepairrl.stats import Interval, mean_interval, resolved
-from coderepairrl.stats.clusters import clusters_of
-from coderepairrl.stats.intervals import is_share
-from coderepairrl.stats.spending import Prices, Spent, spent
+from coderepairrl.stats.intervals import clusters_of, is_share
+from coderepairrl.stats.measures import Prices, Spent, spent
 from coderepairrl.types import Ending, Episode, Turn
 
 # Rounds of attempts (as many as run at once) that all failed to show anything before an evaluation stops.
@@ -19,7 +18,7 @@ _FEWEST = 10  # Fewest attempts, sampling no token at all, that stop an evaluati
 SILENT = "sampled nothing"
 _FIX = {
     "are void": "mend the cause, then continue with --resume",
-    SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl view",
+    SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl report",
     "ended by the time limit": "raise rollout.seconds or lower rollout.concurrency",
 }
 

@@ -9,8 +9,7 @@ from coderepairrl.stats.intervals import (
     tango,
     wilson,
 )
-from coderepairrl.stats.measures import COUNTS, NAMES, Summary, compare, measures, pair, summarise
-from coderepairrl.stats.notes import Noted, Notes
+from coderepairrl.stats.measures import COUNTS, NAMES, Noted, Notes, Summary, compare, measures, pair, summarise
 from coderepairrl.stats.outcomes import outcomes, resolved
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Label quality: accuracy, F1, confusion, calibration.
 
-Intervals are clustered bootstraps (`effects.bootstrap`): F1 is no mean of tasks.
+Intervals are clustered bootstraps (`paired.bootstrap`): F1 is no mean of tasks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coderepairrl.stats.effects import bootstrap
 from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
+from coderepairrl.stats.paired import bootstrap
 
 BINS = 10
 Array = NDArray[np.float64]

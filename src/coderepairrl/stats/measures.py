@@ -1,4 +1,4 @@
-"""Measures of an episode, and their means with intervals.
+"""Measures of an episode and their means with intervals; costs of attempts; counts of rewards' notes.
 
 Void episodes are counted, not measured.
 """
@@ -6,14 +6,93 @@ Void episodes are counted, not measured.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from coderepairrl.stats.clusters import clusters_of
-from coderepairrl.stats.intervals import Interval, is_share, mean_interval, paired_difference, sign_flip_test
-from coderepairrl.stats.spending import spent
-from coderepairrl.types import Ending, Episode
+from coderepairrl.stats.intervals import (
+    Interval,
+    clusters_of,
+    is_share,
+    mean_interval,
+    paired_difference,
+    sign_flip_test,
+)
+from coderepairrl.types import Ending, Episode, Turn
+
+_MILLION = 1e6
+
+
+class Prices(NamedTuple):
+    """Money per million tokens. Cached tokens cost the same by default."""
+
+    prompt: float
+    sampled: float
+    cached: float | None = None
+
+
+class Spent(NamedTuple):
+    """Model calls, tokens (cached prompts included), and seconds."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    attempt_seconds: float = 0.0
+    unreported: int = 0
+    """Calls without reported tokens, missing from the sums."""
+
+    def plus(self, other: Spent) -> Spent:
+        """Add `other`."""
+        return Spent(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.sampled_tokens + other.sampled_tokens,
+            self.attempt_seconds + other.attempt_seconds,
+            self.unreported + other.unreported,
+        )
+
+    def money(self, prices: Prices) -> float:
+        """Price of the tokens.
+
+        >>> Spent(1, 1_000_000, 500_000, 100_000).money(Prices(2.0, 10.0, cached=1.0))
+        2.5
+        """
+        cached = prices.prompt if prices.cached is None else prices.cached
+        fresh = self.prompt_tokens - self.cached_tokens
+        return (fresh * prices.prompt + self.cached_tokens * cached + self.sampled_tokens * prices.sampled) / _MILLION
+
+
+def spent(episodes: Iterable[Episode]) -> Spent:
+    """Costs of `episodes`, void ones included."""
+    total = Spent()
+    for episode in episodes:
+        lengths: list[int] = []
+        for turn in episode.turns:
+            total = total.plus(_of(turn, lengths))
+        total = total.plus(Spent(attempt_seconds=episode.timings.get("total", 0.0)))
+    return total._replace(attempt_seconds=round(total.attempt_seconds, 3))
+
+
+def _of(turn: Turn, lengths: list[int]) -> Spent:
+    """Cost of one call; appends its sequence's length to `lengths`."""
+    prompt = len(turn.given)
+    if turn.fork is not None:
+        prompt += turn.fork.tokens
+    elif turn.base is not None:
+        prompt += lengths[turn.base] if turn.base < len(lengths) else 0
+    lengths.append(prompt + len(turn.output))
+    usage: Any = turn.remote.get("usage")
+    if turn.remote and not usage:
+        return Spent(1, unreported=1)
+    if not usage:
+        return Spent(1, prompt, 0, turn.sampled)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Spent(1, usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
+
 
 COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
 """Numbers per episode; other measures are shares where all values lie in [0, 1]."""
@@ -159,3 +238,100 @@ def _by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
         task: {name: math.fsum(values) / len(values) for name, values in columns.items()}
         for task, columns in collected.items()
     }
+
+
+_KINDS = 500
+"""Kinds counted separately per reward: notes may quote the policy, and never repeat."""
+_WIDEST = 160
+_VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
+"""Variable parts of a kind: quotations, paths, addresses, numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Notes that differ only in names and numbers."""
+
+    note: str
+    count: int
+    zeros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Notes of one reward, kinds most frequent first."""
+
+    scores: int
+    zeros: int
+    kinds: Sequence[Kind]
+
+
+@dataclass(slots=True)
+class _Reward:
+    scores: int = 0
+    zeros: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    zeros_by_kind: Counter[str] = field(default_factory=Counter)
+
+
+class Notes:
+    """Bounded-memory counter of episodes' notes."""
+
+    def __init__(self) -> None:
+        self._rewards: dict[str, _Reward] = {}
+
+    def add(self, episode: Episode) -> None:
+        """Count the notes of `episode`."""
+        for score in episode.scores:
+            counts = self._rewards.setdefault(score.name, _Reward())
+            counts.scores += 1
+            counts.zeros += score.value == 0
+            note = plain(score.note)
+            if note:
+                kind = kind_of(note)
+                if kind not in counts.examples and len(counts.examples) >= _KINDS:
+                    kind, note = "", "(other notes)"
+                counts.examples.setdefault(kind, note)
+                counts.counts[kind] += 1
+                counts.zeros_by_kind[kind] += score.value == 0
+
+    def found(self) -> dict[str, Noted]:
+        """Counts by reward, in order of first scores."""
+        return {
+            name: Noted(
+                counts.scores,
+                counts.zeros,
+                [
+                    Kind(counts.examples[kind], count, counts.zeros_by_kind[kind])
+                    for kind, count in counts.counts.most_common()
+                ],
+            )
+            for name, counts in self._rewards.items()
+        }
+
+    def zeros(self, most: int) -> list[str]:
+        """Readable lines with the `most` most frequent zeros of each reward."""
+        lines = []
+        for name, noted in self.found().items():
+            kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)
+            if kinds:
+                lines.append(f"{name}: {noted.zeros} of {noted.scores} scores are 0, of which")
+                lines += [f"{kind.zeros:>8}  {kind.note}" for kind in kinds[:most]]
+                if rest := sum(kind.zeros for kind in kinds[most:]):
+                    lines.append(f"{rest:>8}  other notes")
+        return lines
+
+
+def plain(text: str, widest: int = _WIDEST) -> str:
+    """`text` on one printable line, cut at `widest`."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
+    return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def kind_of(note: str) -> str:
+    """Common part of a kind's notes.
+
+    >>> kind_of("exit code 1: tests/test_till.py::test_sum") == kind_of("exit code 2: tests/test_a.py::test_b")
+    True
+    """
+    return _VARIABLE.sub("*", note)

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from pathlib import Path
 
 from coderepairrl.errors import EngineFault
-from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.protocols import Engine
 from coderepairrl.sync import weights
-from coderepairrl.types import Sampling
+from coderepairrl.types import Chunk, Sampling
 
 Send = Callable[[Path, int, int, float], Awaitable[str]]
 """``(offer, version, receivers, seconds)``: sends, and returns "" or why it broke off (`Learner.send`)."""
@@ -31,12 +31,12 @@ class Streamed(Engine):
         """See `Engine.load`. An offer can be loaded repeatedly while the learner keeps its weights."""
         if not weights.is_offer(path):
             return await self._engine.load(path, version, checksum)
-        receivers = await self._engine.receivers()
+        receivers, patience = await self._engine.receivers()
         for left in path.iterdir():  # of an earlier attempt
             if left.name != weights.OFFER:
                 left.unlink()
         loading = asyncio.ensure_future(self._engine.load(path, version, checksum))
-        sending = asyncio.ensure_future(self._send(path, version, receivers, self._engine.patience))
+        sending = asyncio.ensure_future(self._send(path, version, receivers, patience))
         try:
             await asyncio.wait({loading, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:

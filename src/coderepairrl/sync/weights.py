@@ -5,13 +5,19 @@ A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.processes.extras import require_train
-from coderepairrl.runs import storage
+from coderepairrl.processes.scratch import PREFIX, owned, sweep
+from coderepairrl.runs import RunFolder, storage
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
@@ -117,6 +123,18 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return headers
 
 
+def check_layout(
+    path: Path, offered: Mapping[str, Tensor], layout: Mapping[str, tuple[int, ...]], *, optional: str = ""
+) -> None:
+    """Raise `EngineFault` unless tensors `offered` by `path` have the shapes of `layout`; `optional` may be absent."""
+    wrong = sorted((layout.keys() ^ offered.keys()) - {optional}, key=lambda name: (name in offered, name))
+    if wrong:
+        raise EngineFault(f"{path} is another model: {'lacks' if wrong[0] in layout else 'adds'} {wrong[0]}")
+    for name, tensor in offered.items():
+        if name in layout and tensor.shape != layout[name]:
+            raise EngineFault(f"{path}: {name} is {tensor.shape}, not {layout[name]}")
+
+
 def adapter_rank(path: Path) -> int:
     """Largest rank of an adapter. Raises `EngineFault` for a config without any."""
     try:
@@ -124,3 +142,21 @@ def adapter_rank(path: Path) -> int:
         return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineFault(f"{path / ADAPTER_CONFIG} names no rank: {error!r}") from None
+
+
+def shared_path(run: RunFolder, base: Path | None = None) -> Path:
+    """Folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
+    memory = Path("/dev/shm")
+    base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
+    return base / f"{PREFIX}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}"
+
+
+@contextmanager
+def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
+    """Create an empty `shared_path` for the duration. Raises `UsageError`."""
+    path = shared_path(run, base)
+    if base is None:
+        sweep(path.parent)
+    shutil.rmtree(path, ignore_errors=True)
+    with owned(path):
+        yield path

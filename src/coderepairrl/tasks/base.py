@@ -1,4 +1,4 @@
-"""Helpers shared by task sources."""
+"""Helpers shared by task sources, and plain folders in the cache, named by content."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
+import tempfile
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.sandbox.contents import check_path
 from coderepairrl.types import Task
 
 T = TypeVar("T")
@@ -113,3 +116,41 @@ def waited_for(job: Coroutine[Any, Any, T]) -> T:
             if not done.done():
                 begun.result()()
             raise
+
+
+def store_folder(root: Path, files: Mapping[str, bytes], named: str = "") -> Path:
+    """Write `files` (contents by path) atomically to a folder below `root`, unless it exists.
+
+    Its name is `named`, else their digest. Raises OSError, and `TaskError` for paths outside or in ``.git``.
+    """
+    for name in files:
+        check_path(name, "a row")
+        if "\0" in name:
+            raise TaskError(f"a row holds a path that no file may have: {name!r}")
+    folder = root / (named or folder_digest(files))[:24]
+    if not folder.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
+        try:
+            scratch.chmod(0o755)  # a sandbox under another user id reads it
+            write_tree(scratch, files)
+            scratch.rename(folder)
+        except BaseException as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if not isinstance(error, OSError) or not folder.exists():  # whoever else made the same folder meanwhile
+                raise
+    return folder
+
+
+def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write `files` below `folder`."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def folder_digest(files: Mapping[str, bytes]) -> str:
+    """Hexadecimal digest of paths and contents."""
+    manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
+    return hashlib.sha256(manifest.encode()).hexdigest()

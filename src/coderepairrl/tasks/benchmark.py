@@ -14,8 +14,7 @@ from coderepairrl.environments import dockerfile
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.sandbox.rootfs import pinned
-from coderepairrl.tasks.base import LoadedSource
-from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.base import LoadedSource, store_folder
 from coderepairrl.tasks.patches import language, paths
 from coderepairrl.tasks.rows import Row, from_hub, read
 from coderepairrl.types import Checks, Task
@@ -173,7 +172,7 @@ class Files(Benchmark):
     def stored(self, files: Mapping[str, str]) -> str:
         """Workspace of `files`: texts by path, with surrogate escapes for non-UTF-8 bytes."""
         encoded = {name: content.encode("utf-8", "surrogateescape") for name, content in files.items()}
-        return f"dir:{store((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
+        return f"dir:{store_folder((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
 
     def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
         """Task with the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""

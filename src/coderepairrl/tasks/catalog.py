@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.tasks import rows
-from coderepairrl.tasks.ready import lacking
+from coderepairrl.tasks.prepare import lacking
 from coderepairrl.types import Task
 
 BENCHMARKS = {
@@ -89,7 +90,8 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
         if (path / "task.toml").is_file() or any(path.glob("*/task.toml")):
             return "harbor", path_options
         raise UsageError(
-            f"{path} has no folder with a task.toml", fix=f"name its source: crrl audit SOURCE path={path}"
+            f"{path} has no folder with a task.toml",
+            fix=f"name its source: SOURCE path={path}",
         )
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="name a task source, a file, or a folder of Harbor tasks")
@@ -97,6 +99,16 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
     if first is None:
         raise UsageError(f"{path} has no tasks", fix="write one JSON object a line")
     return ("swe_bench" if "instance_id" in first else "jsonl"), path_options
+
+
+def near_tasks(task_id: str, known: Sequence[str]) -> str:
+    """Fix for an unknown task: the number of tasks, and the nearest ids.
+
+    >>> near_tasks("mine/and", ["mine/add", "mine/sub"])
+    'of 2, such as mine/add, mine/sub'
+    """
+    near = difflib.get_close_matches(task_id, known, 3, 0.3) or known[:3]
+    return f"of {len(known):,}, such as {', '.join(near)}"
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:

@@ -47,7 +47,7 @@ class _Record(BaseModel):
 
 def _no_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("no NUL may be in it")
+        raise ValueError("no NUL is allowed")
     return text
 
 
@@ -141,7 +141,7 @@ class _Task(_Record):
     @model_validator(mode="after")
     def _judged(self) -> _Task:
         if not self.workspace and not self.answer:
-            raise ValueError("a task has a workspace, or an answer, or both")
+            raise ValueError("a task needs a workspace or an answer")
         return self
 
 
@@ -152,7 +152,7 @@ _PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
 class JsonlSource(LoadedSource):
     """Tasks of the file `path`, all or those of `split`; relative paths start at its folder.
 
-    ``RUN/tasks.jsonl`` is read as its run reads it.
+    The ``tasks.jsonl`` of a run folder is read by `open_run`: its lines have checksums.
     """
 
     name = "jsonl"
@@ -181,7 +181,7 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
     Raises `TaskError` for a task outside the schema.
     """
     target = Path(path)
-    home = Path(os.path.abspath(target.parent))  # noqa: PTH100 - links stay as they are written
+    home = Path(os.path.abspath(target.parent))  # noqa: PTH100 - `resolve` would replace symbolic links
     with replace_file(target) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         for task in tasks:
             try:
@@ -194,7 +194,7 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
 def _line(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
-        reference = armour(task.reference)  # a string of one line would be read as the name of a file
+        reference = armour(task.reference)  # `_reference` takes a string of one line for the name of a file
     commands = [
         _Command(
             argv=list(command.argv),
@@ -236,7 +236,7 @@ def _read(path: Path) -> Iterator[Task]:
             if task.id in seen:
                 raise TaskError(
                     f"{path}:{number}: id: {task.id!r} is already taken by line {seen[task.id]}",
-                    fix="give every task an id of its own",
+                    fix="give each task another id",
                 )
             seen[task.id] = number
             yield task
@@ -252,7 +252,7 @@ def _parse(line: bytes, path: Path, where: str) -> Task:
         raise TaskError(problem, fix="write one JSON object per line") from error
     except (RecursionError, ValueError) as error:  # nested too deep, a number too long
         raise TaskError(
-            f"{where}: JSON that nobody can read: {error}", fix="write one object of plain fields"
+            f"{where}: JSON that cannot be read: {error}", fix="write one object of plain fields"
         ) from error
     except _DuplicateKey as error:
         raise TaskError(f"{where}: {error} twice", fix="write every field once") from error
@@ -324,7 +324,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
 
 
 def _workspace(workspace: str, home: Path, where: str) -> str:
-    """Resolve paths relative to `home`, and pin ready images by digest."""
+    """Resolve paths relative to `home`, and name prepared images by their digest."""
     if workspace.startswith("dir:"):
         try:
             folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
@@ -343,9 +343,9 @@ def _workspace(workspace: str, home: Path, where: str) -> str:
     return workspace
 
 
-def _command(given: _Command) -> Command:
-    results = results_of(given.argv) if given.results is None else given.results
-    return Command(tuple(given.argv), given.timeout, results, given.test_timeout)
+def _command(record: _Command) -> Command:
+    results = results_of(record.argv) if record.results is None else record.results
+    return Command(tuple(record.argv), record.timeout, results, record.test_timeout)
 
 
 def _text(content: str, where: str) -> str:

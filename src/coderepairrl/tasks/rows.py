@@ -16,7 +16,7 @@ from typing import Any
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.extras import require_extra
-from coderepairrl.runs import foreign
+from coderepairrl.runs import codec
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 """Endings of row files; a ``.json`` file is a list of objects, or one object per line."""
@@ -184,11 +184,11 @@ def _files(path: Path, split: str) -> list[Path]:
 
 def _json(benchmark: str, path: Path) -> Sequence[Any]:
     try:
-        text = foreign.text(path)
+        text = codec.read_foreign_text(path)
         if path.name.endswith(".json") and text.lstrip()[:1] == "[":
-            objects: list[Any] = foreign.value(text)
+            objects: list[Any] = codec.parse_foreign_json(text)
             return objects
-        return [foreign.value(line) for line in text.split("\n") if line.strip()]
+        return [codec.parse_foreign_json(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise TaskError(
             f"{benchmark}: {path}: {error}", fix="name a readable file of rows (docs/guides/benchmarks.md)"

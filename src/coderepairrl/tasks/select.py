@@ -1,23 +1,90 @@
-"""Selection of a source's tasks: filters, held-out part, seeded sample."""
+"""Selection of a source's tasks: filters, held-out part, seeded sample, without broken and flaky ones.
+
+A quarantine is a file of JSON lines: ``{"id": ..., "reason": ...}`` excludes a task; with ``fail_to_pass`` and
+``pass_to_pass`` only these tests count.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from coderepairrl.errors import ConfigError, TaskError
+from pydantic import BaseModel, ConfigDict
+
+from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
+from coderepairrl.runs.storage import replace_file
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.tasks.benchmark import Benchmark
 from coderepairrl.tasks.patches import size
-from coderepairrl.tasks.quarantine import outside
 from coderepairrl.types import Checks, Task
+
+
+class Verified(NamedTuple):
+    """A verified task: its usable form (`checks.task_source.Study`), if any, and its problem."""
+
+    task: Task
+    settled: Task | None
+    reason: str
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    id: str
+    reason: str
+    fail_to_pass: list[str] | None = None
+    pass_to_pass: list[str] | None = None
+
+
+def write_quarantine(found: Iterable[Verified], path: Path) -> int:
+    """Write problems to a new file; return their number. Raises `UsageError`."""
+    if path.exists():
+        raise UsageError(f"{path} exists already", fix="remove it, or name another file")
+    lines = []
+    for each in found:
+        if each.settled is None:
+            lines.append(_Entry(id=each.task.id, reason=each.reason))
+        elif each.reason and each.settled.checks != each.task.checks:
+            held = each.settled.checks
+            failing, passing = list(held.fail_to_pass), list(held.pass_to_pass)
+            lines.append(_Entry(id=each.task.id, reason=each.reason, fail_to_pass=failing, pass_to_pass=passing))
+    try:
+        with replace_file(path) as partial:
+            partial.write_text("".join(f"{line.model_dump_json(exclude_none=True)}\n" for line in lines), "utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", fix="name a file in a folder that you may write to") from error
+    return len(lines)
+
+
+def outside_quarantine(path: Path, tasks: Sequence[Task]) -> list[Task]:
+    """Tasks that the file at `path` leaves usable, with the tests that held. Raises `TaskError`."""
+    try:
+        entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
+    except OSError as error:
+        raise TaskError(
+            f"{path}: {error.strerror}", fix="crrl tasks verify SOURCE --quarantine FILE writes it"
+        ) from error
+    except ValueError as error:
+        raise TaskError(
+            f"{path} keeps no tasks apart: {error}", fix="crrl tasks verify SOURCE --quarantine FILE writes it"
+        ) from error
+    by_id = {entry.id: entry for entry in entries}
+    usable = []
+    for task in tasks:
+        if (record := by_id.get(task.id)) is None:
+            usable.append(task)
+        elif record.fail_to_pass is not None:
+            failing, passing = tuple(record.fail_to_pass), tuple(record.pass_to_pass or ())
+            usable.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
+    return usable
+
 
 TRAIN, HELD_OUT = "train", "test"
 """The splits that `Selection.holdout` makes."""
@@ -58,7 +125,7 @@ class Selection:
     max_hunks: int | None = None
     """Places that the reference changes, at most."""
     quarantine: str = ""
-    """File of `crrl data verify --quarantine FILE`: bad tasks are left out, of others tests that did not hold."""
+    """File of `crrl tasks verify --quarantine FILE`: bad tasks are left out, of others tests that did not hold."""
     seed: int | None = None
     """Seed of the order; None keeps the source's."""
     skip: int = 0
@@ -107,7 +174,7 @@ class Selection:
     def of(self, tasks: list[Task]) -> list[Task]:
         """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
-            tasks = outside(Path(self.quarantine).expanduser(), tasks)
+            tasks = outside_quarantine(Path(self.quarantine).expanduser(), tasks)
         selected = [task for task in tasks if self.takes(task)]
         if self.seed is not None:
             Random(self.seed).shuffle(selected)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom
-from coderepairrl.tokens.conversation import Row, rows
+from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom, Row, rows
 from coderepairrl.tokens.inert import TooLong
 from coderepairrl.tokens.loading import load
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream

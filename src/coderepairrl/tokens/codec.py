@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
+from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, in_thoughts
+from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
 
 GENERATION_PROMPT = 64
-"""Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
+"""Ids at the end of a prompt among which the generation prompt lies: what the template writes to open a reply."""
 ASIDE = 1024
-"""Tokens that may be rendered beyond the limit: renderers add text of their own and cut it off again."""
+"""Tokens by which rendering may exceed the limit: renderers add text that they cut off again."""
 NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
@@ -40,7 +41,6 @@ class Codec:
         self,
         tokenizer: InertTokenizer,
         renderer: Any,
-        markers: Markers,
         *,
         name: str,
         family: str,
@@ -60,8 +60,13 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._markers = markers
-        self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
+        self._reader = Reader(tokenizer)
+        tags = self._reader.thoughts if format.tells_thoughts else (NEVER, NEVER)
+        begin, end = (tokenizer.added.get(tag, NEVER) for tag in (format.begin, format.end))
+        self._markers = Markers(
+            frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
+        )
+        self._thinks = lru_cache(maxsize=64)(lambda beginning: in_thoughts(beginning, tags, self.stop_ids))
 
     def render(
         self,
@@ -74,14 +79,14 @@ class Codec:
         """Ids of a conversation, with the next reply's generation prompt (unless `prompt` is false).
 
         Shapes that the template cannot write are rewritten first (`changes`). Raises ValueError for messages that
-        cannot be rendered, `TooLong` beyond `most` ids, by the number of bytes before tokenizing.
+        cannot be rendered, and `TooLong` for more than `most` ids, before tokenizing if the bytes alone are too many.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
     ) -> list[int]:
-        # checks `most` by bytes alone
+        # compares `most` with the number of bytes only
         if not messages:
             raise ValueError("a conversation has at least one message")
         if not self.has_tools and (tools or has_calls(messages)):
@@ -110,7 +115,7 @@ class Codec:
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
-        # in some formats the next role ends a reply instead of a stop token
+        # in some formats no stop token ends a reply, but the header of the next role
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
         prompt = self._written([QUESTION], [TOOL], prompt=True)
         complete = self._written(answered, [TOOL], prompt=False)
@@ -135,8 +140,8 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of the reply's calls (default: of
-        results). None if exact extension is impossible. Raises as `render`.
+        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of tool calls in `output` (default: of
+        results in `new_messages`). None if exact extension is impossible. Raises as `render`.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -150,17 +155,17 @@ class Codec:
             return _at_most(most, bridged.token_ids[len(before) :])
 
     def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
-        """Ids of an assistant message as if sampled, up to its stop token.
+        """Ids of an assistant message as the model would sample it, stop token included.
 
-        `calls`: number of earlier calls. None if the family renders history differently. Raises as `render`.
+        `calls`: number of earlier calls. None if the family renders replies differently in history. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
-        before = [question, *self.renderer.earlier(calls)]
+        before = [question, *(self.renderer.earlier(calls) if isinstance(self.renderer, TemplateRenderer) else ())]
         prompt, complete = self.render(before), self._render([*before, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(complete)) if complete[at] in self.stop_ids]
         if complete[: len(prompt)] != prompt:
             return None
-        if not ends:  # what follows a reply may be what ends it
+        if not ends:  # the stop token may be the first token of the next message
             called = [call["id"] for call in reply.get("tool_calls") or ()]
             result: Message = {"role": "tool", "tool_call_id": called[0], "content": ""} if called else question
             plain = {key: value for key, value in reply.items() if key != "reasoning_content"}
@@ -173,29 +178,26 @@ class Codec:
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
         try:
-            parsed = self.renderer.parse_response(
-                list(output), tools=list(tools) or None, prompt_ids=list(prompt) or None
-            )
+            parsed = self.format.reply(self._reader, output, prompt, self._markers.stop, tools)
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
+        # ids that number calls or come from the policy may repeat: clients get unique ones instead
         passed_on = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         parts: list[str] = [parsed.content.strip()]
-        for call in parsed.tool_calls:
-            text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
-            if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
-                calls.append(FunctionCall(call.name, text, (call.id or "") if passed_on else ""))
-            elif call.token_span is None:  # a part of the content
-                malformed.append(call.raw)
+        for call in parsed.calls:
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            if call.arguments is not None and _is_unicode(call.name + arguments):
+                calls.append(FunctionCall(call.name, arguments, call.id if passed_on else ""))
+            elif call.span is None:
+                malformed.append(call.text)
             else:
-                start, end = call.token_span
-                malformed.append(self.decode(output[start:end]))
+                malformed.append(self.decode(output[slice(*call.span)]))
                 parts.append(malformed[-1])
         content = "\n".join(filter(None, parts))
-        reasoning = (parsed.reasoning_content or "").strip()
-        return Reply(content, reasoning, tuple(calls), tuple(malformed))
+        return Reply(content, parsed.reasoning.strip(), tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """Incremental parser for the output after `prompt`."""
@@ -232,10 +234,6 @@ class Codec:
             start -= 1
         return tail[start:]
 
-    def _in_thoughts(self, beginning: tuple[int, ...]) -> bool:
-        markers = self._markers
-        return in_thoughts(beginning, (markers.think_open, markers.think_close), markers.stop)
-
     def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._guard(value) for value in values]
 
@@ -253,7 +251,7 @@ class Codec:
 
     def _arguments(self, text: str) -> str:
         """Guard a call's arguments, JSON escapes included, since renderers parse them."""
-        # clients send nothing or null for a call without arguments
+        # for a call without arguments clients send an empty string or null
         if text.strip() in ("", "null"):
             return "{}"
         guarded = self.tokenizer.guard(text)
@@ -263,10 +261,10 @@ class Codec:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return guarded
-        return _json(self._guard(value)) if self._forges(json.loads(guarded)) else guarded
+        return json.dumps(self._guard(value), ensure_ascii=False) if self._forges(json.loads(guarded)) else guarded
 
     def _forges(self, value: object) -> bool:
-        # escaped text of a special token
+        # whether any text in it spells a special token
         if isinstance(value, str):
             return self.tokenizer.forges(value)
         if isinstance(value, Mapping):
@@ -280,10 +278,77 @@ def _at_most(most: int | None, ids: list[int]) -> list[int]:
     return ids
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _is_unicode(text: str) -> bool:
     # JSON can escape a lone surrogate, which no client can read
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+class Row(NamedTuple):
+    """Ids of a sequence, and whether a policy samples each."""
+
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
+    """Sequences that a gateway would have recorded for a policy that sampled the replies.
+
+    Trained: a reply's text, calls, thoughts and end token. Rewritten history starts another row. Raises ValueError for
+    a conversation that cannot be trained on.
+    """
+    messages = [_plain(message, codec) for message in messages]
+    replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    if not replies:
+        raise ValueError("the conversation has no reply to learn from")
+    if replies[0] == 0:
+        raise ValueError("the conversation begins with a reply")
+    finished: list[Row] = []
+    ids = codec.render(messages[: replies[0]], tools)
+    trained = [False] * len(ids)
+    for at, next_reply in zip(replies, [*replies[1:], None], strict=True):
+        output = codec.spell(messages[at], calls=sum(len(each.get("tool_calls") or ()) for each in messages[:at]))
+        if output is None:
+            raise ValueError("the model's template writes a reply of the conversation differently from what is sampled")
+        injected = _empty_thoughts(codec, output)
+        prompt, ids = ids, [*ids, *output]
+        trained += [False] * injected + [True] * (len(output) - injected)
+        if next_reply is None:
+            break
+        calls = len(messages[at].get("tool_calls") or ())
+        added = codec.extend(prompt, output, messages[at + 1 : next_reply], calls=calls)
+        if added is None:
+            finished.append(Row(tuple(ids), tuple(trained)))
+            ids, trained = codec.render(messages[:next_reply], tools), []
+            trained = [False] * len(ids)
+        else:
+            ids += added
+            trained += [False] * len(added)
+    return [*finished, Row(tuple(ids), tuple(trained))]
+
+
+def _plain(message: Message, codec: Codec) -> Message:
+    # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
+    # samples
+    normalised, text = dict(message), message.get("content") or ""
+    if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
+        thought, closed, rest = str(text).lstrip().partition("</think>")
+        if closed and thought.startswith("<think>"):
+            normalised["reasoning_content"] = normalised.get("reasoning_content") or thought.removeprefix(
+                "<think>"
+            ).strip("\n")
+            text = rest.lstrip("\n")
+    if not codec.thinking:
+        normalised = {key: value for key, value in normalised.items() if key not in ("reasoning_content", "reasoning")}
+    return {**normalised, "content": text}
+
+
+def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
+    begin, end = (codec.tokenizer.added.get(name) for name in ("<think>", "</think>"))
+    if begin is None or end is None or output[0] != begin or end not in output:
+        return 0
+    after = output.index(end) + 1
+    if codec.decode(output[1 : after - 1]).strip():
+        return 0
+    while after < len(output) and not codec.decode(output[after : after + 1]).strip("\n"):
+        after += 1
+    return after

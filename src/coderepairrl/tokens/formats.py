@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import listed, mistral, pythonic, tagged
+from coderepairrl.tokens import listed, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Reader, Tool, find, from_json, talk
+from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find, from_json
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
 
-def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """Messages with channels, as gpt-oss writes them.
 
     Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content.
     """
-    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
     start, channel, message, end, call, back, _ = map(reader.convert_tokens_to_ids, HARMONY)
     if message not in ids:
-        return ParsedResponse(reader.decode([token for token in ids if token not in (call, back)]).strip())
-    content, thoughts, calls, at = "", "", [], 0
+        return Parsed(reader.decode([token for token in ids if token not in (call, back)]).strip())
+    content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     while at < len(ids):
         body = find(ids, message, at)
         stop = min(find(ids, each, body) for each in (start, end, call, back, channel))
@@ -36,41 +33,37 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
         named = reader.decode(head[find(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
             name, arguments = recipient[1] if recipient else "", from_json(text)
-            readable = closed and name.startswith("functions.") and isinstance(arguments, dict)
-            status = ToolCallParseStatus.OK if readable else ToolCallParseStatus.MALFORMED_STRUCTURE
-            calls.append(ParsedToolCall(text, name.removeprefix("functions."), arguments, span, status))
+            if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
+                arguments = None
+            calls.append(ParsedCall(span, name.removeprefix("functions."), arguments))
         elif named == ["analysis"]:
             thoughts += text
         else:
             content += text
         at = len(ids) if ids[stop : stop + 1] == [back] else max(stop + closed, at + 1)
-    return ParsedResponse(content.strip(), reasoning_content=thoughts.strip() or None, tool_calls=calls)
+    return Parsed(content.strip(), thoughts.strip(), calls)
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
-def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """JSON object with ``name`` and ``arguments`` (or ``parameters``) between tags."""
-    from renderers.base import ToolCallParseStatus
-
     reply = _qwen(reader, ids, thinking)
-    for call in reply.tool_calls:
-        if call.status != ToolCallParseStatus.OK:
-            continue
-        if not isinstance(fields := from_json(call.raw), dict):
-            fields = {"arguments": None}
-        arguments = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
-        call.arguments = from_json(arguments[0]) if isinstance(arguments[0], str) else arguments[0]
-        if len(arguments) > 1 or not isinstance(call.arguments, dict):
-            call.status = ToolCallParseStatus.MALFORMED_STRUCTURE
+    for call in reply.calls:
+        fields = from_json(call.text)
+        if call.name and isinstance(fields, dict):
+            values = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
+            arguments = from_json(values[0]) if isinstance(values[0], str) else values[0]
+            call.arguments = arguments if isinstance(arguments, dict) and len(values) == 1 else None
     return reply
 
 
-def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
+def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Parsed:
+    """Thoughts, words and blocks between tags: each call's text, and its name if it is JSON."""
     from renderers.parsing import parse_qwen3
 
-    return parse_qwen3(
+    reply = parse_qwen3(
         reader,
         ids,
         stop_ids=set(),
@@ -79,51 +72,51 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
         reasoning_end_id=reader.convert_tokens_to_ids("</think>"),
         prefilled_thinking=thinking,
     )
+    calls = [
+        ParsedCall(call.token_span, call.name if isinstance(call.name, str) else "", text=call.raw)
+        for call in reply.tool_calls
+    ]
+    return Parsed(reply.content, reply.reasoning_content or "", calls)
 
 
-def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """Tags for the function and each parameter (`tagged.functions`)."""
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
-    from renderers.base import ParsedToolCall, ToolCallParseStatus
-
     names = {tool["function"]["name"] for tool in tools}
     close = reader.convert_tokens_to_ids("</tool_call>")
     reply = _qwen(reader, ids, thinking)
-    spans = [block.token_span for block in reply.tool_calls]
-    calls: list[Any] = []
+    spans = [call.span for call in reply.calls if call.span is not None]
+    calls: list[ParsedCall] = []
 
-    def add(text: str, span: tuple[int, int], known: Collection[str] = ()) -> None:
-        found = tagged.functions(text, tools) or []
-        if all(call.name in known for call in found) or not known:
-            calls.extend(ParsedToolCall(text, call.name, call.arguments, span) for call in found)
+    def read(text: str, span: tuple[int, int]) -> list[ParsedCall]:
+        return [ParsedCall(span, *call) for call in tagged.functions(text, tools) or ()]
+
+    def read_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
+        calls = read(text, span)
+        return calls if all(call.name in names for call in calls) else []
 
     first = next((found for found in tagged.FUNCTION.finditer(reply.content) if found[1] in names), None)
     if first:
         text = reply.content[first.start() :]
-        add(text, (0, spans[0][0] if spans else len(ids)), names)
+        calls = read_unopened(text, (0, spans[0][0] if spans else len(ids)))
         if calls:
             reply.content = reply.content[: first.start()].strip()
         else:
-            calls.append(ParsedToolCall(text, status=ToolCallParseStatus.MALFORMED_STRUCTURE))
-    for block, ((_, at), (stop, _)) in zip(reply.tool_calls, pairwise([*spans, (len(ids), 0)]), strict=True):
-        before = len(calls)
-        if block.status != ToolCallParseStatus.UNCLOSED_BLOCK:
-            add(block.raw, block.token_span)
-        if len(calls) == before:
-            unread = ToolCallParseStatus.MALFORMED_STRUCTURE
-            calls.append(ParsedToolCall(block.raw, token_span=block.token_span, status=unread))
+            calls = [ParsedCall(None, text=text)]
+    for block, (span, (stop, _)) in zip(reply.calls, pairwise([*spans, (len(ids), 0)]), strict=True):
+        is_closed = ids[span[1] - 1] == close
+        calls += (read(block.text, span) if is_closed else []) or [ParsedCall(span)]
+        at = span[1]
         while names and (end := find(ids, close, at)) < stop:
-            add(reader.decode(ids[at:end]), (at, end + 1), names)
+            calls += read_unopened(reader.decode(ids[at:end]), (at, end + 1))
             at = end + 1
-    reply.tool_calls = calls
+    reply.calls = calls
     return reply
 
 
-def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """JSON object with ``name`` and ``parameters`` as reply, perhaps after ``<|python_tag|>``."""
     # without the tag, an object that names none of `tools` is words: a JSON file may have these keys
-    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
     tag = reader.convert_tokens_to_ids("<|python_tag|>")
     at = ids.index(tag) if tag in ids else len(ids)
     text, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
@@ -133,20 +126,20 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     name, arguments = fields.get("name"), fields.get("parameters", fields.get("arguments"))
     is_offered = at < len(ids) or name in [tool["function"]["name"] for tool in tools]
     if tools and is_offered and isinstance(name, str) and isinstance(arguments, dict):
-        return ParsedResponse(content, tool_calls=[ParsedToolCall(source, name, arguments, (at, len(ids)))])
-    unread = ParsedToolCall(raw, token_span=(at, len(ids)), status=ToolCallParseStatus.MALFORMED_STRUCTURE)
-    return ParsedResponse(text, tool_calls=[unread] if at < len(ids) else [])
+        return Parsed(content, calls=[ParsedCall((at, len(ids)), name, arguments)])
+    return Parsed(text, calls=[ParsedCall((at, len(ids)))] if at < len(ids) else [])
 
 
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
+_MISTRAL, _MISTRAL_IDS = listed.MISTRAL, listed.MISTRAL_IDS
 _COHERE = (*listed.COHERE, *listed.RESPONSE)
 FORMATS = (
     Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
     Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder, unopened="<function="),
     Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
-    Format("mistral", mistral.CALLS, "", needs=(mistral.CALLS, mistral.ARGUMENTS), read=mistral.each, ids=mistral.IDS),
-    Format("mistral", mistral.CALLS, "", needs=(mistral.CALLS,), read=mistral.together, ids=mistral.IDS),
+    Format("mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.mistral_each, ids=_MISTRAL_IDS),
+    Format("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
     Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.glm),
     Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
@@ -163,37 +156,38 @@ FORMATS = (
         always_reasons=True,
     ),
     Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, at_end=True),
-    Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, read=tagged.minimax),
-    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, read=tagged.seed_oss),
+    Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, parse=tagged.parse_minimax),
+    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.functions),
     Format("kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS),
     Format("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.cohere, at_end=True, numbered=True),
     Format(
         "lfm2",
         *pythonic.LFM2,
         needs=pythonic.LFM2,
-        read=pythonic.lfm2,
-        write=lambda words, calls: pythonic.write(calls).join(pythonic.LFM2) + words,
+        parse=lambda text, _: pythonic.parse_python_calls(text) or listed.parse_json_list(text),
+        words_after=True,
+        write=lambda words, calls: pythonic.write_python_list(calls).join(pythonic.LFM2) + words,
     ),
     Format(
         "olmo3",
         *pythonic.OLMO3,
         needs=pythonic.OLMO3,
-        read=pythonic.olmo3,
-        write=lambda words, calls: words + pythonic.write_lines(calls).join(pythonic.OLMO3),
+        parse=pythonic.parse_python_calls,
+        write=lambda words, calls: words + pythonic.write_python_lines(calls).join(pythonic.OLMO3),
     ),
-    Format("phi4", *listed.PHI4, needs=listed.PHI4, read=listed.phi4),
+    Format("phi4", *listed.PHI4, needs=listed.PHI4, parse=listed.parse_json_list),
     Format(
         "granite",
         *listed.GRANITE,
         needs=listed.GRANITE[:1],
-        read=listed.granite,
-        write=lambda words, calls: words + listed.write(calls).join(listed.GRANITE),
+        parse=listed.parse_json_list,
+        write=lambda words, calls: words + listed.write_json_list(calls).join(listed.GRANITE),
     ),
     Format("llama4_pythonic", "", "", needs=pythonic.LLAMA4, read=pythonic.bare, at_end=True, tells_thoughts=False),
     Format("pythonic", "", "", needs=(), read=pythonic.bare, at_end=True, tells_thoughts=False),
 )
 
-NO_CALLS = Format("none", "", "", needs=(), read=lambda reader, ids, tools, thinking: talk(reader, ids, thinking))
+NO_CALLS = Format("none", "", "", needs=())
 """Of templates that write neither tools nor calls."""
 
 
@@ -226,8 +220,8 @@ def written(
     reader = Reader(tokenizer)
     for each in FORMATS:
         if all(token in tokenizer.added for token in each.needs):
-            calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).tool_calls
-            if [(call.status, call.name, call.arguments) for call in calls] == [("ok", NAME, ARGUMENTS)]:
+            calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).calls
+            if [(call.name, call.arguments) for call in calls] == [(NAME, ARGUMENTS)]:
                 return each
     readable = ", ".join(dict.fromkeys(each.name for each in FORMATS))
     raise ConfigError(

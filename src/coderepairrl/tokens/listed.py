@@ -1,12 +1,25 @@
-"""Calls as a JSON list: Granite 3, Phi-4, Command R7B."""
+"""Calls as JSON, most in a list: Granite 3, Phi-4, Command R7B, Mistral."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from typing import Any
 
-from coderepairrl.tokens.reading import Calls, Invocation, Reader, Tool, after_thoughts, blocks, find, from_json
+from coderepairrl.tokens.reading import (
+    Calls,
+    Ids,
+    Invocation,
+    Parsed,
+    ParsedCall,
+    Reader,
+    Tool,
+    after_thoughts,
+    find,
+    from_json,
+    leading_thoughts,
+    split,
+)
 
 GRANITE = ("<|tool_call|>", "")
 PHI4 = ("<|tool_call|>", "<|/tool_call|>")
@@ -14,7 +27,9 @@ COHERE = ("<|START_ACTION|>", "<|END_ACTION|>")
 RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
-def parse(text: str, name: str = "name", arguments: str = "arguments", id: str = "") -> Calls | None:
+def parse_json_list(
+    text: str, tools: Sequence[Tool] = (), *, name: str = "name", arguments: str = "arguments", id: str = ""
+) -> Calls | None:
     """Parse a JSON list of objects with these keys; None for anything else."""
     entries = from_json(text)
     calls: Calls = []
@@ -27,26 +42,16 @@ def parse(text: str, name: str = "name", arguments: str = "arguments", id: str =
     return calls or None
 
 
-def write(calls: Calls) -> str:
+def write_json_list(calls: Calls) -> str:
     """Write `calls` as a JSON list."""
     return json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls], ensure_ascii=False)
 
 
-def granite(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Token, and a list up to the reply's end."""
-    return blocks(reader, ids, thinking, GRANITE, lambda inner: parse(reader.decode(inner)))
-
-
-def phi4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """List between tokens."""
-    return blocks(reader, ids, thinking, PHI4, lambda inner: parse(reader.decode(inner)))
-
-
-def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """Thoughts, then a list of calls or a response, each between its tokens."""
 
     def block(inner: list[int]) -> Calls | None:
-        return parse(reader.decode(inner), "tool_name", "parameters", "tool_call_id")
+        return parse_json_list(reader.decode(inner), name="tool_name", arguments="parameters", id="tool_call_id")
 
     opened, closed = reader.thoughts
     at, reasoning = 0, ""
@@ -60,3 +65,37 @@ def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
     words = ids[at : find(ids, reader.convert_tokens_to_ids(COHERE[0]), at)]
     reply.content = reader.decode([token for token in words if token not in tags]).strip()
     return reply
+
+
+MISTRAL, ARGUMENTS, IDENTITY = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+MISTRAL_IDS = Ids(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}")
+"""Form of ids that templates accept."""
+
+
+def mistral_each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+    """``[TOOL_CALLS]``, a name, ``[CALL_ID]`` and an id (version 11 only), ``[ARGS]`` and an object, per call."""
+    begin, between = map(reader.convert_tokens_to_ids, (MISTRAL, ARGUMENTS))
+    reasoning, start = leading_thoughts(reader, ids, thinking, begin)
+    if start is None:
+        return Parsed("", reasoning)
+    content, *parts = split(ids[start:], begin)
+    calls, at = list[ParsedCall](), start + len(content)
+    for part in parts:
+        span, at = (at, at + 1 + len(part)), at + 1 + len(part)
+        calls.append(ParsedCall(span, *(_mistral_call(reader, split(part, between)) or ())))
+    return Parsed(reader.decode(content).strip(), reasoning, calls)
+
+
+def _mistral_call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
+    head, *id_parts = split(halves[0], reader.convert_tokens_to_ids(IDENTITY))
+    name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in id_parts]
+    arguments = from_json(reader.decode(halves[1])) if len(halves) == 2 else None
+    if not name or not isinstance(arguments, dict) or len(ids) > 1 or not all(map(MISTRAL_IDS.pattern.fullmatch, ids)):
+        return None
+    return Invocation(name, arguments, *ids)
+
+
+def parse_mistral(text: str, tools: Sequence[Tool]) -> Calls | None:
+    """Parse a list of objects with ids (versions 3 to 7)."""
+    calls = parse_json_list(text, id="id")
+    return calls if calls and all(MISTRAL_IDS.pattern.fullmatch(call.id) for call in calls) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
-from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.errors import ConfigError
 from coderepairrl.processes.extras import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
-from coderepairrl.tokens.fallback import TemplateRenderer, with_objects
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.package import CLASSES, PackageRenderer
-from coderepairrl.tokens.reading import NEVER, Format, thoughts
-from coderepairrl.tokens.reply import Markers
-from coderepairrl.tokens.template import Template
+from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, package_renderer, with_objects
+from coderepairrl.tokens.template import Template, read_json_object
 from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -30,7 +26,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "glm4_moe": ("glm-4.5", "glm-5"),
     "glm4_moe_lite": ("glm-5",),
 }
-"""Renderers to try by ``model_type``; other models use their chat template (`fallback`)."""
+"""Renderers to try by ``model_type``; other models use their chat template (`rendering`)."""
 RENDERERS = (*CLASSES, "template")
 
 
@@ -46,13 +42,15 @@ class _Model:
 
 
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
-    """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub.
+    """Load the codec of `model`, a folder in Hugging Face layout.
 
     `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
     ``template``, the template itself. Raises `ConfigError`, `PrerequisiteError`.
     """
     require_train()
-    folder = _folder(model)
+    folder = Path(model)
+    if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
+        raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
     described = _read(str(model), folder)
     families = _families(described, renderer)
     codec = _agreeing(described, families, thinking) if renderer == "auto" else _codec(described, renderer, thinking)
@@ -63,7 +61,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
 
 
 def _read(name: str, folder: Path) -> _Model:
-    config = _object(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     if "text_config" in config:
         fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
         raise ConfigError(
@@ -72,11 +70,11 @@ def _read(name: str, folder: Path) -> _Model:
     length = "max_position_embeddings"
     if length not in config and "model_max_length" in config:
         length = "model_max_length"  # Kimi Linear's name for it
-    config = _object(folder / "config.json", "vocab_size", length)
-    spec = _object(folder / "tokenizer.json", "model")
+    config = read_json_object(folder / "config.json", "vocab_size", length)
+    spec = read_json_object(folder / "tokenizer.json", "model")
     stops = _ends(config)
     if (generation := folder / "generation_config.json").is_file():
-        stops = tuple(dict.fromkeys((*stops, *_ends(_object(generation)))))
+        stops = tuple(dict.fromkeys((*stops, *_ends(read_json_object(generation)))))
     model = _Model(
         name=name,
         kind=config.get("model_type", ""),
@@ -142,59 +140,22 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
     enabled = thinking if enable_thinking is None else enable_thinking
-    renderer: PackageRenderer | TemplateRenderer
+    renderer: Any
     if family == "template" and model.template is not None:
         renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
+        calls = renderer.format
     else:
-        renderer = PackageRenderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
+        renderer, calls = package_renderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
     return Codec(
         model.tokenizer,
         renderer,
-        _markers(model.tokenizer, renderer.get_stop_token_ids(), renderer.format),
         name=model.name,
         family=family,
-        format=renderer.format,
+        format=calls,
         vocab_size=model.vocab_size,
         context=model.context,
         thinking=thinking,
     )
-
-
-def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a JSON object. Raises `ConfigError`."""
-    fix = f"save or download {path.parent} again"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
-    if missing := [key for key in keys if not isinstance(value, dict) or key not in value]:
-        raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)
-    result: dict[str, Any] = value
-    return result
-
-
-def _folder(model: str | Path) -> Path:
-    folder = Path(model)
-    names = ("config.json", "tokenizer.json")
-    if folder.is_dir():
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        patterns = [*names, "tokenizer_config.json", "chat_template.jinja"]
-        return Path(snapshot_download(str(model), allow_patterns=patterns))
-    except Exception as error:  # a dozen types, from bad names to no network
-        raise PrerequisiteError(
-            f"{model} is neither a folder nor a model that can be had: {error}", fix=f"hf download {model}"
-        ) from error
-
-
-def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> Markers:
-    begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
-    tags = thoughts(tokenizer) if calls.tells_thoughts else (NEVER, NEVER)
-    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.unopened, calls.at_end)
 
 
 def _check_thinks(source: Template, codec: Codec) -> None:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from coderepairrl.tokens import listed
-from coderepairrl.tokens.reading import Calls, Invocation, Reader, Tool, blocks
+from coderepairrl.tokens.reading import Calls, Invocation, Parsed, ParsedCall, Reader, Tool
 
 LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 OLMO3 = ("<function_calls>", "</function_calls>")
@@ -32,7 +31,7 @@ class _Unread(Exception):
     """Invalid call: not only literals as keyword arguments."""
 
 
-def parse(text: str) -> Calls | None:
+def parse_python_calls(text: str, tools: Sequence[Tool] = ()) -> Calls | None:
     """Parse calls in a list, or on separate lines; None for anything else.
 
     Values are literals of Python, or JSON's ``true``, ``false`` and ``null``.
@@ -124,13 +123,13 @@ def _value(node: ast.AST) -> Any:
     raise _Unread
 
 
-def write(calls: Calls) -> str:
+def write_python_list(calls: Calls) -> str:
     """Write `calls` as a list. Raises ValueError for names and numbers that Python cannot write."""
     return "[" + ", ".join(map(_written, calls)) + "]"
 
 
-def write_lines(calls: Calls) -> str:
-    """Write `calls`, one per line. Raises as `write`."""
+def write_python_lines(calls: Calls) -> str:
+    """Write `calls`, one per line. Raises as `write_python_list`."""
     return "\n".join(map(_written, calls))
 
 
@@ -151,41 +150,19 @@ def _literal(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def lfm2(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """List between tokens, of calls in Python, or in JSON on request."""
-
-    def block(inner: list[int]) -> Calls | None:
-        text = reader.decode(inner)
-        return parse(text) or listed.parse(text)
-
-    return blocks(reader, ids, thinking, LFM2, block, words_after=True)
-
-
-def olmo3(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Calls on lines between tokens."""
-    return blocks(reader, ids, thinking, OLMO3, lambda inner: parse(reader.decode(inner)))
-
-
-def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """List at the end of a reply, perhaps within Llama 4's python tokens."""
     # the name of one of `tools` after the bracket alone distinguishes it from words
-    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
     tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}
     text = reader.decode([token for token in ids if token not in tags]).strip()
     offered = {tool["function"]["name"] for tool in tools}
     places = [match.start() for match in _BEGINS.finditer(text) if match[1] in offered][:TRIED]
     span = (0, len(ids))
     for at in places:
-        calls = parse(text[at:])
+        calls = parse_python_calls(text[at:])
         if calls:
-            read = [ParsedToolCall(text[at:], call.name, call.arguments, span) for call in calls]
-            return ParsedResponse(text[:at].strip(), tool_calls=read)
-    if places[:1] == [0]:
-        return ParsedResponse(
-            "", tool_calls=[ParsedToolCall(text, token_span=span, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
-        )
-    return ParsedResponse(text)
+            return Parsed(text[:at].strip(), calls=[ParsedCall(span, *call) for call in calls])
+    return Parsed("", calls=[ParsedCall(span)]) if places[:1] == [0] else Parsed(text)
 
 
 _BEGINS = re.compile(r"\[\s*([A-Za-z_][\w.]*)\s*\(")

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,6 +26,31 @@ class Invocation(NamedTuple):
 
 
 Calls = list[Invocation]
+
+
+@dataclass(slots=True)
+class ParsedCall:
+    """Attempt at a call, without `arguments` if it cannot be read.
+
+    `span` are its ids in the reply. Without it, `text` is a part of the reply's content.
+    """
+
+    span: tuple[int, int] | None
+    name: str = ""
+    arguments: dict[str, Any] | None = None
+    id: str = ""
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Parsed:
+    """Reply in parts."""
+
+    content: str
+    reasoning: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+
 NEVER = -1
 """Id of tokens missing from the vocabulary."""
 THOUGHTS = (
@@ -80,11 +105,13 @@ class Format:
     begin: str
     end: str
     needs: tuple[str, ...]
-    read: Callable[[Reader, list[int], Sequence[Tool], bool], Any]
-    """Parses ids before the stop token, given the tools and whether they begin in thoughts.
-
-    Returns a `renderers.base.ParsedResponse`; invalid calls have a range of ids.
-    """
+    parse: Callable[[str, Sequence[Tool]], Calls | None] = lambda text, tools: None
+    """Parses the text of a block between `begin` and `end`, given the tools; None if invalid."""
+    read: Callable[[Reader, list[int], Sequence[Tool], bool], Parsed] | None = None
+    """Parses ids before the stop token, given the tools and whether they begin in thoughts, where `parse` is not
+    enough."""
+    words_after: bool = False
+    """Words may follow the last block."""
     held: str = ""
     unopened: str = ""
     """Start of a call with a missing opening tag: the rest is streamed at the end."""
@@ -106,35 +133,42 @@ class Format:
     """Writes words and calls as content, for templates without ``tool_calls``; only for models whose tokens show it."""
 
     def reply(
-        self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
-    ) -> Any:
+        self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: Collection[int], tools: Sequence[Tool]
+    ) -> Parsed:
         """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         reply_ids = list(ids[: end + self.needs_stop_token])
-        reply = self.read(reader, reply_ids, tools, in_thoughts(prompt, reader.thoughts, stop))
+        thinking, tags = in_thoughts(prompt, reader.thoughts, stop), (self.begin, self.end)
+        if self.read is not None:
+            reply = self.read(reader, reply_ids, tools, thinking)
+        else:
+            reply = blocks(
+                reader,
+                reply_ids,
+                thinking,
+                tags,
+                lambda inner: self.parse(reader.decode(inner), tools),
+                words_after=self.words_after,
+            )
         if self.begin:
             self._add_unopened(reader, reply_ids, reply)
         return reply
 
-    def _add_unopened(self, reader: Reader, ids: list[int], reply: Any) -> None:
-        """Add invalid calls for stray tags."""
-        from renderers.base import ParsedToolCall, ToolCallParseStatus
-
-        unread = ToolCallParseStatus.MALFORMED_STRUCTURE
-        spans = [call.token_span for call in reply.tool_calls]
+    def _add_unopened(self, reader: Reader, ids: list[int], reply: Parsed) -> None:
+        """Add unread calls for stray tags."""
+        spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
         if tags and None not in spans:
-            first = spans[0][0] if spans else len(ids)
+            first = spans[0][0] if spans and spans[0] else len(ids)
             stray = {reader.convert_tokens_to_ids(tag) for tag in tags}
             closed = find(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
             if stray & set(ids[closed:first]):
-                raw = reader.decode(ids[closed:first]).strip()  # in the content already
-                reply.tool_calls.insert(0, ParsedToolCall(raw, status=unread))
+                text = reader.decode(ids[closed:first]).strip()  # in the content already
+                reply.calls.insert(0, ParsedCall(None, text=text))
         close = reader.convert_tokens_to_ids(self.end)
         for (_, at), (stop, _) in pairwise([*filter(None, spans), (len(ids), 0)]):
             if (end := find(ids, close, at)) < stop:
-                span = (at, end + 1)
-                reply.tool_calls.append(ParsedToolCall(reader.decode(ids[at:end]), token_span=span, status=unread))
+                reply.calls.append(ParsedCall((at, end + 1)))
 
 
 class Reader:
@@ -146,20 +180,15 @@ class Reader:
         self.encode = tokenizer.encode
         self.decode = tokenizer.decode
         self._find = tokenizer.convert_tokens_to_ids
-        self.thoughts = thoughts(tokenizer)
+        added = tokenizer.added
+        pairs = ((added[begin], added[end]) for begin, end in THOUGHTS if begin in added and end in added)
+        self.thoughts = next(pairs, (NEVER, NEVER))
+        """Ids of the tags around thoughts, or `NEVER`."""
 
     def convert_tokens_to_ids(self, token: str) -> int:
         """Id of `token`, or `NEVER`."""
         token_id = self._find(token)
         return NEVER if token_id is None else token_id
-
-
-def thoughts(tokenizer: InertTokenizer) -> tuple[int, int]:
-    """Ids of the tags around thoughts, or `NEVER`."""
-    added = tokenizer.added
-    return next(
-        ((added[begin], added[end]) for begin, end in THOUGHTS if begin in added and end in added), (NEVER,) * 2
-    )
 
 
 def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
@@ -176,19 +205,12 @@ def blocks(
     read: Callable[[list[int]], Calls | None],
     *,
     words_after: bool = False,
-) -> Any:
+) -> Parsed:
     """Reply of thoughts, words, and call blocks (`after_thoughts`)."""
-    from renderers.base import ParsedResponse
-
     reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
     if at is None:
-        return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
+        return Parsed("", reasoning)
     return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
-
-
-def talk(reader: Reader, ids: list[int], thinking: bool) -> Any:
-    """Reply of thoughts and words."""
-    return blocks(reader, ids, thinking, ("", ""), lambda inner: None)
 
 
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
@@ -216,32 +238,27 @@ def after_thoughts(
     read: Callable[[list[int]], Calls | None],
     *,
     words_after: bool = False,
-) -> Any:
+) -> Parsed:
     """Reply after the thoughts `reasoning`, from `at` on: words, then blocks of calls between two tokens.
 
     `read` parses a block, None if invalid. Without a second tag a block ends with the reply.
     """
-    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
     begin, end = map(reader.convert_tokens_to_ids, tags)
     block = find(ids, begin, at)
     content = reader.decode(ids[at:block]).strip()
-    calls = []
+    calls: list[ParsedCall] = []
+    end_of_calls = 0
     while block < len(ids):
         stop = find(ids, end, block + 1)
         inner, span = ids[block + 1 : stop], (block, min(stop + 1, len(ids)))
         parsed = read(inner) if stop < len(ids) or not tags[1] else None
-        raw = reader.decode(inner)
-        if parsed:
-            calls += [ParsedToolCall(raw, call.name, call.arguments, span, id=call.id) for call in parsed]
-        else:
-            broken = ToolCallParseStatus.MALFORMED_STRUCTURE
-            calls.append(ParsedToolCall(raw, token_span=span, status=broken))
-        block = find(ids, begin, span[1])
+        calls += [ParsedCall(span, *call) for call in parsed] if parsed else [ParsedCall(span)]
+        end_of_calls = span[1]
+        block = find(ids, begin, end_of_calls)
     if words_after and calls:
-        words = reader.decode(ids[calls[-1].token_span[1] :]).strip()
+        words = reader.decode(ids[end_of_calls:]).strip()
         content = "\n".join(part for part in (content, words) if part)
-    return ParsedResponse(content, reasoning_content=reasoning or None, tool_calls=calls)
+    return Parsed(content, reasoning, calls)
 
 
 def find(ids: list[int], token: int, start: int) -> int:

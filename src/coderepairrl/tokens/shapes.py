@@ -70,7 +70,7 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def is_written(render: Render, conversation: Sequence[Message]) -> bool:
-    """Whether all contents are written, and no system message as a reply."""
+    """Whether the rendered text has every message's content, and no system message as a reply."""
     try:
         text = render(conversation)
     except ValueError:
@@ -102,7 +102,7 @@ _JOINED = {
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
     """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with `calls` calls.
 
-    A longer conversation begins like a shorter one.
+    The result of a longer conversation begins with that of a shorter one.
     """
     shaped: list[Message] = []
     changes: list[tuple[int, Shape]] = []

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from coderepairrl.tokens.reading import (
     Calls,
     Ids,
     Invocation,
+    Parsed,
+    ParsedCall,
     Reader,
     Tool,
     after_thoughts,
@@ -18,9 +20,9 @@ from coderepairrl.tokens.reading import (
     find,
     from_json,
     leading_thoughts,
+    parse_json,
     split,
 )
-from coderepairrl.tokens.schemas import parameters
 
 
 def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
@@ -54,12 +56,7 @@ _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
 
 
-def seed_oss(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """`functions` between Seed's tags."""
-    return blocks(reader, ids, thinking, SEED, lambda block: functions(reader.decode(block), tools))
-
-
-def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """Name, then keys and values between tokens. Values are exact; non-text types by the schema are JSON."""
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
@@ -94,7 +91,7 @@ def _sections(
     `read` returns name, JSON arguments, and id from the texts around the separator.
     """
 
-    def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+    def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
         begin, end, between = map(reader.convert_tokens_to_ids, marks)
 
         def block(inner: list[int]) -> Calls | None:
@@ -150,23 +147,31 @@ _INVOKE = re.compile(r'<invoke name="([^"\n]+)">(.*?)</invoke>', re.DOTALL)
 _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTALL)
 
 
-def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Ordinary text tags for each function and parameter, all calls in one block. Values are exact."""
+def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
+    """Parse ordinary text tags for each function and parameter, all calls in one block. Values are exact."""
+    return _invocations(
+        text, _INVOKE, _ARGUMENT, lambda function, name, value: parameters(tools, function).typed(value, name)
+    )
 
-    def block(inner: list[int]) -> Calls | None:
-        text = reader.decode(inner)
-        calls: Calls = []
-        for name, body in _INVOKE.findall(text):
-            if _ARGUMENT.sub("", body).strip():
-                return None
-            schema, parts = parameters(tools, name), _ARGUMENT.findall(body)
-            arguments = {key: schema.typed(value, key) for key, value in parts}
-            if len(arguments) < len(parts):
-                return None
-            calls.append(Invocation(name, arguments))
-        return None if _INVOKE.sub("", text).strip() else calls
 
-    return blocks(reader, ids, thinking, MINIMAX, block)
+def _invocations(
+    text: str, invoke: re.Pattern[str], argument: re.Pattern[str], value: Callable[..., object]
+) -> Calls | None:
+    """Parse functions between tags; `value` makes one of function, parameter, and the rest of the `argument`.
+
+    None for text between tags, a repeated parameter, and a ValueError of `value`.
+    """
+    calls: Calls = []
+    for function, body in invoke.findall(text):
+        parts = argument.findall(body)
+        try:
+            arguments = {name: value(function, name, *rest) for name, *rest in parts}
+        except ValueError:
+            return None
+        if argument.sub("", body).strip() or len(arguments) < len(parts):
+            return None
+        calls.append(Invocation(function, arguments))
+    return None if invoke.sub("", text).strip() else calls
 
 
 _DSML_CALLS = re.compile(rf"<{DSML}function_calls>(.*)</{DSML}function_calls>\s*", re.DOTALL)
@@ -176,54 +181,37 @@ _DSML_ARGUMENT = re.compile(
 )
 
 
-def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """Tags with the token ``｜DSML｜``: a block of functions and their parameters, exact or in JSON."""
     # the first tag's bracket precedes the token, which alone distinguishes it from text
-    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
     mark = reader.convert_tokens_to_ids(DSML)
     reasoning, at = leading_thoughts(reader, ids, thinking, mark)
     if at is None:
-        return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
+        return Parsed("", reasoning)
     begin = find(ids, mark, at)
     if at == begin < len(ids) and reasoning.endswith("<"):  # thoughts that a call ended
         at, reasoning = begin - 1, reasoning[:-1].strip()
     words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
-    span, reasoning_content = (begin, len(ids)), reasoning or None
     if not block:
-        return ParsedResponse(words.strip(), reasoning_content=reasoning_content)
+        return Parsed(words.strip(), reasoning)
+    span = (begin, len(ids))
     match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
-    calls = _dsml(match[1]) if match else None
+    calls = match and _invocations(
+        match[1],
+        _DSML_INVOKE,
+        _DSML_ARGUMENT,
+        lambda function, name, is_text, value: value if is_text == "true" else parse_json(value),
+    )
     if not calls:
-        unread = ParsedToolCall(block, token_span=span, status=ToolCallParseStatus.MALFORMED_STRUCTURE)
-        return ParsedResponse(words.strip(), reasoning_content=reasoning_content, tool_calls=[unread])
-    read = [ParsedToolCall(block, call.name, call.arguments, span) for call in calls]
-    return ParsedResponse(words.removesuffix("<").strip(), reasoning_content=reasoning_content, tool_calls=read)
-
-
-def _dsml(text: str) -> Calls | None:
-    # None for text between tags, and a repeated parameter
-    calls: Calls = []
-    if _DSML_INVOKE.sub("", text).strip():
-        return None
-    for name, body in _DSML_INVOKE.findall(text):
-        arguments: dict[str, Any] = {}
-        if _DSML_ARGUMENT.sub("", body).strip():
-            return None
-        for key, is_text, value_text in _DSML_ARGUMENT.findall(body):
-            value = value_text if is_text == "true" else from_json(value_text)
-            if key in arguments or (value is None and value_text.strip() != "null"):
-                return None
-            arguments[key] = value
-        calls.append(Invocation(name, arguments))
-    return calls or None
+        return Parsed(words.strip(), reasoning, [ParsedCall(span)])
+    return Parsed(words.removesuffix("<").strip(), reasoning, [ParsedCall(span, *call) for call in calls])
 
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
-def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """``call:``, a name, and a JSON object with bare keys and strings between tokens."""
     quote, channel, end = map(reader.convert_tokens_to_ids, ('<|"|>', "<|channel>", "<channel|>"))
 
@@ -245,3 +233,108 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
         reasoning = reader.decode(thoughts).removeprefix("thought\n").strip()
     # its template writes words behind calls
     return after_thoughts(reader, ids, at, reasoning, GEMMA4, block, words_after=True)
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "array": (list,),
+    "object": (dict,),
+}
+IMPLIED: dict[str, str] = {
+    **dict.fromkeys(("properties", "additionalProperties", "patternProperties"), "object"),
+    **dict.fromkeys(("items", "prefixItems"), "array"),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
+}
+"""Types implied by keywords in a schema without a type."""
+COMBINED = ("allOf", "anyOf", "oneOf")
+
+
+def parameters(tools: Sequence[Tool], name: str) -> ToolSchema:
+    """Schema of the tool `name`; empty for an unknown tool."""
+    return ToolSchema(
+        next((each["function"].get("parameters") for each in tools if each["function"]["name"] == name), {})
+    )
+
+
+class ToolSchema:
+    """Unchecked schema `root` of a tool's parameters."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[int, set[type]] = {}
+
+    def typed(self, text: str, name: str) -> object:
+        """Value of parameter `name`: JSON if the schema allows its type, else `text`."""
+        try:
+            types = set[type]().union(*map(self._types, self._described(name)))
+        except RecursionError:  # schemas that refer to each other a thousand times
+            return text
+        word = text.strip().lower()  # templates write Python's names
+        if bool in types and word in ("true", "false"):
+            return word == "true"
+        if type(None) in types and word in ("null", "none"):
+            return None
+        try:
+            value = parse_json(text)
+        except ValueError:
+            return text
+        integral = int if isinstance(value, float) and value.is_integer() else type(value)
+        return value if {type(value), integral} & (types - {str}) else text
+
+    def _described(self, name: str) -> list[Any]:
+        schemas = list(self._combined(self._root, set()))
+        named = [each["properties"][name] for each in schemas if name in _mapping(each.get("properties"))]
+        return named or [each.get("additionalProperties") for each in schemas]
+
+    def _combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
+        if isinstance(schema, Mapping) and id(schema) not in seen:
+            seen.add(id(schema))
+            yield schema
+            for each in (self._referred(schema), *(part for key in COMBINED for part in _list(schema.get(key)))):
+                yield from self._combined(each, seen)
+
+    def _types(self, schema: Any) -> set[type]:
+        if not isinstance(schema, Mapping) or id(schema) in self._known:
+            return self._known.get(id(schema), set())
+        self._known[id(schema)] = set()  # while its parts may refer to it
+        names = _list(schema.get("type")) or [schema.get("type")]
+        values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+        conditions: list[set[type]] = [
+            {each for name in names if isinstance(name, str) for each in KINDS.get(name, ())},
+            {each for value in values for each in (KINDS["number"] if isinstance(value, float) else (type(value),))},
+            *map(self._types, (self._referred(schema), *_list(schema.get("allOf")))),
+            *(set[type]().union(*map(self._types, _list(schema.get(key)))) for key in ("anyOf", "oneOf")),
+        ]
+        stated = [types for types in conditions if types]
+        types = (
+            set.intersection(*stated)
+            if stated
+            else {each for key in IMPLIED if key in schema for each in KINDS[IMPLIED[key]]}
+        )
+        self._known[id(schema)] = types | ({type(None)} if schema.get("nullable") is True else set())
+        return self._known[id(schema)]
+
+    def _referred(self, schema: Mapping[str, Any]) -> Any:
+        """Schema that `schema` refers to within `root`, or None. Never uses the network."""
+        if not isinstance(reference := schema.get("$ref"), str):
+            return None
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012
+
+        try:
+            return Registry().resolver_with_root(DRAFT202012.create_resource(self._root)).lookup(reference).contents
+        except (Unresolvable, ValueError, TypeError, AttributeError):  # nothing was checked before
+            return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

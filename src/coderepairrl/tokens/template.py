@@ -95,13 +95,23 @@ def _bounded() -> Iterator[None]:
             signal.signal(signal.SIGVTALRM, before)
 
 
+def read_json_object(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON object. Raises `ConfigError`."""
+    fix = f"save or download {path.parent} again"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
+    if missing := [key for key in keys if not isinstance(value, dict) or key not in value]:
+        raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)
+    result: dict[str, Any] = value
+    return result
+
+
 def find(folder: Path) -> Template | None:
     """Template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
     path = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
+    config = read_json_object(path) if path.is_file() else {}
     jinja = folder / "chat_template.jinja"
     source = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
     if isinstance(source, list):

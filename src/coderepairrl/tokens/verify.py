@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
@@ -21,6 +21,15 @@ def _call(number: int, cmd: str) -> dict[str, Any]:
     }
 
 
+def _reply(content: str, *commands: str) -> dict[str, Any]:
+    calls = {"tool_calls": [_call(number, command) for number, command in enumerate(commands, 1)]}
+    return {"role": "assistant", "content": content, **(calls if commands else {})}
+
+
+def _result(number: int, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call{number:05d}", "content": content}
+
+
 TOOLS: Messages = (
     {
         "type": "function",
@@ -36,39 +45,25 @@ OPENING: Messages = (
     {"role": "user", "content": "The build is red.\n\n  Why?"},
 )
 _REPLIES: dict[str, Messages] = {
-    "a reply in words": ({"role": "assistant", "content": "A test fails."},),
-    "a reply with a tool call": ({"role": "assistant", "content": "", "tool_calls": [_call(1, "ls")]},),
-    "a reply with words and a tool call": (
-        {"role": "assistant", "content": "I look.", "tool_calls": [_call(1, "ls")]},
-    ),
-    "a reply with several tool calls": (
-        {"role": "assistant", "content": "", "tool_calls": [_call(1, "ls"), _call(2, "git log")]},
-    ),
+    "a reply in words": (_reply("A test fails."),),
+    "a reply with a tool call": (_reply("", "ls"),),
+    "a reply with words and a tool call": (_reply("I look.", "ls"),),
+    "a reply with several tool calls": (_reply("", "ls", "git log"),),
 }
-_TOOL: Messages = ({"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests\n"},)
+_TOOL = _result(1, "setup.py\ntests\n")
 _ADDED: dict[str, Messages] = {
-    "a tool result": _TOOL,
-    "several tool results": (*_TOOL, {"role": "tool", "tool_call_id": "call00002", "content": ""}),
+    "a tool result": (_TOOL,),
+    "several tool results": (_TOOL, _result(2, "")),
     "a user message": ({"role": "user", "content": "\nGo on."},),
-    "a tool result and a user message": (*_TOOL, {"role": "user", "content": "Two calls left."}),
+    "a tool result and a user message": (_TOOL, {"role": "user", "content": "Two calls left."}),
     "a system message": ({"role": "system", "content": "Be short."},),
-    "a tool result and a system message": (*_TOOL, {"role": "system", "content": "Be short."}),
+    "a tool result and a system message": (_TOOL, {"role": "system", "content": "Be short."}),
 }
 FOLLOWED: tuple[tuple[Messages, str], ...] = (
-    (({"role": "assistant", "content": "A test fails."}, {"role": "user", "content": "Go on."}), "A test fails."),
+    ((_reply("A test fails."), {"role": "user", "content": "Go on."}), "A test fails."),
+    ((_reply("", "git status"), _result(1, "setup.py\ntests")), "git status"),
     (
-        (
-            {"role": "assistant", "content": "", "tool_calls": [_call(1, "git status")]},
-            {"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests"},
-        ),
-        "git status",
-    ),
-    (
-        (
-            {"role": "assistant", "content": "I look.", "tool_calls": [_call(1, "ls"), _call(2, "git status")]},
-            {"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests"},
-            {"role": "tool", "tool_call_id": "call00002", "content": "clean"},
-        ),
+        (_reply("I look.", "ls", "git status"), _result(1, "setup.py\ntests"), _result(2, "clean")),
         "git status",
     ),
 )
@@ -109,7 +104,7 @@ def _verify(codec: Codec) -> Findings:
     refused: list[str] = []
     tools = _tools(codec)
     for kind, plain in _REPLIES.items():
-        reply = _thoughtful(plain) if codec.thinking else plain
+        reply: Messages = ({**plain[0], "reasoning_content": "Hm."},) if codec.thinking else plain
         calls = len(plain[0].get("tool_calls", ()))
         for added, news in _ADDED.items():
             name = f"{kind}, then {added}"
@@ -123,7 +118,9 @@ def _verify(codec: Codec) -> Findings:
                 rendered = codec.render(conversation, tools)
                 extension = codec.extend(prompt, output, news, calls=calls)
             except ValueError as error:
-                _refuse(codec, kind if _never(codec, plain) else name, refused, error)
+                refused.append(kind if _never(codec, plain) else name)
+                if refused[-1] in _NEEDED:
+                    raise ConfigError(f"{codec.name}: {refused[-1]} cannot be written: {error}") from error
                 continue
             users = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
             user = any(message["role"] in users for message in news)
@@ -141,7 +138,9 @@ def _verify(codec: Codec) -> Findings:
                 raise ConfigError(f"{codec.name}: {added} after {kind} is followed by no beginning of a reply")
             # with thinking, rendering drops thoughts before a question, and extending keeps them
             if not (codec.thinking and user) and [*prompt, *output, *extension] != rendered:
-                raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
+                raise ConfigError(
+                    f"{codec.name}: extending {name} differs from rendering it: {codec.decode(rendered)[-120:]!r}"
+                )
             if name in _NEEDED and not codec.thinking:
                 _check_next(codec, rendered, conversation, name)
             if name in _NEEDED and "call" in kind:
@@ -168,11 +167,6 @@ def _verify(codec: Codec) -> Findings:
 
 def _tools(codec: Codec) -> Messages:
     return TOOLS if codec.has_tools else ()
-
-
-def _thoughtful(reply: Messages) -> Messages:
-    thoughts = {"reasoning_content": "Hm."}
-    return tuple({**message, **thoughts} if message["role"] == "assistant" else message for message in reply)
 
 
 def _never(codec: Codec, reply: Messages) -> bool:
@@ -202,7 +196,7 @@ def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: 
     """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
-    news: Messages = ({"role": "tool", "tool_call_id": "call00002", "content": "tests"},)
+    news: Messages = (_result(2, "tests"),)
     rendered = codec.render((*conversation, *reply, *news), _tools(codec))
     answered = codec.render((*conversation, *reply), _tools(codec), prompt=False)
     ends = [at for at in range(len(prompt), len(answered)) if answered[at] in codec.stop_ids]
@@ -212,12 +206,6 @@ def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: 
     more = codec.extend(prompt, output, news)
     if more is None or [*prompt, *output, *more] != rendered:
         raise ConfigError(f"{codec.name}: extending a second call after {name} differs from rendering it")
-
-
-def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> None:
-    if name in _NEEDED:
-        raise ConfigError(f"{codec.name}: {name} cannot be written: {error}") from error
-    refused.append(name)
 
 
 def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
@@ -234,10 +222,6 @@ def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
     arguments = [value for function in functions for value in json.loads(function["arguments"]).values()]
     parts = (reply[0]["content"], *(function["name"] for function in functions), *arguments)
     return next((part for part in parts if part not in text), "")
-
-
-def _where(codec: Codec, rendered: Sequence[int]) -> str:
-    return f"; rendered: ...{codec.decode(rendered)[-120:]!r}"
 
 
 def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:

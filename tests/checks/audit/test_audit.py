@@ -1,4 +1,4 @@
-"""`crrl audit`: planted faults of tasks are found, killed audits go on, and what was not measured is in no share."""
+"""`crrl tasks verify --deep`: planted faults are found, killed audits go on, what was not measured is in no share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks import audit as auditing
-from coderepairrl.checks import data
+from coderepairrl.checks.audit import rates, trials
 from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.tasks import ScriptedSource
+from coderepairrl.tasks import ScriptedSource, select
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Checks, Command, Task
 from commands import CRRL
@@ -35,7 +34,7 @@ counter = pathlib.Path({!r})
 counter.write_text(counter.read_text() + "x")
 assert middle(2, 4, 9) == 4 and len(counter.read_text()) % 2
 """
-SETTINGS = auditing.Settings("planted", "unsafe-local", repeat=2, mutants=3)
+SETTINGS = trials.Settings("planted", "unsafe-local", repeat=2, mutants=3)
 
 
 def task(folder: Path, name: str, check: str, **fields: Any) -> Task:
@@ -71,7 +70,7 @@ def planted(tmp_path: Path) -> list[Task]:
 async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tmp_path: Path) -> None:
     lines: list[str] = []
     source = ScriptedSource(planted)
-    found = await auditing.audit(source, planted, Local(), SETTINGS, tmp_path / "t.jsonl", jobs=1, say=lines.append)
+    found = await trials.audit(source, planted, Local(), SETTINGS, tmp_path / "t.jsonl", jobs=1, say=lines.append)
     by = {each.task.id: each for each in found}
     assert {name: (each.passes, each.fails) for name, each in by.items()} == {
         "strong": (True, True), "weak": (True, True), "broken": (False, True), "solved": (True, False),
@@ -88,24 +87,24 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
     assert accepted["weak"] and not accepted["strong"] and len(by["strong"].wrong) == 3
     assert all(not each.wrong and each.no_wrong for name, each in by.items() if name not in ("weak", "strong"))
 
-    rates = {each.name: each for each in auditing.rates(found)}
+    by_name = {each.name: each for each in rates.rates(found)}
     for name, (hits, measured) in {
         "the reference passes": (3, 5), "untouched fails": (5, 6), "flaky": (1, 5),
         "history holds the repair": (0, 7), "accepts a mutant": (1, 2),
     }.items():  # fmt: skip
-        rate = rates[name]
+        rate = by_name[name]
         assert (rate.hits, rate.measured, rate.measured + rate.unmeasured) == (hits, measured, 9), name
         assert rate.independent is not None and rate.independent.low is not None and rate.independent.high is not None
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
-    assert rates["mutants accepted"].measured == 6 and rates["mutants accepted"].independent is None
+    assert by_name["mutants accepted"].measured == 6 and by_name["mutants accepted"].independent is None
 
-    assert data.write_quarantine(auditing.apart(found), tmp_path / "q.jsonl") == 3
+    assert select.write_quarantine(trials.apart(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9
-    plain = auditing.dumps(auditing.as_json(SETTINGS, found))
+    plain = rates.dumps(rates.as_json(SETTINGS, found))
     assert "return max(" in plain and "no-such-program" in plain and "NaN" not in plain
-    assert "not tried: nowhere" in auditing.table(found)
+    assert "not tried: nowhere" in rates.table(found)
 
 
 class Failing(SandboxBackend):
@@ -125,17 +124,17 @@ class Failing(SandboxBackend):
 
 async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tmp_path: Path) -> None:
     tasks, file = planted[:2], tmp_path / "t.jsonl"
-    whole = await auditing.audit(ScriptedSource(tasks), tasks, Local(), SETTINGS, tmp_path / "whole.jsonl")
+    whole = await trials.audit(ScriptedSource(tasks), tasks, Local(), SETTINGS, tmp_path / "whole.jsonl")
 
-    async def again(backend: SandboxBackend, settings: auditing.Settings = SETTINGS, resume: bool = True) -> list[Any]:
-        return await auditing.audit(ScriptedSource(tasks), tasks, backend, settings, file, resume=resume, jobs=1)
+    async def again(backend: SandboxBackend, settings: trials.Settings = SETTINGS, resume: bool = True) -> list[Any]:
+        return await trials.audit(ScriptedSource(tasks), tasks, backend, settings, file, resume=resume, jobs=1)
 
     none = await again(Failing(0), resume=False)
     assert all(each.passes is None and each.fails is None and each.faults for each in none)
-    assert {each.measured for each in auditing.rates(none)} == {0}
-    assert all(each.independent is each.clustered is None for each in auditing.rates(none))
-    assert not auditing.apart(none)
-    assert "NaN" not in auditing.dumps(auditing.as_json(SETTINGS, none))
+    assert {each.measured for each in rates.rates(none)} == {0}
+    assert all(each.independent is each.clustered is None for each in rates.rates(none))
+    assert not trials.apart(none)
+    assert "NaN" not in rates.dumps(rates.as_json(SETTINGS, none))
     assert len(file.read_text().splitlines()) == 1
     some = await again(Failing(8))
     assert any(one.accepted is None for each in some for one in each.wrong)
@@ -155,14 +154,14 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
 
 def test_a_limit_draws_by_seed_and_more_include_fewer(planted: list[Task]) -> None:
     source = ScriptedSource(planted)
-    few, more = ({each.id for each in auditing.chosen(source, limit, 3)} for limit in (3, 6))
+    few, more = ({each.id for each in trials.chosen(source, limit, 3)} for limit in (3, 6))
     assert few < more and len(more) == 6
-    assert auditing.chosen(source, 0, 3) == auditing.chosen(source, 99, 0) == planted
-    assert len({tuple(each.id for each in auditing.chosen(source, 3, seed)) for seed in range(9)}) > 1
+    assert trials.chosen(source, 0, 3) == trials.chosen(source, 99, 0) == planted
+    assert len({tuple(each.id for each in trials.chosen(source, 3, seed)) for seed in range(9)}) > 1
     with pytest.raises(UsageError, match="scripted has no tasks"):
-        auditing.chosen(ScriptedSource(), 0, 0)
+        trials.chosen(ScriptedSource(), 0, 0)
     with pytest.raises(UsageError, match="ids are unique"):
-        auditing.chosen(ScriptedSource([planted[0]] * 2), 0, 0)
+        trials.chosen(ScriptedSource([planted[0]] * 2), 0, 0)
 
 
 def rows(file: Path) -> Iterator[str]:
@@ -170,7 +169,7 @@ def rows(file: Path) -> Iterator[str]:
 
 
 def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: None) -> None:
-    words = "audit handmade split=train --limit 2 --mutants 1 --jobs 2 -o"
+    words = "tasks verify handmade split=train --deep --limit 2 --mutants 1 --jobs 2 -o"
     command = [*CRRL, *words.split()]
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache")}
 

@@ -1,22 +1,52 @@
-"""Rates of an audit, with intervals and counts of missing measurements."""
+"""Audit of tasks into a folder: rates, with intervals and counts of missing measurements."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.checks.audit.trials import Audited, Settings
+from coderepairrl.checks.audit.trials import Audited, Say, Settings, audit
 from coderepairrl.checks.audit.wrong import KINDS
+from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted, logged
+from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stats import Interval, mean_interval, wilson
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.types import Task
 
 METHOD = (
     "95 % intervals of what was measured: Wilson's, of independent tasks; clustered: the score interval for the "
     "effective number of observations, tasks of one repository being a cluster (mutants: those of a repository, "
     "or of a task where there is one repository)."
 )
+
+
+async def audit_into(
+    folder: Path,
+    source: TaskSource,
+    tasks: Sequence[Task],
+    sandbox: SandboxBackend,
+    settings: Settings,
+    *,
+    resume: bool,
+    jobs: int,
+    say: Say,
+) -> list[Audited]:
+    """Audit `tasks` of `source`; ``folder/audit.json`` gets the result.
+
+    Raises as `audit`, and `UsageError` for a folder that cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}", fix="name another folder with -o") from error
+    rows = folder / "trials.jsonl"
+    audited = await audit(source, tasks, sandbox, settings, rows, resume=resume, jobs=jobs, say=say)
+    write_atomic(folder / "audit.json", dumps(as_json(settings, audited)))
+    return audited
 
 
 class Rate(NamedTuple):

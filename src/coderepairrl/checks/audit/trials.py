@@ -32,7 +32,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.runs.log import Lines
-from coderepairrl.tasks import quarantine
+from coderepairrl.tasks import select
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Checks, Task
 
@@ -92,7 +92,7 @@ def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
     """
     findings, tasks = task_source.about_source(source)
     if not tasks:
-        raise UsageError(f"{source.name} has no tasks", fix="crrl data list shows those of a source")
+        raise UsageError(f"{source.name} has no tasks", fix="crrl tasks list shows those of a source")
     if wrong := next((each for each in findings if not each.ok), None):
         raise UsageError(f"{source.name}: {wrong.name}: no ({wrong.detail})", fix="give each task an id of its own")
     order = list(range(len(tasks)))
@@ -389,8 +389,8 @@ def in_short(found: Audited) -> str:
     return f"{found.task.id}: {', '.join(marks)}"
 
 
-def apart(found: Iterable[Audited]) -> list[quarantine.Verified]:
-    """Tried tasks with their problems, for `quarantine.write`.
+def apart(found: Iterable[Audited]) -> list[select.Verified]:
+    """Tried tasks with their problems, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """
@@ -400,5 +400,5 @@ def apart(found: Iterable[Audited]) -> list[quarantine.Verified]:
             continue
         leak = each.history.repair if each.history is not None else ""
         reason = f"its history holds {leak}" if leak else next(iter(each.problems), "")
-        verified.append(quarantine.Verified(each.task, None if leak else each.settled, reason))
+        verified.append(select.Verified(each.task, None if leak else each.settled, reason))
     return verified

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from coderepairrl.rewards.parse import FilePatch, parse
 from coderepairrl.rewards.syntax import split, syntax_of, tokens
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.patches import is_test, language_of
+from coderepairrl.tasks.patches import is_test, language_of, lines_of
 
 KINDS = ("a file as it was", "a place as it was", "a line as it was", "a line changed", "a function emptied")
 _REGULAR = "100644"
@@ -123,11 +123,11 @@ class _File:
 
     @cached_property
     def old(self) -> list[str]:
-        return _lines(self.before or "")
+        return lines_of(self.before or "")
 
     @cached_property
     def new(self) -> list[str]:
-        return _lines(self.after or "")
+        return lines_of(self.after or "")
 
     @cached_property
     def tree(self) -> ast.Module | None:
@@ -169,7 +169,8 @@ def _edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
                 yield _Edit(kind, file, c + 1, "", "".join([*file.new[:c], *file.old[a:b], *file.new[d:]]))
         elif kind == "a line as it was":
             for at, was in file.added:
-                if was is not None or _statement(file, at):
+                # whether a line may go alone: the parser decides in Python, its end elsewhere
+                if was is not None or file.tree is not None or file.new[at].rstrip().endswith(";"):
                     yield _Edit(kind, file, at + 1, file.new[at].strip(), _with(file, at, was or ""))
         elif kind == "a line changed":
             yield from _changed(kind, file)
@@ -182,7 +183,7 @@ def _changed(kind: str, file: _File) -> Iterator[_Edit]:
     if file.tree is not None:
         for each in mutations(file.after or "", {at + 1 for at in added}):
             text = each.apply(file.after or "")
-            new = _lines(text)[each.line - 1].strip()
+            new = lines_of(text)[each.line - 1].strip()
             yield _Edit(kind, file, each.line, f"{each.kind}: {new}", text)
         return
     for at in sorted(added):
@@ -218,11 +219,6 @@ def _body(node: _Function) -> list[ast.stmt]:
     return [] if body and body[0].lineno == node.lineno else body
 
 
-def _statement(file: _File, at: int) -> bool:
-    # Whether a line may go alone: the parser decides in Python, its end elsewhere.
-    return file.tree is not None or file.new[at].rstrip().endswith(";")
-
-
 def _with(file: _File, at: int, line: str) -> str:
     return "".join([*file.new[:at], line, *file.new[at + 1 :]])
 
@@ -250,7 +246,7 @@ def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
                 node.args.sort(key=ast.dump)
         return ast.dump(tree)
     syntax, inside, words = syntax_of(path), False, list[bytes]()
-    for line in _lines(text):
+    for line in lines_of(text):
         code, _, inside = split(line.encode("utf-8", "surrogateescape"), syntax, inside=inside)
         words += tokens(code, whitespace=False)
     return tuple(words)
@@ -258,7 +254,7 @@ def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
 
 def _parsed(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text) if len(text.splitlines()) == len(_lines(text)) else None  # a form feed ends no line
+        return ast.parse(text) if len(text.splitlines()) == len(lines_of(text)) else None  # a form feed ends no line
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -268,10 +264,6 @@ def _text(content: bytes | None) -> str | None:
         return content.decode("utf-8") if content is not None and b"\0" not in content else None
     except UnicodeDecodeError:
         return None
-
-
-def _lines(text: str) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _parts(patch: bytes, files: int) -> list[bytes] | None:
@@ -294,6 +286,6 @@ def _diff(file: _File, text: str | None) -> bytes:
     head += f"new file mode {mode}\n" if file.before is None else ""
     body = [
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in difflib.unified_diff(file.old, _lines(text or ""), old, new)
+        for line in difflib.unified_diff(file.old, lines_of(text or ""), old, new)
     ]
     return (head + "".join(body)).encode("utf-8", "surrogateescape")

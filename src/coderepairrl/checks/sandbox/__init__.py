@@ -3,25 +3,333 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
 
-from coderepairrl.checks.sandbox.behaviour import bridge, commands, diffs, files, large, speed
-from coderepairrl.checks.sandbox.isolation import (
-    no_daemons,
-    no_kernel_doors,
-    no_network,
-    no_secrets,
-    no_writes,
-    unstoppable,
-)
-from coderepairrl.checks.sandbox.limits import disk, file_size, floods, keepers, memory, processes, timeouts
-from coderepairrl.checks.sandbox.scene import Failed, Question, Scene
+from coderepairrl import grading
+from coderepairrl.checks.sandbox import inside
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.types import Task
+
+
+class Failed(Exception):
+    """Failed expectation."""
+
+
+class Scene(NamedTuple):
+    """Backend, task, and surroundings on the host."""
+
+    backend: SandboxBackend
+    task: Task
+    folder: Path
+    """Host folder with a secret and a Unix socket."""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Sandbox]:
+        """Open a fresh sandbox."""
+        async with self.backend.open(self.task) as sandbox:
+            yield sandbox
+
+
+Question = Callable[[Scene], Awaitable[str]]
+
+
+def expect(condition: bool, otherwise: str) -> None:
+    """Raise `Failed` with `otherwise` unless `condition` holds."""
+    if not condition:
+        raise Failed(otherwise)
+
+
+@functools.cache
+def program(name: str, *arguments: str) -> tuple[str, ...]:
+    """Command line of a function in `inside`."""
+    return ("python3", "-c", Path(inside.__file__).read_text(encoding="utf-8"), name, *arguments)
+
+
+async def printed(box: Sandbox, name: str, *arguments: str, timeout: float = 30.0) -> str:
+    """Output of a function in `inside`, with errors."""
+    result = await box.exec(program(name, *arguments), timeout=timeout)
+    return result.output.decode(errors="replace").strip()
+
+
+async def no_secrets(scene: Scene) -> str:
+    """The host's files, processes and environment are out of sight."""
+    secret = scene.folder / "secret"
+    me = os.getpid()
+    probe = f"cat {secret} /root/.bashrc /home/*/.bashrc /etc/shadow; env; cat /proc/1/environ /proc/{me}/cmdline"
+    async with scene.open() as box:
+        result = await box.exec(["bash", "-c", probe])
+        output = result.output.decode(errors="replace")
+        expect("a host secret" not in output, "a file of the host was read")
+        expect("CRRL_EXAM_KEY" not in output, "the host's environment was read")
+        ids = await printed(box, "count_processes")
+        expect(ids.isdigit() and int(ids) <= 4, f"{ids} processes are in sight")
+    control = subprocess.run(["cat", secret], capture_output=True, text=True)
+    expect(control.stdout == "a host secret\n", "the control failed: the host cannot read it either")
+    return "control: the host reads the secret"
+
+
+async def no_writes(scene: Scene) -> str:
+    """Nothing outside the workspace and the temporary folders can be written."""
+    writable = scene.folder / "theirs"
+    writable.mkdir(exist_ok=True)
+    writable.chmod(0o777)
+    if (user := scene.backend.info().user) is not None:
+        os.chown(writable, user, user)
+    async with scene.open() as box:
+        output = await printed(box, "write_outside", f"crrl-probe-{os.getpid()}", str(writable), timeout=60)
+        expect(output == "[]\n[]\nFalse False\nTrue True True", output[:500])
+    left = [place for place in ("/tmp", "/dev/shm") if Path(place, f"crrl-probe-{os.getpid()}").exists()]
+    expect(not left, f"the host sees what was written in {left}")
+    control = writable / "control"
+    control.touch()
+    control.unlink()
+    return "control: the temporary folder and the workspace are writable; the host writes where the probe cannot"
+
+
+async def no_network(scene: Scene) -> str:
+    """No network: not the host's loopback, not abstract sockets, not vsock."""
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract:
+        port, name = str(tcp.getsockname()[1]), f"crrl-exam-{os.getpid()}"
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        async with scene.open() as box:
+            output = await printed(box, "network", port, name)
+            expect(output == "False False\nFalse False False False", output)
+        control = subprocess.run(
+            [sys.executable, "-P", *program("network", port, name)[1:]], capture_output=True, text=True
+        ).stdout
+        expect(control.startswith("True True"), f"the control failed: on the host, {control!r}")
+    return "control: the host reaches both"
+
+
+async def no_kernel_doors(scene: Scene) -> str:
+    """System calls that no repair needs are refused."""
+    async with scene.open() as box:
+        output = await printed(box, "kernel")
+        expect(output == "", output)
+    return "no capabilities, no new privileges, filter on"
+
+
+async def no_daemons(scene: Scene) -> str:
+    """No process outlives its command, whatever it does to."""
+    beat = "while :; do date +%N >> beat; done"
+    daemon = f'nohup setsid bash -c \'trap "" HUP TERM INT; (setsid bash -c "{beat}" &) ; {beat}\' > /dev/null 2>&1 &'
+    async with scene.open() as box:
+        control = await box.exec(["bash", "-c", f"{daemon} sleep 0.3; wc -l < beat"])
+        expect(int(control.output) > 0, "the control failed: the daemon never ran")
+        before = await box.read("beat")
+        await asyncio.sleep(0.2)
+        expect(await box.read("beat") == before, "a daemon still writes after its command")
+        await box.exec(["bash", "-c", daemon])
+        expect(await box.diff() == await box.diff(), "a daemon writes between two diffs")
+    return "control: while its command runs, it writes"
+
+
+async def unstoppable(scene: Scene) -> str:
+    """Commands cannot kill, stop, trace or change the process that keeps them."""
+    async with scene.open() as box:
+        output = await printed(box, "attack_keeper")
+        expect(output == "", output)
+        expect((await box.exec(["true"])).ok, "the guest does not answer any more")
+    return "no signal reaches it, its memory and descriptors are closed"
+
+
+async def timeouts(scene: Scene) -> str:
+    """A command that hangs is ended in time, with everything it started."""
+    async with scene.open() as box:
+        started = time.monotonic()
+        result = await box.exec(["bash", "-c", "trap '' TERM; (sleep 61 &); sleep 61"], timeout=0.5)
+        took = time.monotonic() - started
+        expect(result.timed_out and took < 5, f"timed_out={result.timed_out} after {took:.1f} s")
+    return f"after {took:.2f} s of 0.5"
+
+
+async def floods(scene: Scene) -> str:
+    """A flood of output is cut while it runs."""
+    async with scene.open() as box:
+        result = await box.exec(["bash", "-c", "yes | head -c 50000000"], max_bytes=10_000)
+        expect(len(result.output) == 10_000 and result.truncated, f"{len(result.output)} bytes arrived")
+    return "10,000 bytes of 50,000,000"
+
+
+async def processes(scene: Scene) -> str:
+    """A fork bomb is contained, and the sandbox lives on."""
+    async with scene.open() as box:
+        result = await box.exec(["bash", "-c", ":(){ :|:& };:; sleep 60"], timeout=2)
+        expect(result.timed_out or not result.ok, "the bomb ended well")
+        after = await box.exec(["echo", "alive"])
+        expect(after.output == b"alive\n", f"afterwards: {after.output!r}")
+    return "killed, and the next command ran"
+
+
+async def memory(scene: Scene) -> str:
+    """Memory is bounded, for one process and for many."""
+    async with scene.open() as box:
+        limit = scene.backend.info().limits.get("memory", 2 << 30) >> 20
+        one = await box.exec(program("hog", str(limit * 2)), timeout=15)
+        expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
+        share = f"for i in 1 2 3; do {shlex.join(program('hog', str(limit * 6 // 10)))} & done; wait"
+        many = await box.exec(["bash", "-c", share], timeout=60)
+        # The guest ends the command; if the kernel is first, it takes only as many processes as it must, and maybe one
+        # that had got its share to let the last one have it.
+        bounded = many.exit_code == 137 or sum(line.startswith(b"kept ") for line in many.output.splitlines()) < 3
+        expect(bounded and not many.timed_out, f"three processes kept 1.8 times the limit: {many.output!r}")
+    return f"{limit} MiB"
+
+
+async def keepers(scene: Scene) -> str:
+    """The keeper of the limits is named."""
+    return scene.backend.info().limits_kept
+
+
+async def disk(scene: Scene) -> str:
+    """The workspace cannot fill the disk, nor can files that were deleted and are still open."""
+    limits = scene.backend.info().limits
+    if "disk_bytes" not in limits:
+        return "not bounded as a whole: one file is, and so is the number of open ones"
+    async with scene.open() as box:
+        size, each = limits["disk_bytes"] + (1 << 20), limits["file_bytes"] // 2
+        output = await printed(box, "fill", str(size), str(each), timeout=60)
+        expect(output == "28", f"the attempt ended with {output}")
+    return f"stopped at {limits['disk_bytes'] >> 20} MiB"
+
+
+async def file_size(scene: Scene) -> str:
+    """One file cannot fill the disk."""
+    async with scene.open() as box:
+        limit = scene.backend.info().limits.get("file_bytes", 1 << 30)
+        result = await box.exec(
+            ["bash", "-c", f"head -c {limit + (1 << 20)} /dev/zero > big; stat -c %s big"], timeout=60
+        )
+        size = int(result.output.split()[-1])
+        expect(size <= limit, f"a file of {size} bytes was written")
+    return f"stopped at {limit >> 20} MiB"
+
+
+async def commands(scene: Scene) -> str:
+    """Commands run in the workspace, with input, environment and exit code."""
+    async with scene.open() as box:
+        script = 'pwd; echo "$A"; cat; echo err >&2; exit 3'
+        result = await box.exec(["bash", "-c", script], env={"A": "b c"}, stdin=b"in\n")
+        expect(result.output == f"{box.workdir}\nb c\nin\nerr\n".encode(), f"printed {result.output!r}")
+        expect(result.exit_code == 3, f"exit code {result.exit_code}")
+        missing = await box.exec(["no-such-program"])
+        expect(missing.exit_code == 127, f"a missing program gives {missing.exit_code}")
+    return "output in order, exit codes as a shell's"
+
+
+async def files(scene: Scene) -> str:
+    """Files are read and written byte for byte, and only in the workspace."""
+    async with scene.open() as box:
+        expect(await box.read("notes.txt") == b"one\r\ntwo\r\n", "CRLF did not survive")
+        data = bytes(range(256)) * 300
+        await box.write("new/folder/data.bin", data)
+        expect(await box.read("new/folder/data.bin") == data, "bytes did not survive")
+        await box.exec(["ln", "-s", "/", "out"])
+        for path in ("../evil", "/etc/passwd", f"{box.workdir}-evil/x", "out/etc/passwd"):
+            for action in (box.read(path), box.write(path, b"x")):
+                try:
+                    await action
+                except PermissionError:
+                    continue
+                except FileNotFoundError:
+                    pass
+                raise Failed(f"{path} was not refused")
+        await box.exec(["sh", "-c", "mkdir real && ln -s real linked && ln -s app.py other"])
+        await box.write("linked/file", b"1")
+        expect(await box.read("real/file") == b"1", "a link inside the workspace is not followed")
+        for path in ("linked/file", "other", "out/file"):
+            await box.write(path, b"2", follow=False)
+            expect(await box.read(path) == b"2", f"{path} did not become a file of its own")
+        expect(await box.read("real/file") == b"1", "a file is written through a linked folder")
+        expect(b"return" in await box.read("app.py"), "a file is written through a link")
+    return "paths that leave the workspace are refused"
+
+
+async def diffs(scene: Scene) -> str:
+    """The diff has every change, however git was treated, and applies back exactly."""
+    change = (
+        "sed -i s/-/+/ app.py; git add app.py; git commit -qm x; printf 'a\\r\\n' > 'b c'; git add 'b c';"
+        "mkdir d; echo new > d/e; printf '*\\n' > .gitignore; rm notes.txt; chmod +x d/e; rm -rf .git; git init -q d"
+    )
+    async with scene.open() as box:
+        expect(await box.diff() == b"", "a diff of nothing is not empty")
+        await box.exec(["bash", "-c", change])
+        patch = await box.diff()
+    for part in (b"return a + b", b"b/b c", b"b/d/e", b"mode 100755", b"a/notes.txt", b"b/.gitignore"):
+        expect(part in patch, f"{part.decode()} is missing from the diff")
+    async with scene.open() as box:
+        expect(not (refused := await grading.apply(box, patch)), refused)
+        expect(await box.diff() == patch, "applied, it gives another diff")
+    return "edits, new, staged, committed, ignored and deleted files"
+
+
+async def large(scene: Scene) -> str:
+    """A workspace of 1,000 files opens as clean as a small one, and what is moved in it is in the diff."""
+    many = scene.folder / "many"
+    for number in range(1000):
+        path = many / f"folder-{number % 10}" / f"file-{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"x = {number}\n" * 300)
+    scene = scene._replace(task=Task("exam/2", "", "python", f"dir:{many}", b""))
+    async with scene.open() as box:
+        status = await box.exec(["git", "status", "--porcelain"])
+        expect(status.ok and status.output == b"", f"it opens dirty: {status.output!r}")
+        await box.exec(["bash", "-c", "mv folder-1 moved; rm -r folder-2; echo y > folder-3/file-3.py"])
+        patch = await box.diff()
+        counts = [patch.count(b"\n" + part) for part in (b"new file", b"deleted file", b"+y")]
+        expect(counts == [100, 200, 1], f"new, deleted and edited files: {counts}")
+    return scene.backend.info().workspaces
+
+
+async def bridge(scene: Scene) -> str:
+    """A bridge reaches the one Unix socket, as a stream."""
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        for part in (b"one\n", b"two\n"):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.2)
+        writer.close()
+
+    server = await asyncio.start_unix_server(slowly, scene.folder / "gateway.sock")
+    async with server, scene.open() as box:
+        host, _, port = (await box.reach(str(scene.folder / "gateway.sock"))).removeprefix("http://").partition(":")
+        output = await printed(box, "converse", host, port)
+        expect(output == r"b'one\n' b'two\n' True b''", f"the guest saw {output}")
+    return "parts arrive as they are sent"
+
+
+async def speed(scene: Scene) -> str:
+    """A command costs little more than a plain `bash -c` of the host."""
+    allowed = scene.backend.info().slowdown
+    async with scene.open() as box:
+        plain, inside = [], []
+        for _ in range(40):
+            started = time.perf_counter()
+            subprocess.run(["bash", "-c", "true"], stdout=subprocess.PIPE, check=True)
+            plain.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            await box.exec(["bash", "-c", "true"])
+            inside.append(time.perf_counter() - started)
+    fast, base = (statistics.quantiles(times, n=4)[0] for times in (inside, plain))  # what others' load leaves alone
+    expect(fast <= allowed * base, f"{fast / base:.1f} times, where {allowed:.0f} are allowed")
+    return f"{fast / base:.2f} times, {1e3 * fast:.1f} ms"
 
 
 async def examine(backend: SandboxBackend) -> list[Finding]:

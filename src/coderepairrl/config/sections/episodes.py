@@ -19,48 +19,49 @@ class Agent(Section):
     name: str = "nano"
     """An agent of `crrl agents list`, a recipe file, or `module:Class`."""
     options: dict[str, Any] = {}
-    """Options of the agent (docs/guides/agents.md)."""
+    """Options of the agent (docs/guides/nano.md, docs/guides/agents.md)."""
 
 
 class Sandbox(Section):
     """The sandbox of the agent's commands."""
 
     name: str = "auto"
-    """Backend; `auto` takes bwrap, else sandlock where the kernel allows it. Weaker `unsafe-local` must be named."""
+    """Backend: `bwrap`, `sandlock`, `docker`, `podman` or `module:Class`. `auto` takes bwrap if it works, else
+    sandlock. `unsafe-local` isolates nothing, so it is never chosen unnamed."""
     options: dict[str, Any] = {}
-    """Limits of the backend on memory, processes, file size and output."""
+    """Limits on memory, processes, files and time, and options of the backend (docs/guides/sandbox.md)."""
 
 
 class Engine(Section):
-    """The inference engine, which samples."""
+    """The inference engine, which samples the policy's tokens."""
 
     name: str = "tiny"
-    """`tiny` (embedded, CPU), `vllm`, or `module:Class` (docs/guides/engines.md)."""
+    """`tiny` (on the CPU), `vllm`, or `module:Class` (docs/guides/engines.md)."""
     options: dict[str, Any] = {}
-    """Options of the engine, for example `lora_rank`."""
+    """Options of the engine, for example `context` (docs/guides/engines.md)."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Indices, among the GPUs that `crrl` sees, for a server that it starts; empty takes all
+    """GPUs of the server that `crrl` starts, as indices among those that it sees; empty takes all
     (docs/guides/cluster.md)."""
     share_devices: bool | Literal["turns"] = False
-    """Let engine and learner share GPUs: with `true` both stay (limit the engine's memory); with `turns` (`vllm`, one
-    learner process; not yet run on a GPU) the engine sleeps while the learner steps, whose state is in host memory
-    while the engine samples. See docs/guides/cluster.md."""
+    """Whether engine and learner may use the same GPU. `true`: both stay in its memory, so limit the engine's. `turns`
+    (`vllm`, one learner process; not run on a GPU): the engine sleeps while the learner steps, and the learner's state
+    is in host memory while the engine samples (docs/guides/cluster.md)."""
     weights: Literal["file", Route] = "file"
-    """Transport of full weights: files, or for `vllm` tensors by `gloo` (host memory, one machine), `ipc` (memory of a
-    shared GPU, else of the host) or `nccl` (between GPUs). `ipc` and `nccl` have not yet run on GPUs; adapters are
-    always files."""
+    """How full weights reach the engine: as a file, or, for `vllm`, as tensors by `gloo` (host memory of one machine),
+    `ipc` (memory of a shared GPU, else of the host) or `nccl` (between GPUs). `file` works everywhere; `ipc` and `nccl`
+    have not run on GPUs. Adapters are always files."""
     weights_dir: str = ""
-    """Folder, shared with the engine, for weights in transit; empty is in memory. An engine on another machine needs a
-    shared file system."""
+    """Folder for weights on their way to the engine; empty is `/dev/shm`. An engine on another machine needs a folder
+    on a shared file system."""
 
 
 class RayCluster(Section):
     """Episodes on a Ray cluster: actors, each with a gateway, agents and sandboxes (docs/guides/cluster.md)."""
 
     address: str = "auto"
-    """`auto` (this machine's cluster), `HOST:PORT`, or `local`, which starts one on this machine."""
+    """`auto` (the cluster of this machine), `HOST:PORT`, or `local`, which starts one on this machine."""
     episodes: int = Field(default=8, ge=1)
-    """Concurrent episodes per actor; `rollout.concurrency` decides the number of actors."""
+    """Concurrent episodes per actor, which claims one CPU; `rollout.concurrency` decides the number of actors."""
 
 
 class Rollout(Section):
@@ -71,36 +72,36 @@ class Rollout(Section):
     ray: RayCluster = RayCluster()
 
     tasks_per_step: int = Field(default=4, ge=1)
-    """Tasks per batch."""
+    """Tasks per step."""
     group_size: int = Field(default=8, ge=2)
-    """Attempts per task, which share a baseline; the default is the thesis's."""
+    """Attempts per task, compared with each other; the default is the thesis's."""
     concurrency: int = Field(default=16, ge=1)
-    """Concurrent episodes; the default is the thesis's."""
+    """Episodes at a time; the default is the thesis's."""
     max_staleness: int = Field(default=0, ge=0)
-    """Most policy versions between a training sample and the weights that learn from it. 0 alternates engine and
-    learner, more overlaps them (docs/guides/training.md)."""
+    """Most policy versions by which a sample may be older than the weights that learn from it. 0: engine and learner
+    take turns, and all samples are on-policy; above 0 they work at the same time (docs/guides/training.md)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training episodes; 1 samples the distribution that is trained."""
     calls: int = Field(default=30, ge=1)
-    """Tool calls per episode; the default is the thesis's."""
+    """Most tool calls of an episode; the default is the thesis's."""
     tokens: int = Field(default=10_240, ge=16)
     """Longest sequence of an episode in tokens, prompt and tool results included; the default is the thesis's."""
     seconds: float = Field(default=60.0, gt=0)
-    """Wall time per episode, from when its sandbox is open; the default is the thesis's."""
+    """Wall time of an episode in seconds, from the opening of its sandbox; the default is the thesis's."""
     turn_tokens: int = Field(default=4_096, ge=1)
-    """Tokens per reply; the default is the thesis's."""
+    """Most tokens of a reply; the default is the thesis's."""
     side_calls: SideCalls | None = None
-    """Train calls outside the agent's main conversation: none (`mask`), those with tools (`tools`), all (`train`).
-    Unset follows the agent's recipe (docs/guides/agents.md)."""
+    """Which calls outside the agent's main conversation (titles, summaries, sub-agents) are trained: none (`mask`),
+    those with tools (`tools`), all (`train`). Unset: as the agent's recipe says (docs/guides/agents.md)."""
 
 
 class TaskKind(Section):
-    """Settings for tasks of one kind (their field `kind`); unset ones are the run's."""
+    """Settings for the tasks whose field `kind` is NAME; unset ones are the run's."""
 
     agent: Annotated[Agent | None, Short] = None
-    """Agent for these tasks."""
+    """Agent of these tasks."""
     reward: Annotated[dict[str, float], Weights] = {}
-    """Rewards of their attempts by weight; 0 measures without paying."""
+    """Rewards of these tasks with their weights; weight 0 measures without paying."""
     calls: int | None = Field(default=None, ge=1)
     """Replaces `rollout.calls`."""
     tokens: int | None = Field(default=None, ge=16)
@@ -110,4 +111,4 @@ class TaskKind(Section):
     turn_tokens: int | None = Field(default=None, ge=1)
     """Replaces `rollout.turn_tokens`."""
     weight: float = Field(default=1.0, gt=0)
-    """Factor on their advantages, hence on their part of the loss (`train.balance_kinds`)."""
+    """Factor on the advantages of these tasks, so on their part of the loss; with `train.balance_kinds` their part."""

@@ -15,46 +15,49 @@ GateName = Literal[
 
 
 class Health(Section):
-    """Health gates: a problem in several consecutive steps warns after half of them and stops the run (exit code 4,
-    resumable) after all of them (docs/guides/training.md).
+    """Health gates: rules that stop a run which does not learn or whose numbers are unsound (exit code 4, resumable;
+    docs/guides/training.md).
     """
 
     action: Literal["stop", "warn"] = "stop"
-    """`stop` stops the run, `warn` only warns."""
+    """`stop` stops the run, `warn` only warns. Default: a run that cannot learn costs GPU-hours."""
     patience: int = Field(default=10, ge=2)
-    """Consecutive steps with a problem before the run stops."""
+    """Consecutive steps with a problem before the run stops; half of them warn. Single steps are noise."""
     off: tuple[GateName, ...] = ()
-    """Disabled gates (listed in docs/guides/training.md)."""
+    """Gates to switch off (docs/guides/training.md lists them)."""
 
 
 class Run(Section):
     """Name, place and length of a run."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Folder of the run below `dir`; required, since only a named run can be cited."""
+    """Name of the run's folder in `dir`. Required: it is how a run is found."""
     dir: str = "runs"
-    """Folder of run folders."""
+    """Folder that holds the run folders."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Source of all randomness: task order, request seeds, random weights."""
+    """Seed of all randomness: task order, sampling, random weights."""
     steps: int = Field(default=20, ge=0, le=1_000_000)
-    """Training steps, each a batch of episodes and its update."""
+    """Training steps; each attempts a batch of tasks and updates the weights. The default is a trial, not a
+    training."""
     checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints; the last step always has one."""
+    """Steps between checkpoints; the last step always has one. A resumed run computes the steps since the newest one
+    again from its log."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints to keep; the last step's is always kept."""
+    """Number of newest checkpoints to keep; the second serves if the newest is damaged."""
     health: Health = Health()
     """Warnings and stops for runs that learn badly or not at all."""
     retries: int = Field(default=2, ge=0)
-    """Retries of a void episode, and consecutive restarts of a dead engine or learner."""
+    """Retries of a void episode (one that the infrastructure broke), and restarts in a row of a dead engine or
+    learner."""
 
 
 class Gpu(Section):
     """Assumptions of the plan of `--dry-run` about each GPU; nothing else uses them (docs/guides/plan.md)."""
 
     memory_gb: float = Field(default=0.0, ge=0)
-    """Memory in GB (10^9 bytes); 0 asks the driver, and if that fails, nothing is refused."""
+    """Memory in GB (10^9 bytes). 0 asks the driver; without a driver memory is not checked."""
     tflops: float = Field(default=312.0, gt=0)
-    """Peak dense bf16 TFLOP/s; the default is an A100's."""
+    """Peak speed in dense bf16 TFLOP/s; the default is an A100's."""
     bandwidth_gb: float = Field(default=2_000.0, gt=0)
     """Memory bandwidth in GB/s; the default is that of an A100 with 80 GB."""
 
@@ -65,9 +68,10 @@ class Plan(Section):
     """
 
     tokens: int = Field(default=0, ge=0)
-    """Mean tokens per episode; 0 assumes all that `rollout.tokens` and `rollout.seconds` allow."""
+    """Mean tokens per episode. 0 assumes the most that `rollout.tokens` and `rollout.seconds` allow."""
     engine_tokens_per_second: float = Field(default=0.0, ge=0)
-    """Engine speed over all episodes, from a short run's metric `tokens_per_second`; 0 derives it from `gpu`."""
+    """Tokens that the engine samples per second for all episodes together: a short run's metric `tokens_per_second`.
+    0 estimates it from `gpu`."""
     learner_tokens_per_second: float = Field(default=0.0, ge=0)
-    """Speed of all learner processes together, from a short run: `learn/row_tokens` over `learn_seconds`; 0 derives it
-    from `gpu`."""
+    """Tokens per second of all learner processes together: a short run's `learn/row_tokens` divided by
+    `learn_seconds`. 0 estimates it from `gpu`."""

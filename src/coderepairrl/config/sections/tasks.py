@@ -1,4 +1,4 @@
-"""`[tasks]`, `[curriculum]` and `[data]`: what is learned from."""
+"""`[tasks]`, `[curriculum]` and `[data]`: tasks and examples to learn from."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from coderepairrl.config.sections.base import Section, Several, Switch
 
 
 class Source(Section):
-    """One of several sources of training tasks, which share the batches."""
+    """One of several sources of training tasks that share the batches."""
 
     source: str
-    """A task source of `crrl data list`, or `module:Class`."""
+    """A task source of `crrl tasks list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Options of the source."""
     weight: float = Field(default=1.0, gt=0)
-    """Share of the batches, relative to the sum of all weights."""
+    """Share of the tasks of a batch, relative to the sum of all weights."""
     kind: str = ""
-    """Kind of its tasks that have none."""
+    """Kind of those of its tasks that name none (`kinds`)."""
 
 
 class Tasks(Section):
     """The training tasks."""
 
     source: str = "jsonl"
-    """A task source of `crrl data list`, or `module:Class`."""
+    """A task source of `crrl tasks list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Options of the source, for example `path`."""
     split: str = "train"
@@ -34,49 +34,51 @@ class Tasks(Section):
     sources: tuple[Source, ...] = ()
     """Several weighted sources instead of `source`, as `[[tasks.sources]]`."""
     verify: bool = True
-    """Before the first step, refuse a reward that gives a reference less than 1, or a no-op more than 0
-    (docs/guides/rewards.md): a broken grader looks like a policy that repairs nothing. Up to 50 references are all
-    tested, of more 3 per environment; results are cached until task, checks, sandbox or packages change."""
+    """Test the reward before the first step, since a broken grader looks like a policy that repairs nothing: a
+    reference must earn 1, a patch that changes nothing 0 (docs/guides/rewards.md). Up to 50 references are all tested,
+    of more 3 per environment; results are cached until task, checks, sandbox or packages change."""
     verified_references: int | None = Field(default=None, ge=0)
-    """Repairs of the policy, per task, that passed its checks and become further references for `patch_edits`,
+    """Repairs per task, made by the policy and passed by the checks, that become further references of `patch_edits`,
     `patch_lines` and `hybrid` (docs/guides/rewards.md); checks must run, at least as `reward.tests=0`. Unset: 4 if
-    `reward` is empty, `hybrid` follows and tasks are attempted twice, else 0."""
+    `reward` is empty, all tasks have checks and references, and tasks come up twice; else 0."""
     holdout: float | None = Field(default=None, ge=0, le=1)
-    """Share of the tasks, by MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset: a quarter
-    for `crrl collect`, none left out of training."""
+    """Share of the tasks, by MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset: `crrl
+    collect` attempts a quarter, and training takes all."""
     learned: Literal["refuse", "train"] = "refuse"
-    """Refuse or train on tasks whose trajectories the model was fine-tuned on (`crrl sft`)."""
+    """Refuse, or train on, tasks whose attempts the model was fine-tuned on (`crrl sft`): it may know them by heart."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """Refuse the run, or drop training tasks, whose first request leaves no tokens for a reply. Held-out tasks are
-    never dropped, since that would change the benchmark."""
+    """For training tasks whose first request leaves no tokens for a reply: refuse the run, or drop them. Evaluated
+    tasks are never dropped, since that would change the benchmark."""
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Tasks:
         if self.sources and (self.source != "jsonl" or self.options):
             raise ValueError("sources stand in place of source and options: leave these out")
         kinds: dict[tuple[str, str], str] = {}
-        for each in self.sources:  # held-out tasks of the source have its kind, too: it must be one
+        for each in self.sources:  # evaluated tasks of a source take its kind, so it must have one only
             if kinds.setdefault((each.source, repr(each.options)), each.kind) != each.kind:
-                raise ValueError(f"source {each.source!r} has two kinds with the same options: give its tasks theirs")
+                raise ValueError(
+                    f"source {each.source!r} has two kinds with the same options: write `kind` in its tasks"
+                )
         return self
 
 
 class EasyFirst(Section):
-    """Draw tasks from a pool that starts with the easiest and grows to all, then by epochs. Tasks need a
+    """Draw tasks from a pool that begins with the easiest and grows to all; then take all in epochs. Tasks need a
     `difficulty`, or `curriculum.probe`.
     """
 
     steps: int = Field(default=20, ge=1)
-    """Step from which all tasks are in the pool."""
+    """Steps until the pool has all tasks."""
 
 
 class Band(Section):
-    """Draw tasks whose running success rate is within a band. A success is a repair that passed its checks; without
-    checks, the reward counts.
+    """Prefer tasks whose success rate over recent attempts is within a band, since a group that always succeeds or
+    always fails teaches nothing. A success is a repair that passes its checks; without checks the reward counts.
     """
 
     low: float = Field(default=0.15, ge=0, le=1)
-    """Least success rate, counting one added success and failure: 8 failures give 0.1."""
+    """Least success rate, with one success and one failure added: 8 failures give 0.1."""
     high: float = Field(default=0.85, ge=0, le=1)
     """Greatest success rate."""
 
@@ -96,11 +98,11 @@ class Curriculum(Section):
     """`true`, or a table; excludes `easy_first`."""
     probe: str = ""
     """A file, or a run folder of `crrl eval`, with earlier attempts (docs/guides/curriculum.md). Their success rate
-    replaces `difficulty` for `easy_first`, and for `band` counts until there are newer attempts."""
+    replaces `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
     refill: int = Field(default=0, ge=0)
-    """Most further groups per step that replace groups of equal rewards, until `rollout.tasks_per_step` groups have
-    something to teach (dynamic sampling, arXiv 2503.14476); the loss averages over these alone. Excludes
-    `train.value_head`, which learns from every episode."""
+    """Most further groups per step, which replace groups of equal rewards until `rollout.tasks_per_step` groups have
+    different ones (dynamic sampling, arXiv 2503.14476); the loss averages over these alone. 0 is off: refilling
+    costs attempts. Excludes `train.value_head`, which learns from every episode."""
 
     @model_validator(mode="after")
     def _one_order(self) -> Curriculum:
@@ -119,11 +121,11 @@ class Data(Section):
     batch: int = Field(default=32, ge=1)
     """Examples per step."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the examples, each in a new order, which determine `run.steps`; unset uses `run.steps`."""
+    """Passes over the examples, each in a new order; they decide the number of steps. Unset: `run.steps` does."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """Share of tasks whose examples are measured before the first step and after each epoch, not trained on. They are
-    chosen by salted MD5 of their ids, independently of a source's held-out tasks."""
+    """Share of the tasks, by salted MD5 of their ids, whose examples are not trained on; their loss is measured before
+    the first step and after each epoch."""
     max_tokens: int | None = Field(default=None, ge=2)
-    """Longest sequence in tokens; unset is the model's context."""
+    """Longest example in tokens; unset is the model's context."""
     unfit: Literal["refuse", "drop"] = "refuse"
-    """Refuse the run, or drop (counted and named) examples that are longer or that the template cannot write."""
+    """For examples that are longer, or that the template cannot write: refuse the run, or drop, count and name them."""

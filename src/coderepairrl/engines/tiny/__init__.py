@@ -1,6 +1,244 @@
-"""The tiny engine: exact inference of dense Llama-like models on a CPU."""
+"""The tiny engine, exact inference of dense Llama-like models on a CPU: its options, and its process's client."""
 
-from coderepairrl.engines.tiny.client import TinyEngine
-from coderepairrl.engines.tiny.spec import Tiny
+from __future__ import annotations
 
-__all__ = ["Tiny", "TinyEngine"]
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from coderepairrl.engines.tiny.config import ModelConfig
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.processes.children import Child, ChildDied, Frame
+from coderepairrl.processes.extras import require_train
+from coderepairrl.protocols import Engine, EngineSpec
+from coderepairrl.registry import check_positive, check_whole
+from coderepairrl.sync import weights
+from coderepairrl.types import Capabilities, Chunk, EngineNeeds, Sampling
+
+SERVER = "coderepairrl.engines.tiny.server"
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.pending: list[Chunk] = []
+        self.ended = False
+        self.fault: str | None = None
+        self.news = asyncio.Event()
+
+    def fail(self, message: str) -> None:
+        self.fault = message
+        self.news.set()
+
+
+class TinyEngine(Engine):
+    """Continuous batching on a CPU, in a child process.
+
+    A request's tokens are a function of weights, ids, sampling and seed, bit for bit, whatever else runs
+    (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Requests in flight during a
+    `load` continue with the new weights and recomputed keys; each token has the version that sampled it.
+    """
+
+    def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
+        self.context = context
+        self._vocabulary = config.vocab_size
+        self._child = child
+        self._streams: dict[int, _Stream] = {}
+        self._answers: dict[int, asyncio.Future[Frame]] = {}
+        self._numbers = itertools.count()
+        self._dead: str | None = None
+        self._reader = asyncio.create_task(self._read())
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
+        self._check(ids, sampling)
+        key, stream = next(self._numbers), _Stream()
+        self._streams[key] = stream
+        request = {"key": key, "ids": list(ids), "sampling": asdict(sampling), "seed": seed}
+        try:
+            await self._send({"do": "generate", **request})
+            while True:
+                await stream.news.wait()
+                arrived, stream.pending = stream.pending, []
+                stream.news.clear()
+                for chunk in arrived:
+                    yield chunk
+                if stream.fault is not None:
+                    raise EngineFault(stream.fault)
+                if stream.ended and not stream.pending:
+                    return
+        finally:
+            del self._streams[key]
+            if not stream.ended and stream.fault is None:
+                with contextlib.suppress(EngineFault):  # a dead engine has nothing left to abort
+                    await self._send({"do": "abort", "key": key})
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `Engine.load`. Takes merged weights only."""
+        answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
+        return int(answer["version"])
+
+    async def health(self) -> Mapping[str, float]:
+        """``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
+        ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache cells ``kv_tokens_free``.
+        """
+        counters: dict[str, float] = (await self._ask("health"))["health"]
+        return counters
+
+    async def close(self) -> None:
+        """End the child. Open requests raise `EngineFault`."""
+        self._fail("the engine was closed")
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        await self._child.close(grace=0.0)  # it has nothing to save, and tearing torch down takes a second or more
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._child.process.pid
+
+    def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
+        if not 1 <= len(ids) < self.context:
+            raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
+        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            raise ValueError(
+                f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
+            )
+        if sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
+        if not 0.0 <= sampling.temperature < float("inf"):
+            raise ValueError(f"temperature={sampling.temperature} is not a finite number >= 0")
+        if not (0.0 < sampling.top_p <= 1.0 and 0.0 <= sampling.min_p <= 1.0 and sampling.top_k >= 0):
+            raise ValueError(f"top_p={sampling.top_p}, min_p={sampling.min_p}, top_k={sampling.top_k}: out of range")
+
+    async def _send(self, frame: Frame) -> None:
+        if self._dead is not None:
+            raise EngineFault(self._dead)
+        try:
+            await self._child.send(frame)
+        except ChildDied as death:
+            self._fail(f"the engine died: {death}")
+            raise EngineFault(f"the engine died: {death}") from None
+
+    async def _ask(self, do: str, **fields: Any) -> Frame:
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send({"do": do, "number": number, **fields})
+            answer = await self._answers[number]
+        finally:
+            del self._answers[number]
+        if "error" in answer:
+            raise EngineFault(answer["error"])
+        return answer
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                frame = await self._child.receive()
+                for key, ids, logprobs, ended in frame.get("tokens", ()):
+                    if stream := self._streams.get(key):  # else it was aborted a moment ago
+                        stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
+                        stream.ended = ended
+                        stream.news.set()
+                if stream := self._streams.get(frame.get("failed", -1)):
+                    stream.fail(frame["error"])
+                if (future := self._answers.get(frame.get("answer", -1))) and not future.done():
+                    future.set_result(frame)
+        except ChildDied as death:
+            self._fail(f"the engine died: {death}")
+
+    def _fail(self, message: str) -> None:
+        if self._dead is None:
+            self._dead = message
+        for stream in self._streams.values():
+            if not stream.ended:
+                stream.fail(self._dead)
+        for future in self._answers.values():
+            if not future.done():
+                future.set_result({"error": self._dead})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny(EngineSpec):
+    """A dense Llama-like model on a CPU, in fp32. Raises `ConfigError` for invalid options."""
+
+    context: int | None = None
+    """Longest sequence in tokens; the model's own limit if None."""
+    slots: int = 64
+    """Sequences in the cache at most, running ones and those kept for their next turn."""
+    kv_gib: float = 2.0
+    """Memory for keys and values; fewer slots are used when `slots` would exceed it."""
+
+    threads: int = 1
+    """Two threads that compete for a core are four times slower than one: more than one on an idle machine only."""
+
+    name = "tiny"
+    engine: ClassVar[type[TinyEngine]] = TinyEngine
+    """The class that `start` returns."""
+
+    def __post_init__(self) -> None:
+        for option, least in (("context", 2), ("slots", 1), ("threads", 1)):
+            check_whole(vars(self), option, least)
+        check_positive(vars(self), "kv_gib")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Merged weights from files, on the CPU."""
+        return Capabilities(context=self.context)
+
+    def check_model(self, model: Path) -> None:
+        """Raise `ConfigError` for an unsupported model, or without room for a sequence."""
+        self._room(ModelConfig.read(model))
+
+    def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:
+        """Raise `PrerequisiteError` without torch."""
+        require_train()
+        return {}
+
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> TinyEngine:
+        """See `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` without weights."""
+        require_train()
+        config = ModelConfig.read(model)
+        try:
+            weights.files(model)
+        except EngineFault as fault:
+            raise ConfigError(
+                str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
+            ) from None
+        context, slots = self._room(config)
+        sizes = {"slots": slots, "context": context, "threads": self.threads}
+        arguments = [str(model.resolve()), *(f"--{name}={size}" for name, size in sizes.items())]
+        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
+        try:
+            greeting = await child.receive()
+        except ChildDied as death:
+            raise EngineFault(f"the engine did not start: {death}") from None
+        except BaseException:
+            await child.close(grace=0.0)
+            raise
+        if "error" in greeting:
+            await child.close()
+            raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
+        return self.engine(child, config, context)
+
+    def _room(self, config: ModelConfig) -> tuple[int, int]:
+        """Longest sequence, and how many of that length fit."""
+        context = config.context if self.context is None else self.context
+        if context > config.context:
+            raise ConfigError(
+                f"engine.options.context={context}: the model's positions reach to {config.context} tokens"
+            )
+        fitting = min(self.slots, int(self.kv_gib * 2**30) // (config.kv_bytes * context))
+        if fitting < 1:
+            need = config.kv_bytes * context / 2**30
+            raise ConfigError(
+                f"engine.options.kv_gib={self.kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys "
+                "and values",
+                fix="lower engine.options.context, or raise engine.options.kv_gib",
+            )
+        return context, fitting

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.sync.weights import Tensor
+from coderepairrl.sync.weights import Tensor, check_layout
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -145,17 +145,13 @@ class ModelConfig:
 
     def check_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         """Raise `EngineFault` unless `tensors` have `shapes` and types in `FLOATS`."""
-        expected = self.shapes()
-        extra = {HEAD} if self.tied else set()  # a tied head may be stored a second time
-        if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
-            missing = [name for name in wrong if name in expected]
-            raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
-        for name, (dtype, shape) in tensors.items():
-            expected_shape = expected.get(name, expected[EMBEDDING])
-            if shape != expected_shape:
-                raise EngineFault(f"{path}: {name} is {shape}, not {expected_shape}")
-            if dtype not in FLOATS:
-                raise EngineFault(f"{path}: {name} is {dtype}, and the tiny engine reads {', '.join(FLOATS)}")
+        layout = self.shapes()
+        if self.tied and HEAD in tensors:  # stored a second time
+            layout[HEAD] = layout[EMBEDDING]
+        check_layout(path, tensors, layout)
+        for name, tensor in tensors.items():
+            if tensor.dtype not in FLOATS:
+                raise EngineFault(f"{path}: {name} is {tensor.dtype}, and the tiny engine reads {', '.join(FLOATS)}")
 
 
 def _family(folder: Path, raw: Mapping[str, Any]) -> Family:

@@ -1,6 +1,160 @@
 """The vLLM engine: a vLLM 0.32 server, started here or joined by URL (docs/guides/engines.md)."""
 
-from coderepairrl.engines.vllm.client import VllmEngine
-from coderepairrl.engines.vllm.spec import Vllm
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check, enough
+from coderepairrl.engines.vllm.server import SLEEP, VllmServer, default_python, installed, version_at
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.protocols import EngineSpec
+from coderepairrl.sync import weights
+from coderepairrl.types import Capabilities, EngineNeeds
 
 __all__ = ["Vllm", "VllmEngine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm(EngineSpec):
+    """A vLLM server, started here or joined. Raises `ConfigError` for invalid options."""
+
+    url: str = ""
+    """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files."""
+    python: str = ""
+    """Interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty."""
+    args: Sequence[str] = ()
+    """More arguments for the server, for example ``["--data-parallel-size", "2"]``."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables for it, for example ``{NCCL_DEBUG = "INFO"}``."""
+    context: int | None = None
+    """Longest sequence in tokens; the model's own limit if None."""
+    slots: int = SLOTS
+    """Requests at the server at once; further ones wait here."""
+    dtype: str = "auto"
+    """Type of its computations; ``auto`` is that of the weights in the model's folder."""
+    head: str = ""
+    """Type of the logits: ``fp32`` as in the learner, or that of the ``model``. Empty is ``fp32`` for a server that is
+    started here, and unspecified for one that is joined."""
+    lora_rank: int | None = None
+    """Largest rank of an adapter that can be loaded, 0 for no adapters. None is the rank that the run needs."""
+    max_loras: int = MAX_LORAS
+    """Adapters at the server at once, the new one included."""
+    start_seconds: float = 600.0
+    """Time limit for its start."""
+    patience: float = 300.0
+    """Seconds without an answer, with requests open, after which it counts as hung."""
+
+    name = "vllm"
+
+    def __post_init__(self) -> None:
+        check(vars(self))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything; a joined server keeps its GPUs, and never sleeps."""
+        rank = RANKS[-1] if self.lora_rank is None else self.lora_rank
+        is_started = not self.url
+        return Capabilities(
+            adapter_rank=rank,
+            can_receive=True,
+            can_sleep=is_started,
+            uses_gpus=is_started,
+            is_exclusive=True,
+            context=self.context,
+        )
+
+    def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:
+        """Version of the vLLM package, or of the server at `url` ("unknown" if it does not answer within 10 s).
+
+        Raises `PrerequisiteError` if a server would be started without a supported vLLM.
+        """
+        if self.url:
+            return {"vllm": version_at(self.url)} if connect else {}
+        package, version = self._installed(needs)
+        return {"vllm": version if package == "vllm" else f"{version} ({package})"}
+
+    async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> VllmEngine:
+        """See `EngineSpec.start`; a server started here writes ``engine.log``.
+
+        Raises `PrerequisiteError` without a supported vLLM or a route, `ConfigError` without room for the run's
+        adapters.
+        """
+        size = vocabulary(model)
+        try:
+            weights.tensors(model)
+        except EngineFault as fault:
+            raise ConfigError(str(fault), fix="create random weights first, or download the model") from None
+        checksum = await asyncio.to_thread(weights.checksum, model)
+        rank = needs.adapter_rank if self.lora_rank is None else self.lora_rank
+        adapters = max(self.max_loras, needs.adapters) if rank else 0
+        async with AsyncExitStack() as undo:
+            if self.url:
+                server = VllmServer.at(self.url, self.patience)
+                undo.push_async_callback(server.close)
+                await server.check()
+                await _check_room(server, rank, adapters)
+            else:
+                server = await self._serve(model, log_dir, needs, (rank, adapters))
+                undo.push_async_callback(server.close)
+            name, context, left = await server.models()
+            engine = VllmEngine(
+                server,
+                model,
+                checksum,
+                policy=name,
+                context=context,
+                vocabulary=size,
+                slots=self.slots,
+                max_loras=adapters,
+            )
+            undo.push_async_callback(engine.close)
+            await engine.begin(left if self.url else None)
+            undo.pop_all()
+            return engine
+
+    async def _serve(self, model: Path, log_dir: Path, needs: EngineNeeds, lora: tuple[int, int]) -> VllmServer:
+        rank, _ = lora
+        config = json.loads((model / "config.json").read_text("utf-8"))
+        is_mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+        if rank and is_mixture:
+            package, _ = await asyncio.to_thread(self._installed, needs)
+            if package == "vllm-cpu":  # it starts, and dies of the first request
+                raise ConfigError(
+                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
+                    fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
+                )
+        server_arguments = arguments(
+            model, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
+        )
+        return await VllmServer.start(
+            self.python or default_python(),
+            [*server_arguments, *[SLEEP] * needs.sleep, *self.args],
+            log=log_dir / "engine.log",
+            env=self._environment(needs),
+            seconds=self.start_seconds,
+            patience=self.patience,
+        )
+
+    def _installed(self, needs: EngineNeeds) -> tuple[str, str]:
+        return installed(self.python or default_python(), self._environment(needs))
+
+    def _environment(self, needs: EngineNeeds) -> dict[str, str]:
+        return {**self.env, **({} if needs.gpus is None else {"CUDA_VISIBLE_DEVICES": needs.gpus})}
+
+
+async def _check_room(server: VllmServer, rank: int, adapters: int) -> None:
+    if not rank or (room := await server.adapter_room()) is None:
+        return
+    most_rank, most_adapters = room
+    if most_rank < rank or most_adapters < adapters:
+        raise ConfigError(
+            f"{adapters} adapters of rank {rank}, and {server.where} takes {most_adapters} of rank {most_rank}",
+            fix=f"start it with --enable-lora --max-lora-rank {enough(rank)} --max-loras {adapters}, or set"
+            " engine.options.lora_rank=0 to send merged weights",
+        )

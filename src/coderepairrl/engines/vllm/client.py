@@ -14,8 +14,8 @@ from coderepairrl.engines.vllm.served import ServedWeights
 from coderepairrl.engines.vllm.server import Gone, Refused, VllmServer
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.types import Sampling
+from coderepairrl.protocols import Engine
+from coderepairrl.types import Chunk, Sampling
 
 NOT_A_NUMBER = -9999.0
 """vLLM's value for a logprob that is not finite."""
@@ -29,7 +29,7 @@ _COUNTERS = {
 }
 
 
-class VllmEngine(Engine):
+class VllmEngine(ServedWeights):
     """A vLLM server, started and supervised or joined by URL.
 
     Logprobs follow `Sampling`, except with top-p, top-k or min-p (evaluation only): then they are those of the
@@ -51,11 +51,9 @@ class VllmEngine(Engine):
         max_loras: int,
     ) -> None:
         """Connect to a server that serves the folder `model` as `policy`."""
+        super().__init__(server, Traffic(slots), policy, model, checksum, max_loras)
         self.context = context
-        self.served = ServedWeights(server, traffic := Traffic(slots), policy, model, checksum, max_loras)
-        self.server = server
-        server.on_death = traffic.end
-        self._traffic = traffic
+        server.on_death = self._traffic.end
         self._vocabulary = vocabulary
         self._watch = asyncio.create_task(self._watch_over())
 
@@ -74,7 +72,7 @@ class VllmEngine(Engine):
         self._check(ids, sampling)
         async with self._traffic.slot():
             self.server.require_alive()
-            stream = self.served.stream(version)
+            stream = self.stream(version)
             request = {
                 "model": stream.model,
                 "token_ids": list(ids),
@@ -88,37 +86,13 @@ class VllmEngine(Engine):
                         async for chunk in chunks:
                             yield chunk
             except Refused as refusal:
-                if (stale := self.served.stale(stream, refusal)) is None:
+                if (stale := self.stale(stream, refusal)) is None:
                     raise
                 self.server.die(str(stale))
                 raise stale from refusal
             except Gone as fault:
                 self.server.die(str(fault))
                 self.server.require_alive()  # with the first reason
-
-    async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load` and `coderepairrl.sync.weights`.
-
-        An offer's sender must start at about the same time (`receivers`).
-        """
-        return await self.served.load(path, version, checksum)
-
-    async def sleep(self) -> None:
-        """See `Engine.sleep`; a server that fails to sleep or wake is ended."""
-        await self.served.sleep()
-
-    async def wake(self) -> None:
-        """See `Engine.wake`."""
-        await self.served.wake()
-
-    async def receivers(self) -> int:
-        """Number of workers, which all receive an offer's weights."""
-        return await self.served.receivers()
-
-    @property
-    def patience(self) -> float:
-        """Seconds without an answer after which the server has hung."""
-        return self.server.patience
 
     async def health(self) -> Mapping[str, float]:
         """``version``; requests ``running`` and ``waiting``, here or there; tokens since the start: ``prompt_tokens``,
@@ -131,8 +105,8 @@ class VllmEngine(Engine):
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        local_counters = {"version": self.served.version, "adapters": len(self.served.adapters)}
-        return counters | local_counters | self.served.suspension.seconds
+        local_counters = {"version": self.version, "adapters": len(self.adapters)}
+        return counters | local_counters | self._slept_seconds
 
     async def close(self) -> None:
         """End a server started here. Open requests raise `EngineFault`."""
@@ -171,7 +145,7 @@ class VllmEngine(Engine):
                     if finish is not None:
                         if finish not in ("stop", "length"):
                             raise EngineFault(f"the server ended a request: {finish}")
-                        versions = self.served.versions(stream, choice["weight_versions"] or [], len(ids))
+                        versions = self.versions(stream, choice["weight_versions"] or [], len(ids))
                     elif stream.straddles:
                         continue
                     else:

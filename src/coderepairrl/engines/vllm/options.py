@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines.options import check_positive, check_whole
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import without_login
+from coderepairrl.registry import check_positive, check_whole
 
 SLOTS, MAX_LORAS = 256, 2
 """Defaults: concurrent requests and adapters at the server."""

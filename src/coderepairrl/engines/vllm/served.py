@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.engines.vllm.server import Gone, Refused, VllmServer
-from coderepairrl.engines.vllm.suspension import Suspension
+from coderepairrl.engines.vllm.server import Gone, Query, Refused, VllmServer
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import EngineFault
+from coderepairrl.protocols import Engine
 from coderepairrl.sync import weights
 
 
@@ -25,22 +26,29 @@ class Adapter(NamedTuple):
     checksum: str
 
 
-class ServedWeights:
-    """Full weights, replaced in place, and adapters, served in parallel."""
+class ServedWeights(Engine):
+    """The part of a vLLM engine that replaces its weights: full ones in place, and adapters in parallel.
+
+    While weights change the server is paused, and asleep while others use its GPU; requests stay and continue
+    afterwards. At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level
+    2 would save the copy, but lose what vLLM derives from weights and no file has.
+    """
 
     def __init__(
         self, server: VllmServer, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
     ) -> None:
         """Track a server that serves `model` as version 0 under the name `policy`."""
+        self.server = server
         self.adapters: list[Adapter] = []
         """Oldest first; new requests use the last one."""
         self.full = (model, 0, checksum)
         """Path, version and checksum of the full weights."""
-        self.suspension = Suspension(server, traffic)
-        self._server = server
+        self._slept_seconds = {"sleep_seconds": 0.0, "wake_seconds": 0.0}
+        """Durations of the last sleep and waking."""
+        self._asleep = False
         self._traffic = traffic
         self._policy = policy
-        self._layout = weights.tensors(model)
+        self._layout = {name: tensor.shape for name, tensor in weights.tensors(model).items()}
         self._most_adapters = most_adapters
         self._loading = asyncio.Lock()
 
@@ -63,7 +71,7 @@ class ServedWeights:
         On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
         """
         if left is None:
-            await self._server.call("POST", "/update_weight_version", body={"new_version": "0"})
+            await self.server.call("POST", "/update_weight_version", body={"new_version": "0"})
             return
         for name in left:
             await self._unload(name)
@@ -73,37 +81,44 @@ class ServedWeights:
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`."""
         async with self._loading:
-            self._server.require_alive()
-            async with self.suspension.awake_at_end():
+            self.server.require_alive()
+            async with self._awake_at_end():
                 if weights.is_offer(path):
                     await self._receive(path, checksum)
                 else:
                     await asyncio.to_thread(weights.verify, path, checksum)
                 if weights.is_adapter(path):
-                    if self.suspension.asleep:  # first, for it may have to wait for requests to end
-                        await self.suspension.wake()
+                    if self._asleep:  # first, for it may have to wait for requests to end
+                        await self._wake_completely()
                     await self._serve_adapter(path, version, checksum)
                 else:
                     await self._replace(path, version, checksum)
             return version
 
     async def sleep(self) -> None:
-        """See `Engine.sleep`."""
+        """See `Engine.sleep`; a server that fails to sleep or wake is ended, since it may still hold GPU memory."""
         async with self._loading:
-            self._server.require_alive()
-            if not self.suspension.asleep:
-                await self.suspension.sleep()
+            self.server.require_alive()
+            if self._asleep:
+                return
+            self._traffic.hold()
+            self._asleep = True
+            self._slept_seconds = dict.fromkeys(self._slept_seconds, 0.0)
+            began = time.monotonic()
+            await self._call_or_end("/sleep", {"level": "1", "mode": "keep"})
+            self._slept_seconds["sleep_seconds"] = time.monotonic() - began
 
     async def wake(self) -> None:
         """See `Engine.wake`."""
         async with self._loading:
-            self._server.require_alive()
-            async with self.suspension.awake_at_end():
+            self.server.require_alive()
+            async with self._awake_at_end():
                 pass
 
-    async def receivers(self) -> int:
-        """See `VllmEngine.receivers`."""
-        return int(json.loads(await self._server.call("GET", "/get_world_size"))["world_size"])
+    async def receivers(self) -> tuple[int, float]:
+        """Number of workers, which all receive an offer's weights, and seconds without an answer that are a hang."""
+        world = json.loads(await self.server.call("GET", "/get_world_size"))["world_size"]
+        return int(world), self.server.patience
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
         """Ranges ``(version, start, end)`` of a request's tokens. Raises `Gone` for an unexpected version."""
@@ -133,14 +148,14 @@ class ServedWeights:
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._check_layout(offer)
-        patience = self._server.patience
-        arguments = [str((offer / weights.OFFER).resolve()), await self.receivers(), patience, checksum]
+        receivers, patience = await self.receivers()
+        arguments = [str((offer / weights.OFFER).resolve()), receivers, patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
         with self._traffic.held():  # a server that receives does not sample
             try:  # workers give up after at most twice that
-                answer = await self._server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
+                answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
-                self._server.die("a load was called off while the workers received")
+                self.server.die("a load was called off while the workers received")
                 raise
         workers = json.loads(answer)["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
@@ -159,11 +174,17 @@ class ServedWeights:
             for stream in self._traffic.streams:
                 stream.straddles = True
             try:
-                await self.suspension.pause()
+                if self._asleep:
+                    await self._wake_parts("weights")
+                else:
+                    await self.server.call("POST", "/pause", query={"mode": "keep"})
                 refused = await self._swap_or_roll_back(path, version, checksum)
-                await self.suspension.resume()
+                if self._asleep:
+                    await self._wake_completely()
+                else:
+                    await self.server.call("POST", "/resume")
             except BaseException as error:  # also if cancelled: held requests must not continue
-                await self._server.end(f"a load did not come to an end, so nobody knows what is served: {error!r}")
+                await self.server.end(f"a load did not come to an end, so nobody knows what is served: {error!r}")
                 raise
         if refused is not None:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
@@ -186,24 +207,19 @@ class ServedWeights:
             body = {"method": "reload_policy", "args": [str(folder)]}
             if weights.is_offer(path):
                 body = {"method": "load_received"}
-            workers = json.loads(await self._server.call("POST", "/collective_rpc", body=body))["results"]
+            workers = json.loads(await self.server.call("POST", "/collective_rpc", body=body))["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
             raise Refused(errors[0])
         # the keys of requests in flight, too: they are recomputed with the new weights
         query = {"reset_running_requests": "true"}
-        if not json.loads(await self._server.call("POST", "/reset_prefix_cache", query=query))["success"]:
+        if not json.loads(await self.server.call("POST", "/reset_prefix_cache", query=query))["success"]:
             raise Refused("the prefix cache could not be cleared")
-        await self._server.call("POST", "/update_weight_version", body={"new_version": str(version)})
+        await self.server.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _check_layout(self, path: Path) -> None:
         # vLLM would keep the old values for other names or shapes, and only log it
-        offered = weights.tensors(path)
-        extra = {"lm_head.weight"}  # a tied head may be stored a second time
-        if wrong := sorted((self._layout.keys() ^ offered.keys()) - extra):
-            raise EngineFault(f"{path} is another model: {'lacks' if wrong[0] in self._layout else 'adds'} {wrong[0]}")
-        for name, tensor in offered.items():
-            if name in self._layout and tensor.shape != self._layout[name].shape:
-                raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
+        # a tied head may be stored a second time
+        weights.check_layout(path, weights.tensors(path), self._layout, optional="lm_head.weight")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
         if not self._most_adapters:
@@ -217,7 +233,7 @@ class ServedWeights:
         await self._free_adapter_slot()
         try:
             body = {"lora_name": adapter.name, "lora_path": str(path.resolve())}
-            await self._server.call("POST", "/v1/load_lora_adapter", body=body)
+            await self.server.call("POST", "/v1/load_lora_adapter", body=body)
         except Refused as refusal:
             raise EngineFault(
                 f"the server refused the adapter {path} of rank {weights.adapter_rank(path)}: {refusal}",
@@ -231,7 +247,7 @@ class ServedWeights:
 
     async def _free_adapter_slot(self) -> None:
         """Unload the oldest unused adapter, or wait for requests to end."""
-        patience = self._server.patience
+        patience = self.server.patience
         deadline = asyncio.get_running_loop().time() + patience
         while len(self.adapters) >= self._most_adapters:
             self._traffic.fewer.clear()
@@ -250,8 +266,46 @@ class ServedWeights:
                     fix="raise engine.options.max_loras",
                 ) from None
 
+    async def _wake_completely(self) -> None:
+        """Wake, and continue kept requests; new ones begin after `_awake_at_end`. Raises `Gone`."""
+        answer = await self._wake_parts()
+        if json.loads(answer)["status"] != "awake":
+            await self.server.end(reason := f"the server did not wake up: {answer}")
+            raise Gone(reason)
+        self._asleep = False
+
+    async def _wake_parts(self, *tags: str) -> str:
+        began = time.monotonic()
+        answer = await self._call_or_end("/wake_up", [("tags", tag) for tag in tags])
+        self._slept_seconds["wake_seconds"] += time.monotonic() - began
+        return answer
+
+    async def _call_or_end(self, path: str, query: Query) -> str:
+        try:
+            return await self.server.call("POST", path, query=query)
+        except BaseException as error:  # also if cancelled
+            reason = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
+            await self.server.end(reason)
+            if isinstance(error, EngineFault):
+                raise Gone(reason) from error
+            raise
+
+    @asynccontextmanager
+    async def _awake_at_end(self) -> AsyncIterator[None]:
+        """Ensure on exit that a sleeping server is awake or dead, and release new requests."""
+        slept = self._asleep
+        try:
+            yield
+        finally:
+            try:
+                if self._asleep and self.server.alive:
+                    await self._wake_completely()
+            finally:
+                if slept:
+                    self._traffic.release()
+
     async def _unload(self, name: str) -> None:
-        await self._server.call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
+        await self.server.call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import urljoin
 
 import aiohttp
@@ -78,13 +78,6 @@ class Gone(EngineFault):
     """The server died, hung or broke the connection: its state is unknown."""
 
 
-class Model(NamedTuple):
-    """The model that a server reports."""
-
-    name: str
-    context: int
-
-
 class VllmServer:
     """A server's address and connection. Calls may raise `Refused` or `Gone`, and `EngineFault` after its death."""
 
@@ -135,7 +128,9 @@ class VllmServer:
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         if on_cpu:
             command = [word for word in command if word != SLEEP]
-        settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
+        # torch's compiled code, shared by all servers: their own temporary folders are removed
+        compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
+        settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": compiled}
         temporary = {"TMPDIR": str(folder)}  # it leaves sockets there
         variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
@@ -187,14 +182,14 @@ class VllmServer:
                 fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
             )
 
-    async def models(self) -> tuple[Model, list[str]]:
-        """Its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
+    async def models(self) -> tuple[str, int, list[str]]:
+        """Name and context of its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:
             cards = json.loads(answer)["data"]
             adapters = [str(card["id"]) for card in cards if card.get("parent")]
             model = next(card for card in cards if not card.get("parent"))
-            return Model(model["id"], model["max_model_len"]), adapters
+            return model["id"], model["max_model_len"], adapters
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
             raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
 
@@ -355,11 +350,6 @@ def first_error(log: str) -> str:
     """
     raised = _RAISED.search(log)
     return ": ".join(filter(None, raised.groups())) if raised else ""
-
-
-def _cache() -> str:
-    # for torch's compiled code, shared by all servers: their own temporary folders are removed
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
 def default_python() -> str:

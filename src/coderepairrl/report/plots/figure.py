@@ -16,8 +16,19 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from coderepairrl.processes.extras import require_extra
-from coderepairrl.report.plots.panels import COLOURS, STYLE, Baseline, Panel, Series
-from coderepairrl.report.plots.scale import Point, compact, ema, label, thin, ticks
+from coderepairrl.report.plots.panels import (
+    COLOURS,
+    STYLE,
+    Baseline,
+    Panel,
+    Point,
+    Series,
+    compact,
+    ema,
+    label,
+    thin,
+    ticks,
+)
 
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
@@ -73,7 +84,8 @@ def _panel(panel: Panel, hover: bool) -> str:
         return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_text(panel.missing)}</text>'
     frame = _frame(panel, visible, 34 + 16 * rows)
     drawn = _stack(visible, frame) if panel.kind == "stack" else _curves(visible, frame)
-    zones = _zones(visible, frame) if hover else ""
+    joined = [series for series in visible if series.joined]  # others have several values at a step
+    zones = _zones(joined, frame) if hover and joined else ""
     return title + note + legend + _axes(panel, frame) + drawn + zones
 
 
@@ -120,7 +132,8 @@ def _curves(shown: Sequence[Series], frame: _Frame) -> str:
 def _curve(series: Series, frame: _Frame, shift: float) -> str:
     css = "dashed " if series.dashed else ""
     if series.low:
-        drawn = f'<path class="{css}line" style="stroke-opacity:.55" d="{_path([series.points], frame)}"/>'
+        line = _path([series.points], frame) if series.joined else ""
+        drawn = f'<path class="{css}line" style="stroke-opacity:.55" d="{line}"/>'
         for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
             if y is not None and math.isfinite(y):
                 at = frame.px(x)

@@ -1,4 +1,4 @@
-"""Panels, series and style of a figure."""
+"""Panels, series and style of a figure; round ticks, short numbers, thinned and smoothed curves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coderepairrl.report.plots.scale import Point
-
 COLOURS = 9
+Point = tuple[float, float]
+
+_NOTHING = 1e-300
+"""Limit below which a fifth of a difference may be no float."""
+_DROP = 0.005
+_WINDOW = 20.0
+_SAME = 1e-9
+"""Relative difference of equal values: fewer than five floats between them."""
 
 STYLE = """
 :root { --plot-ink: #1f2328; --plot-soft: #6b6f76; --plot-grid: #eceae5; --plot-axis: #c9c5bd; --plot-card: #ffffff;
@@ -60,6 +66,8 @@ class Series:
     dashed: bool = False
     listed: bool = True
     """Named in the legend."""
+    joined: bool = True
+    """Points are joined by a line."""
 
     @property
     def points(self) -> list[Point]:
@@ -88,3 +96,106 @@ class Panel:
     include: Sequence[float] = (0.0,)
     kind: Literal["line", "stack"] = "line"
     missing: str = "not measured"
+
+
+# -- numbers
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) over `low` to `high`, roughly `about` of them.
+
+    >>> ticks(0.0, 0.73)
+    [0.0, 0.2, 0.4, 0.6, 0.8]
+    >>> ticks(3, 3), ticks(0, 0)
+    ([2.0, 2.5, 3.0, 3.5, 4.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    """
+    size = max(abs(low), abs(high))
+    if size < _NOTHING:
+        low, high = 0.0, 1.0  # nothing happened: zero is the floor, not the middle
+    elif high - low < _SAME * size:
+        pad = abs(low) / 2 or 1.0
+        pad = 10.0 ** math.floor(math.log10(pad))
+        low, high = low - pad, high + pad
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    digits = max(0, -math.floor(math.log10(step)))
+    return [round(index * step, digits) + 0.0 for index in range(first, last + 1)]
+
+
+def compact(value: float, digits: int = 3) -> str:
+    """Short form with `digits` significant ones; thousands as k, M, G.
+
+    >>> [compact(v) for v in (0.0, 0.12345, 12.0, 1234.5, 3.2e6, 0.00002)]
+    ['0', '0.123', '12', '1.23k', '3.2M', '2e−5']
+    >>> compact(-0.5)
+    '−0.5'
+    """
+    if not math.isfinite(value):
+        return "\N{EN DASH}"
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= limit * (1 - 0.5 * 10.0**-digits):
+            return _minus(f"{value / limit:.{digits}g}") + unit
+    mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
+    return _minus(mantissa) + (e and f"e{_minus(str(int(exponent)))}")
+
+
+def _minus(text: str) -> str:
+    return "\N{MINUS SIGN}" + text[1:] if text.startswith("-") else text
+
+
+def label(value: float, step: float) -> str:
+    """Text of a tick, with as many decimals as `step` needs.
+
+    >>> label(0.5, 0.25), label(2000, 500), label(-1.0, 1.0)
+    ('0.50', '2k', '−1')
+    """
+    if abs(value) >= 1000 or (0 < abs(step) < 1e-4):
+        return compact(value)
+    decimals = next((count for count in range(5) if abs(round(step, count) - step) < 1e-9), 5)
+    return _minus(f"{value:.{decimals}f}")
+
+
+def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
+    """Keep the lowest and highest point of each bucket, about ``2 * limit``."""
+    if len(points) <= 2 * limit:
+        return list(points)
+    size = math.ceil(len(points) / limit)
+    extremes: list[Point] = []
+    for start in range(0, len(points), size):
+        bucket = points[start : start + size]
+        low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
+        extremes += sorted({low, high})
+    return extremes
+
+
+def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
+    """Exponential moving average ``s_t = alpha x_t + (1 - alpha) s_{t-1}``; gaps stay.
+
+    Skips the first 0.5 %, which would bias it for long. Raises ValueError for an `alpha` outside (0, 1].
+
+    >>> ema([0.0, 1.0, None, 1.0], 0.5)
+    [0.0, 0.5, None, 0.75]
+    """
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha is in (0, 1], not {alpha}")
+    smooth: list[float | None] = []
+    state: float | None = None
+    for at, value in enumerate(values):
+        if value is None or at < int(_DROP * len(values)):
+            smooth.append(None)
+            continue
+        state = value if state is None else alpha * value + (1 - alpha) * state
+        smooth.append(state)
+    return smooth
+
+
+def strength(points: int, rule: float) -> float:
+    """Alpha by `rule` (.01 for rewards, .05 for tools, meant for thousands of steps); short runs smooth over a tenth.
+
+    >>> strength(5_000, 0.01), strength(50, 0.01), strength(5, 0.01)
+    (0.01, 0.4, 1.0)
+    """
+    return min(1.0, max(rule, _WINDOW / max(points, 1)))

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from coderepairrl.report.trackers.sending import send
+from coderepairrl.report.trackers import send
 
 _PAUSE = 1.0
 _LAST = 60

@@ -15,7 +15,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-PARTS = ("kernel", "frames", "limits", "files", "walk", "service", "confined", "forked", "main")
+PARTS = ("frames", "files", "service", "main")
 """Modules in import order; they share one namespace in the single file."""
 
 

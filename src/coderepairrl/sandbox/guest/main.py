@@ -1,14 +1,233 @@
-"""Command line: our end of the socket, and optionally a system call filter by path or descriptor."""
+"""Command line: our end of the socket, and optionally a system call filter by path or descriptor.
+
+Starts a guest, one inside sandlock (`Confined`), or a process that forks guests (`ForkServer`).
+"""
 
 from __future__ import annotations
 
+import os
+import struct
 import sys
 
-from coderepairrl.sandbox.guest.confined import Confined
-from coderepairrl.sandbox.guest.forked import ForkServer
-from coderepairrl.sandbox.guest.frames import Control, connected
-from coderepairrl.sandbox.guest.kernel import refuse_calls
-from coderepairrl.sandbox.guest.service import Guest
+from coderepairrl.sandbox.guest.files import unpack
+from coderepairrl.sandbox.guest.frames import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    Control,
+    connected,
+    decode,
+    refuse_calls,
+    signal,
+    socket,
+)
+from coderepairrl.sandbox.guest.service import RESTORED, Guest
+
+NEW_MOUNTS, NEW_CGROUP, NEW_NAMES, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND = 1, 2, 4, 8, 32, 4096
+SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # of a network interface
+CAPABILITIES, PR_CAPBSET_DROP = 0x20080522, 24
+MOST_WATCHERS = "8"  # of the 128 that all sandboxes of a user share
+MOST_RIGHTS = 16  # descriptors in one message
+
+
+class ForkServer:
+    """A process with everything preloaded that forks guests. It runs nothing of any task.
+
+    bubblewrap starts it without workspace or system call filter and with a bare ``/proc``. A fork enters nested
+    namespaces, mounts what sandboxes must not share, and drops the rights it needed (`Forked.confine`). It cannot
+    unmount or make writable what bubblewrap mounted, as another user namespace owns those mounts. When the server ends,
+    all guests end.
+    """
+
+    def __init__(self, asking: socket.socket, rules: int) -> None:
+        import ctypes
+        import fcntl
+        import gc
+
+        self.asking, self.ioctl, self.libc = asking, fcntl.ioctl, ctypes.CDLL(None, use_errno=True)
+        with open(rules, "rb") as file:
+            self.filter = file.read()
+        signal.signal(signal.SIGCHLD, self._reap)
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Fork a guest for each message until the host hangs up.
+
+        A message is JSON (``sizes``: bytes of each in-memory file system, by mount point) with descriptors: the guest's
+        socket, the archive of its workspace, its error log, and the entrances of its control group.
+        """
+        while True:
+            message, rights, flags, _ = self.asking.recvmsg(
+                1 << 16, socket.CMSG_SPACE(4 * MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
+            )
+            if not message:
+                os._exit(0)
+            data = rights[0][2] if rights else b""
+            descriptors = struct.unpack(f"{len(data) // 4}i", data)
+            if len(descriptors) >= 3 and not flags & socket.MSG_CTRUNC:
+                self._fork(message, descriptors)
+            else:  # no guest, as the host learns by its socket, which is closed with the rest
+                os.write(2, b"malformed: %d descriptors, flags %d\n" % (len(descriptors), flags))
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _fork(self, message: bytes, descriptors: tuple[int, ...]) -> None:
+        try:
+            forked = os.fork()
+        except OSError as error:  # no more processes: this guest's fault, not that of the others
+            forked = -1
+            try:  # noqa: SIM105  # contextlib takes long to import
+                os.write(descriptors[2], f"cannot fork a guest: {error}\n".encode())
+            except OSError:  # the disk is full, too: the host learns of this guest's fault by its closed socket
+                pass
+        if forked == 0:
+            try:
+                os.dup2(descriptors[2], 2)
+                self._become_guest(decode(message)["sizes"], *descriptors)
+            except BaseException as error:
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(1)
+
+    def _reap(self, *_: object) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+    def _become_guest(self, sizes: dict[str, int], control: int, archive: int, errors: int, *entrances: int) -> None:
+        self.asking.close()
+        os.close(errors)
+        os.setsid()
+        user, group = os.getuid(), os.getgid()
+        self.checked(self.libc.unshare(NEW_USER | NEW_MOUNTS | NEW_PIDS | NEW_NETWORK | NEW_IPC | NEW_NAMES), "unshare")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        if os.fork() != 0:  # only a child is in the new namespace of processes: the first in it
+            os._exit(0)
+        for entrance in entrances:
+            os.write(entrance, b"0")
+            os.close(entrance)
+        self._mount(b"proc", b"/proc", NO_SUID | NO_DEVICES | NO_PROGRAMS)
+        with open("/proc/sys/user/max_inotify_instances", "w") as file:  # for this namespace alone
+            file.write(MOST_WATCHERS)
+        self._mount(b"/proc/sys", b"/proc/sys", BIND)
+        self._mount(b"/proc/sys", b"/proc/sys", BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | NO_PROGRAMS)
+        self._mount(b"devpts", b"/dev/pts", NO_SUID | NO_PROGRAMS, b"newinstance,ptmxmode=0666,mode=620")
+        for folder, size in sizes.items():
+            self._mount(b"tmpfs", folder.encode(), NO_SUID | NO_DEVICES, b"mode=0755,size=%d" % size)
+        loopback = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.ioctl(loopback.fileno(), SET_FLAGS, struct.pack("16sh14x", b"lo", UP | RUNNING))
+        loopback.close()
+        Forked(self, Control(socket.socket(fileno=control)), archive).serve()
+
+    def _mount(self, source: bytes, target: bytes, flags: int, options: bytes | None = None) -> None:
+        kind = None if flags & BIND else source
+        self.checked(self.libc.mount(source, target, kind, flags, options), f"mount {target.decode()}")
+
+    def checked(self, result: int, what: str) -> None:
+        """Raise OSError if a C call failed."""
+        if result < 0:
+            import ctypes
+
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+class Forked(Guest):
+    """A guest forked from a `ForkServer`. Until configured it has every capability over its own namespaces."""
+
+    def __init__(self, server: ForkServer, control: Control, archive: int) -> None:
+        super().__init__(control)
+        self.server, self.content = server, archive
+        ours = os.pidfd_open(self.pid)
+        control.send({"forked": True}, descriptor=ours)  # by which the host ends us
+        os.close(ours)
+
+    def confine(self) -> None:
+        """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""
+        libc = self.server.libc
+        if os.access("/proc/self/ns/cgroup", os.F_OK):  # where the kernel has them, as with bubblewrap
+            self.server.checked(libc.unshare(NEW_CGROUP), "unshare cgroup")
+        for capability in range(64):
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
+        self.server.checked(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
+        refuse_calls(self.server.filter)
+
+    def _unpack(self, archive: str) -> None:
+        unpack(self.content, self.workdir)
+
+
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
+
+
+class Confined(Guest):
+    """A guest that shares the host's process ids; ``kill(-1)`` reaches our Landlock domain, which is the sandbox."""
+
+    def __init__(self, control: Control, rules: str) -> None:
+        super().__init__(control)
+        self.alone = True
+        # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
+        attributes = struct.pack("QQQ", FS_REFER, 0, SCOPES)
+        self.ruleset = self._checked(self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+        os.set_inheritable(self.ruleset, False)
+        root = os.open("/", os.O_PATH)
+        beneath = struct.pack("=Qi", FS_REFER, root)
+        self._checked(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0))
+        os.close(root)
+        with open(rules, "rb") as file:
+            refuse_calls(file.read())
+
+    def _prepare(self) -> None:
+        import ctypes
+
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        signal.signal(signal.SIGTERM, self.end)
+        self._checked(self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        self._checked(self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            import ctypes
+
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result
+
+    def end(self, *_: object) -> None:
+        """Kill everything, which is still permitted once the supervisor is gone."""
+        try:
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(1)
+
+    def _start(self, program: str, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
+        report, failure = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                self._checked(self.libc.syscall(LANDLOCK_RESTRICT_SELF, self.ruleset, 0))
+                for number in RESTORED:
+                    signal.signal(number, signal.SIG_DFL)
+                for target, source in enumerate((stdin, stdout, stdout)):
+                    os.dup2(source, target)
+                os.execve(program, argv, env)
+            except (OSError, ValueError) as error:
+                os.write(failure, struct.pack("I", getattr(error, "errno", None) or 22))
+            finally:
+                os._exit(127)
+        os.close(failure)
+        with open(report, "rb") as file:
+            failed = file.read(4)
+        if failed:
+            os.waitpid(pid, 0)
+            code = struct.unpack("I", failed)[0]
+            raise OSError(code, os.strerror(code))
+        return pid
+
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:

@@ -1,4 +1,4 @@
-"""Functions of other Python code, each checked by its docstring's examples (`slices.Function`)."""
+"""Functions of other Python code, each checked by its docstring's examples (`corpus_tasks.Function`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from typing import Any
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.mutants import judge
-from coderepairrl.tasks.mutants.corpus_tasks import Mutant, Symptom, pairs
+from coderepairrl.tasks.mutants.corpus_tasks import Check, Function, Mutant, Symptom, bare, pairs
 from coderepairrl.tasks.mutants.package_tasks import is_test, read_tree
-from coderepairrl.tasks.mutants.slices import Check, Function, bare
 from coderepairrl.types import Task
 
 LONGEST = 12

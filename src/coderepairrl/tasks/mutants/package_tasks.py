@@ -18,7 +18,7 @@ from coderepairrl.grading import CANNOT, Outcome, results_of, tried
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.tasks.folders import write_tree
+from coderepairrl.tasks.base import write_tree
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.types import Checks, Command, Task
 

@@ -11,22 +11,19 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, get_args
 
-from coderepairrl import __version__
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.tasks.base import LoadedSource, cached_json, code_folder
-from coderepairrl.tasks.folders import digest, store
+from coderepairrl.tasks.base import LoadedSource, cached_json, code_folder, folder_digest, store_folder
 from coderepairrl.tasks.mutants import documented
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, Split, exercise, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
-from coderepairrl.tasks.mutants.slices import Function
-from coderepairrl.tasks.needs import PYTEST
 from coderepairrl.tasks.patches import unified
-from coderepairrl.tasks.project_environment import Environment, build, source_folder
+from coderepairrl.tasks.project_environment import PYTEST, Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
+from coderepairrl.version import __version__
 
 CHECK_SECONDS = 5.0
 BUGS = 16
@@ -113,7 +110,7 @@ class MutantSource(LoadedSource):
         root = code_folder(self.path)
         candidates = documented.functions(root)
         where = (self.sandbox, self.sandbox_options)
-        empty = f"dir:{store(self._workspaces, {'judge.py': b''})}"
+        empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
         key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
         find = partial(documented.verified, root, empty)
         verified = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
@@ -141,7 +138,7 @@ class MutantSource(LoadedSource):
             id=f"mutants/{made.mutant.key}-{'q' if made.quoted else 'u'}",
             prompt=made.prompt,
             language="python",
-            workspace=f"dir:{store(self._workspaces, files)}",
+            workspace=f"dir:{store_folder(self._workspaces, files)}",
             reference=unified(made.path, made.files[made.path], made.fixed),
             checks=Checks((Command(made.command, CHECK_SECONDS),), made.tests),
             split=made.mutant.split,
@@ -170,7 +167,18 @@ class MutantSource(LoadedSource):
         environment, modules = (str(there.specification), there.modules) if there else ("", ())
         folder = there.specification.folder.name if there else ""
         where = (self.sandbox, self.sandbox_options)
-        key = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
+        key = (
+            _KIND,
+            __version__,
+            folder_digest(files),
+            command,
+            self.only,
+            self.seed,
+            self.timeout,
+            self.n,
+            folder,
+            where,
+        )
 
         async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
             verified = await bugs(
@@ -206,7 +214,7 @@ class MutantSource(LoadedSource):
             id=f"mutants/{bug.key}-{'q' if quoted else 'u'}",
             prompt=prompt,
             language="python",
-            workspace=f"dir:{store(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
+            workspace=f"dir:{store_folder(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
             reference=unified(bug.path, bug.broken, bug.fixed),
             checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
             environment=environment,

@@ -24,8 +24,8 @@ from coderepairrl.grading import results_of
 from coderepairrl.sandbox.commits import commit_folder
 from coderepairrl.tasks.benchmark import Repositories, patch_bytes
 from coderepairrl.tasks.commits import History
-from coderepairrl.tasks.needs import needs_of
 from coderepairrl.tasks.patches import is_test
+from coderepairrl.tasks.project_environment import needs_of
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 

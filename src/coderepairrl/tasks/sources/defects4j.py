@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.grading.rules import RAN
+from coderepairrl.grading.harness import RAN
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.tasks.benchmark import Benchmark, image_workspace, patch_bytes
 from coderepairrl.tasks.patches import turned_round

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.tasks.base import LoadedSource, cached_json, log_left_out
-from coderepairrl.tasks.folders import digest, store
+from coderepairrl.tasks.base import LoadedSource, cached_json, folder_digest, log_left_out, store_folder
 from coderepairrl.tasks.masking import IMPLEMENT, Function, functions, parses
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from coderepairrl.tasks.patches import is_test, unified
@@ -161,10 +160,10 @@ class Functions(LoadedSource):
     ) -> list[str]:
         probed = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
-        key = [_PROGRAM.read_text(), digest(files), probed, imports, environment, where]
+        key = [_PROGRAM.read_text(), folder_digest(files), probed, imports, environment, where]
 
         async def find(backend: SandboxBackend) -> list[str]:
-            healthy = f"dir:{store(self.cache / 'workspaces', files)}"
+            healthy = f"dir:{store_folder(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
             return await _probe(backend, task, json.dumps([imports or ".", probed]))
 
@@ -195,7 +194,7 @@ class Functions(LoadedSource):
             id=task_id,
             prompt=_PROMPT.format(name=function.name, path=path, comment=function.comment, header=function.header),
             language="python",
-            workspace=f"dir:{store(self.cache / 'workspaces', {**files, path: masked.encode()})}",
+            workspace=f"dir:{store_folder(self.cache / 'workspaces', {**files, path: masked.encode()})}",
             reference=unified(path, masked, source),
             checks=checks,
             environment=environment,

@@ -19,8 +19,8 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, History, history
-from coderepairrl.tasks.needs import PYTEST, extra_of, needs_of
 from coderepairrl.tasks.patches import is_test, is_test_module, language
+from coderepairrl.tasks.project_environment import PYTEST, extra_of, needs_of
 from coderepairrl.types import Checks, Command, Task
 
 TESTS = "{tests}"

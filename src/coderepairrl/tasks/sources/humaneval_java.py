@@ -9,7 +9,7 @@ import ast
 import re
 from pathlib import Path
 
-from coderepairrl.tasks import junit
+from coderepairrl.grading import witness
 from coderepairrl.tasks.benchmark import Files, patch_bytes
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.rows import Row, read, text_of
@@ -28,7 +28,7 @@ class HumanEvalJava(Files):
 
     name = "humaneval_java"
 
-    def __init__(self, path: str = "", *, jars: str = junit.JARS, cache: str = "") -> None:
+    def __init__(self, path: str = "", *, jars: str = witness.JARS, cache: str = "") -> None:
         super().__init__(path, cache=cache)
         self.jars = jars
 
@@ -36,7 +36,7 @@ class HumanEvalJava(Files):
         """Task of a row."""
         files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
-        checks = junit.checks(
+        checks = witness.junit_checks(
             tests,
             list(files),
             row.text("test_class"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from coderepairrl.environments import Specification, sandbox_version
-from coderepairrl.tasks import junit
+from coderepairrl.grading import witness
 from coderepairrl.tasks.benchmark import Files, patch_bytes
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.rows import Row, text_of
@@ -39,7 +39,7 @@ class QuixBugs(Files):
         *,
         language: Literal["python", "java"] = "python",
         environment: bool = True,
-        jars: str = junit.JARS,
+        jars: str = witness.JARS,
         cache: str = "",
     ) -> None:
         super().__init__(path, cache=cache)
@@ -55,7 +55,7 @@ class QuixBugs(Files):
         environment = ""
         if self.language == "java":
             test_class = f"java_testcases.junit.{Path(buggy).stem}_TEST"
-            checks = junit.checks(
+            checks = witness.junit_checks(
                 tests, list(files), test_class, fail_to_pass=names[0], pass_to_pass=names[1], jars=self.jars
             )
         else:

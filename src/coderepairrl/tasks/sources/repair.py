@@ -1,6 +1,6 @@
 """`repair`: one-file repairs in one turn, with the code in the prompt (kind ``repair``).
 
-Search/replace blocks (`agents.blocks`) must be able to express them.
+Search/replace blocks (`agents.patching`) must be able to express them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl.agents.blocks import Inexpressible, between
+from coderepairrl.agents.patching import Inexpressible, blocks_between
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import files_at_hand
-from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
-from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out, store_folder
 from coderepairrl.tasks.patches import language_of, patched, paths, unified
 from coderepairrl.tasks.rows import Row, read
 from coderepairrl.types import Task
@@ -104,7 +103,7 @@ class Repair(LoadedSource):
             raise LeftOut("have a patch that does not apply")
         issue = _first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
         try:
-            workspace = store(self.cache / "workspaces", {path: before})
+            workspace = store_folder(self.cache / "workspaces", {path: before})
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
         return Task(
@@ -125,7 +124,7 @@ class Repair(LoadedSource):
         except UnicodeDecodeError:
             raise LeftOut("are of a file that is no UTF-8") from None
         try:
-            blocks = between(path, before, after, self.context_lines or 0)
+            blocks = blocks_between(path, before, after, self.context_lines or 0)
         except Inexpressible:
             raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")

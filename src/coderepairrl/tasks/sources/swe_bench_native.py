@@ -1,6 +1,6 @@
 """SWE-bench and similar instances in environments built on this machine.
 
-Specifications are of swebench 4.1.0, the last version with them; the harness of `grading.packages` judges logs. Both
+Specifications are of swebench 4.1.0, the last version with them; the harness of `grading.harness` judges logs. Both
 are MIT-licensed and installed on demand.
 """
 

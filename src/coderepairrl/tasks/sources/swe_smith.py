@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from coderepairrl.grading.packages import SWE_SMITH
+from coderepairrl.grading.harness import SWE_SMITH
 from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image, patch_bytes
 from coderepairrl.tasks.patches import language, turned_round
 from coderepairrl.tasks.rows import Row

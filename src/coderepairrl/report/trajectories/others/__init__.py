@@ -1,9 +1,141 @@
-"""Readers of published or logged trajectories, one per format.
+"""Readers of published or logged trajectories, one module per format; each item is read or reported as damaged.
 
 A reader takes a file or row and returns a `Trajectory`, or raises `ValueError`.
 """
 
-from coderepairrl.report.trajectories.others.files import FORMATS, Damaged, Window, read
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import UsageError
+from coderepairrl.report.trajectories.others import atif, mini_swe_agent, nano, openhands, swe_agent
 from coderepairrl.report.trajectories.others.trajectory import Trajectory
+from coderepairrl.runs import codec
+
+Reader = Callable[[Mapping[str, Any], str], Trajectory]
+_READERS: Mapping[str, Reader] = {
+    "openhands": openhands.read,
+    "swe-agent": swe_agent.read,
+    "mini-swe-agent": mini_swe_agent.read,
+    "atif": atif.read,
+}
+_ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "openhands": (".jsonl", ".jsonl.gz", ".parquet", ".json"),
+    "swe-agent": (".traj", ".jsonl", ".jsonl.gz", ".parquet"),
+    "mini-swe-agent": (".traj.json", ".jsonl", ".parquet"),
+    "atif": (".json", ".jsonl"),
+}
+FORMATS = (*_READERS, "nano")
+
 
 __all__ = ["FORMATS", "Damaged", "Trajectory", "Window", "read"]
+
+
+class Damaged(NamedTuple):
+    """Unreadable item, and why."""
+
+    where: str
+    why: str
+
+
+class Window(NamedTuple):
+    """Filter of an agent's logs: local start times, part of the model's name."""
+
+    after: datetime | None = None
+    before: datetime | None = None
+    model: str = ""
+
+    def takes(self, when: datetime) -> bool:
+        """Whether `when` is within the window."""
+        return (self.after is None or when >= self.after) and (self.before is None or when < self.before)
+
+
+def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
+    """Read the trajectories in `path` by name. Raises `UsageError` if empty."""
+    if form not in FORMATS:
+        raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
+    if form == "nano":
+        yield from _logged(path, window or Window())
+        return
+    if any(window or ()):
+        raise UsageError("a time window and a model are asked for logs of an agent", fix="leave them out, or: nano")
+    endings = _ENDINGS[form]
+    files = sorted(each for each in path.rglob("*") if each.name.endswith(endings)) if path.is_dir() else [path]
+    if not files or not path.exists():
+        raise UsageError(f"{path} has no trajectories", fix=f"{form} is read from {', '.join(endings)}")
+    for file in files:
+        for where, row in _rows(file, str(file.relative_to(path.parent))):
+            yield _read(_READERS[form], row, where) if not isinstance(row, Damaged) else row
+
+
+def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
+    try:
+        if not isinstance(row, Mapping):
+            raise ValueError("no object")
+        attempt = reader(row, where)
+        if not math.isfinite(attempt.reward or 0.0):
+            raise ValueError(f"its reward {attempt.reward} is no number")
+        "".join(
+            (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
+        ).encode()  # half a character is no text
+        attempt.patch.encode("utf-8", "surrogateescape")
+        return attempt
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:  # anything may stand in it
+        return Damaged(where, str(error) or type(error).__name__)
+
+
+def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
+    if file.name.endswith(".parquet"):
+        try:
+            table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
+            everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
+            yield from ((f"{shown}:{number}", row) for number, row in enumerate(everything, 1))
+        except Exception as error:  # pyarrow has a family of its own, beside OSError
+            yield shown, Damaged(shown, str(error))
+        return
+    try:
+        written = codec.read_foreign_text(file)
+    except ValueError as error:
+        yield shown, Damaged(shown, str(error))
+        return
+    lines = file.name.endswith((".jsonl", ".jsonl.gz"))
+    for number, each in enumerate(written.split("\n") if lines else [written], 1):
+        if not each.strip():
+            continue
+        where = f"{shown}:{number}" if lines else shown
+        try:
+            value = json.loads(each)
+        except (ValueError, RecursionError) as error:
+            yield where, Damaged(where, f"not read as JSON: {error}")
+            continue
+        if isinstance(value, list):
+            yield from ((f"{where}:{at}", row) for at, row in enumerate(value, 1))
+        else:
+            yield where, value
+
+
+def _logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
+    folders = sorted(each.parent for each in path.expanduser().rglob(nano.MESSAGES))
+    if not folders:
+        raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")
+    for folder in folders:
+        try:
+            if window.takes(nano.began(folder)):
+                attempt = nano.read(folder)
+                if window.model in attempt.model:
+                    yield attempt
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+            yield Damaged(str(folder), str(error) or type(error).__name__)

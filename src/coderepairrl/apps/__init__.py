@@ -1,1 +1,0 @@
-"""Programs around the training loop: a demonstration, fixing a repository, serving a model."""

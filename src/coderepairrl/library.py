@@ -1,0 +1,238 @@
+"""Functions for other programs, as the commands `crrl score`, `grade`, `attempt`, `eval` and `compare`.
+
+Importable from `coderepairrl` (docs/guides/library.md). They block, print nothing, and raise `coderepairrl.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coderepairrl import rewards
+from coderepairrl.errors import UsageError
+from coderepairrl.rewards.text import LARGEST_PATCH
+
+if TYPE_CHECKING:
+    from coderepairrl.sandbox import Choice
+    from coderepairrl.types import Episode, Task
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_reward = lru_cache(maxsize=32)(rewards.only)  # making one takes as long as comparing two patches
+
+
+def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits") -> float:
+    """Score a diff against a reference diff, by a reward that runs nothing; the shipped ones are in [0, 1].
+
+    Text around a diff is ignored. An empty or malformed patch scores 0, as in training, and one above 16 MiB. Raises
+    `UsageError` for an unusable reference or a reward that needs more than two diffs, `ConfigError` for an unknown one.
+
+    >>> oracle = "--- a/f.py\\n+++ b/f.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = 2\\n"
+    >>> score(oracle, oracle), score("I do not know.", oracle), score(oracle.replace("2", "3"), oracle)
+    (1.0, 0.0, 0.375)
+    """
+    chosen, oracle, diff = _reward(reward), _diff_bytes(reference), _diff_bytes(patch)
+    if not oracle.strip():
+        raise UsageError("the reference is empty", fix="give the diff of a repair")
+    if len(diff) > LARGEST_PATCH:
+        return 0.0
+    try:
+        value = chosen.compare(oracle, diff)
+    except rewards.MalformedPatch:
+        try:
+            rewards.parse(oracle)
+        except rewards.MalformedPatch as problem:
+            raise UsageError(f"the reference: {problem}", fix=problem.fix) from problem
+        return 0.0
+    if value is None:
+        raise UsageError(
+            f"reward {reward} needs more than two diffs (a repository, a reply)",
+            fix="use one that compares patches, such as patch_edits or patch_similarity",
+        )
+    return value if diff.strip() else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of a benchmark's tests on a patch; `seconds` includes opening sandboxes."""
+
+    task: str
+    resolved: bool | None
+    """None after an infrastructure fault, which says nothing about the patch."""
+    problem: str
+    """Why not resolved, or the fault."""
+    seconds: float
+
+
+def grade(
+    patches: Iterable[tuple[str, str | bytes]],
+    tasks: str | Iterable[Task],
+    *,
+    options: Mapping[str, Any] | None = None,
+    jobs: int = 2,
+    sandbox: str = "auto",
+) -> list[Verdict]:
+    """Run a benchmark's tests on pairs of task id and patch, `jobs` at a time; return verdicts in order.
+
+    `tasks` is a task source with `options`, or its tasks, read once for many calls (`coderepairrl.tasks.make`). Several
+    patches may be for one task. Raises `ConfigError` for an unknown source or option, `UsageError` for an unknown task,
+    `TaskError` for one without checks, `PrerequisiteError` where no sandbox works.
+
+        [verdict] = grade([("quixbugs/gcd", diff)], "quixbugs", options={"path": "QuixBugs"})
+        verdict.resolved
+    """
+    from coderepairrl import sandbox as sandboxes
+    from coderepairrl.processes.scratch import scratch
+    from coderepairrl.stages import grade as grading
+    from coderepairrl.stages.predictions import Prediction
+    from coderepairrl.tasks.catalog import load
+
+    source = load(tasks, options or {}) if isinstance(tasks, str) else tasks
+    predictions = [Prediction(task, str(number), _diff_bytes(patch)) for number, (task, patch) in enumerate(patches)]
+    if not predictions:
+        return []
+    by_id, predictions, _ = grading.chosen(predictions, source)
+    choice = sandboxes.choose(sandbox)
+    _warn_if_weaker(choice)
+    with scratch("grade") as folder:
+        backend = sandboxes.make(choice.name)
+        graded = _run_blocking(grading.grade(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs))
+    return [
+        Verdict(each.instance, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
+        for each in graded
+    ]
+
+
+def attempt(
+    source: str | Path,
+    task: str,
+    *,
+    policy: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+) -> Episode:
+    """Make one attempt at a task of a source, config or run; return its episode: turns, calls, patch, scores.
+
+    `policy` is a run, checkpoint, model folder, ``builtin:NAME`` or URL; `settings` are dotted settings and the
+    source's options. `output` is a new run folder that keeps the episode. Raises `ConfigError` and `UsageError` for
+    mistakes, `PrerequisiteError`, and `RunError` if an infrastructure fault ended it.
+
+        episode = attempt("handmade", "handmade/pager", policy="builtin:tiny", settings={"rollout.calls": 5})
+        episode.reward, episode.patch
+    """
+    from coderepairrl.stages import attempt as attempting
+    from coderepairrl.stages.trace import Trace
+
+    what, place, model = str(source), None if output is None else Path(output), _policy_name(policy)
+    trial = attempting.resolve(what, task, _as_overrides(settings), policy=model, output=place)
+    return _run_blocking(attempting.attempt(trial, Trace(quiet=True)))
+
+
+def evaluate(
+    source: str | Path,
+    *,
+    policy: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Measure a policy on a task source, or by a config or run, into a run folder; return what `--json` prints.
+
+    ``["evaluations"][NAME]["outcomes"]["resolved"]`` has `value`, `low` and `high`: a share in [0, 1] with its 95 %
+    interval. Other parameters as of `attempt`; with `resume`, `source` may be an evaluation's folder, and a finished
+    one is only read. Raises as `attempt`, `HealthGateError` for too many faults.
+
+        result = evaluate("handmade", policy="runs/mine", settings={"eval.attempts": 4}, output="runs/measured")
+        result["evaluations"]["eval"]["outcomes"]["resolved"]["low"]
+    """
+    from coderepairrl.stages.arguments import plan_evaluations
+    from coderepairrl.stages.evaluation import measure
+    from coderepairrl.stages.results import read_results
+
+    place, named = None if output is None else Path(output), _policy_name(policy)
+    policies = [] if named is None else [named]
+    [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=place, resume=resume)
+    _warn_if_weaker(planned.plan.place.choice)
+    if not (resume and planned.is_complete):
+        _run_blocking(measure(planned, quiet=True))
+    return read_results(planned.folder)
+
+
+def compare(
+    *policies: str | Path,
+    metric: str = "resolved",
+    common: bool = False,
+    other_conditions: bool = False,
+    cluster: str = "repository",
+    margin: float | None = None,
+    pass_at: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Compare results on the same tasks with paired tests; return what `--json` prints, each policy against the first.
+
+    A policy is a run folder (``RUN@NAME-STEP``), a file of outcomes, a harness report or ``36/500``. `common` compares
+    only tasks that all have; `margin` is equivalence, in points of 100 for shares. Each of ``["comparisons"]`` has
+    `early`, `late` and `change` with 95 % intervals, and `p`. Raises `UsageError` for what does not compare.
+
+    >>> [comparison] = compare("36/500", "60/500")["comparisons"]
+    >>> {key: round(value, 4) for key, value in comparison["change"].items()}
+    {'value': 0.048, 'low': 0.0098, 'high': 0.087}
+    """
+    from coderepairrl.report.comparison import Question
+    from coderepairrl.report.verdict import answer
+
+    question = Question(
+        metric=metric,
+        common=common,
+        other_conditions=other_conditions,
+        cluster=cluster,
+        margin=margin,
+        pass_at=",".join(map(str, pass_at)),
+    )
+    return dict(answer(list(map(str, policies)), question).numbers)
+
+
+def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
+    """Result of `job`. Raises `UsageError` in a thread that runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(job)
+    job.close()
+    raise UsageError(
+        "this function blocks, and its thread runs an event loop (a notebook does)",
+        fix="await asyncio.to_thread(FUNCTION, ...)",
+    )
+
+
+def _diff_bytes(diff: str | bytes) -> bytes:
+    """Bytes of `diff`, with the last line's end that replies of models lack."""
+    if isinstance(diff, bytes):
+        encoded = diff
+    else:
+        try:
+            encoded = diff.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # half a character from an escape in JSON
+            encoded = diff.encode("utf-8", "surrogatepass")
+    return encoded if encoded.endswith(b"\n") or not encoded.strip() else encoded + b"\n"
+
+
+def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
+    """Settings as on the command line."""
+    from coderepairrl.config import inline
+
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in (settings or {}).items()}
+    return [f"{key}={inline(value)}" for key, value in plain.items()]
+
+
+def _policy_name(policy: str | Path | None) -> str | None:
+    return None if policy is None else str(policy)
+
+
+def _warn_if_weaker(choice: Choice) -> None:
+    if choice.fix:
+        _log.warning("%s", choice)

@@ -1,0 +1,245 @@
+"""Pages of episodes, groups, tasks, and their list, as pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from coderepairrl import registry, rewards
+from coderepairrl.errors import ConfigError
+from coderepairrl.printable import visible
+from coderepairrl.report import plots
+from coderepairrl.report.conversation import Field, Message, conversation, edits, gist, tree, unheard
+from coderepairrl.report.kit import Around, DiffLine, diff_lines, embedded, fill, pieces
+from coderepairrl.report.rows import CELLS, OPEN, Row
+from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
+
+Decode = Callable[[Sequence[int]], str]
+
+STATES = ("trained", "masked", "dropped", "sampled")
+"""States of a sampled token; ``sampled``: no step has consumed it."""
+_FULL_COLOUR = 2.0  # an advantage of two standard deviations is shown in full colour
+_LANE, _NODE = 14, 30  # pixels between lanes of the tree of turns, and between its turns
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """Turn as the template draws it."""
+
+    turn: Turn
+    relation: str
+    forks: bool
+    state: str
+    reason: str
+    messages: list[Message]
+    versions: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Episode with other contents of its page."""
+
+    episode: Episode
+    decode: Decode
+    """Ids to text, special tokens included."""
+    trained: Mapping[int, str] = field(default_factory=dict)
+    """``trained``, ``masked:REASON``, ``dropped:REASON`` or ``sampled`` by `Turn.index`; default: the turn's mask."""
+    advantage: float | None = None
+    run: str = ""
+    notice: str = ""
+    task: Task | None = None
+    ending: str = ""
+    """`OPEN` or `UNFINISHED` without a verdict."""
+    consumed: int | None = None
+    """Step that trained on it."""
+
+
+class Attempt(NamedTuple):
+    """Attempt in a group."""
+
+    row: Row
+    turns: list[tuple[str, list[Field], int, bool | None]]
+    """Reply in one line, replacements by tool calls, tokens, success of the calls."""
+    shared: int
+    """Leading turns equal to the first attempt's."""
+    diff: list[DiffLine]
+
+
+def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> str:
+    """Page of an episode; `group` are the attempts of its group."""
+    episode = shown.episode
+    states = {turn.index: _state(turn, shown.trained) for turn in episode.turns}
+    messages = conversation(episode)
+    turns = [_turn(episode.turns, turn, states[turn.index], messages[turn.index]) for turn in episode.turns]
+    attempt = diff_lines(episode.patch)
+    reference = diff_lines(shown.task.reference) if shown.task is not None else []
+    nodes = tree(episode, messages)
+    for node in nodes:  # one that has no recorded messages is shown by its tokens
+        turn = episode.turns[node.turn]
+        if not turn.messages and turn.sampled:
+            reply = visible(shown.decode(turn.output.ids))
+            turns[node.turn].messages.append(Message("assistant", "", reply, "", []))
+    return fill(
+        "episode.html.j2",
+        around,
+        depth=2,
+        script="episode.js",
+        episode=episode,
+        task=shown.task,
+        ending=shown.ending or str(episode.ending),
+        scored=not shown.ending and episode.ending is not Ending.VOID,
+        open=shown.ending == OPEN,
+        consumed=shown.consumed,
+        advantage=shown.advantage,
+        strength=f"{15 + 55 * min(1.0, abs(shown.advantage or 0.0) / _FULL_COLOUR):.0f}%",
+        group=group,
+        turns=turns,
+        nodes=nodes,
+        lane=_LANE,
+        height=_NODE,
+        other_calls=unheard(episode),
+        account=_account(episode.turns, states),
+        timings=_timings(episode.timings),
+        meanings={score.name: meaning(score.name) for score in episode.scores},
+        attempt=attempt,
+        reference=reference,
+        same=_both(attempt, reference),
+        added=sum(line.kind == "add" for line in attempt),
+        deleted=sum(line.kind == "del" for line in attempt),
+        data=_tokens(turns, shown.decode),
+    )
+
+
+def render_group(name: str, attempts: Sequence[Attempt], task: Task | None, around: Around) -> str:
+    """Page of a group: attempts in columns, turn by turn."""
+    return fill("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
+
+
+def render_task(
+    name: str, rows: Sequence[Row], patches: Mapping[str, list[DiffLine]], task: Task | None, around: Around
+) -> str:
+    """Page of a task: all attempts in step order."""
+    ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
+    series = []
+    for colour, title in enumerate(("training", "evaluation")):
+        scored = [row for row in ordered if row.reward is not None and (row.phase != "train") == bool(colour)]
+        ends = [None] * len(scored)
+        steps, values = [row.step for row in scored], [row.reward for row in scored]
+        series.append(plots.Series(title, steps, values, colour, low=ends, high=ends, joined=False))
+    return fill(
+        "task.html.j2",
+        around,
+        depth=2,
+        name=name,
+        rows=ordered,
+        patches=patches,
+        task=task,
+        reference=diff_lines(task.reference) if task is not None else [],
+        chart=Markup(plots.figure([plots.Panel("reward of each attempt", series, include=(0.0, 1.0))])),
+    )
+
+
+def render_list(rows: Sequence[Row], around: Around, *, state: int, damage: str) -> str:
+    """Page of a run's episodes."""
+    data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": around.live}
+    return fill("list.html.j2", around, depth=1, script="list.js", data=embedded(data), damage=damage)
+
+
+def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
+    """Attempt, compared with the `first` of its group."""
+    messages = conversation(episode)
+    shared = 0
+    if first is not None:
+        pairs = zip(first.turns, episode.turns, strict=False)
+        equal = [(a.given.ids, a.output.ids, a.messages) == (b.given.ids, b.output.ids, b.messages) for a, b in pairs]
+        shared = equal.index(False) if False in equal else len(equal)
+    oks: dict[int, bool] = {}
+    for call in episode.tool_calls:
+        oks[call.turn] = oks.get(call.turn, True) and call.ok
+    turns = [
+        (
+            gist(turn_messages := messages[turn.index], turn.index),
+            edits(turn_messages),
+            turn.sampled,
+            oks.get(turn.index),
+        )
+        for turn in episode.turns
+    ]
+    return Attempt(row, turns, shared, diff_lines(episode.patch))
+
+
+@cache
+def meaning(reward: str) -> tuple[str, str]:
+    """Summary and details from a shipped reward's docstring; empty for others."""
+    if reward not in rewards.SHIPPED:
+        return "", ""
+    try:
+        first, _, rest = (registry.resolve("reward", reward, rewards.SHIPPED).__doc__ or "").partition("\n")
+    except ConfigError:
+        return "", ""
+    lines = [line.removeprefix("    ") for line in rest.strip("\n").split("\n")]
+    return first, "\n".join(lines).strip("\n").rstrip()
+
+
+def _state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
+    mark = trained.get(turn.index, f"masked:{turn.masked}" if turn.masked else "sampled")
+    state, _, reason = mark.partition(":")
+    if state not in STATES:
+        raise ValueError(f"turn {turn.index}: {mark!r} begins with none of {', '.join(STATES)}")
+    return state, reason
+
+
+def _turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: list[Message]) -> TurnView:
+    forks = turn.base is not None and any(other.base == turn.base for other in turns[: turn.index])
+    relation = "new conversation" if turn.base is None else f"{'forks from' if forks else 'extends'} turn {turn.base}"
+    if turn.fork is not None and turn.fork.messages:
+        forks, relation = True, f"forks inside turn {turn.fork.turn}, whose first {turn.fork.tokens} tokens it shares"
+    versions = ", ".join(f"v{span.version}" for span in turn.versions)
+    return TurnView(turn, relation, forks or (turn.base is None and turn.index > 0), *state, list(messages), versions)
+
+
+def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
+    def span(tokens: TokenSpan) -> dict[str, Any]:
+        text = [visible(piece.text) for piece in pieces(tokens.ids, decode)]
+        return {"text": text, "ids": tokens.ids, "logprobs": [round(each, 4) for each in tokens.logprobs]}
+
+    return embedded(
+        {
+            view.turn.index: {
+                "given": span(view.turn.given),
+                "output": span(view.turn.output),
+                "tail": span(view.turn.tail),
+                "versions": [(each.version, each.start, each.end) for each in view.turn.versions],
+                "state": view.state,
+                "reason": visible(view.reason),
+            }
+            for view in turns
+        }
+    )
+
+
+def _both(attempt: Sequence[DiffLine], reference: Sequence[DiffLine]) -> frozenset[DiffLine]:
+    return frozenset(line for line in {*attempt} & {*reference} if line.kind in ("add", "del"))
+
+
+def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> list[tuple[str, str, int]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for turn in turns:
+        counts[states[turn.index]] += len(turn.output)
+        counts["dropped", "stop_string"] += len(turn.tail)
+    order = sorted(counts.items(), key=lambda entry: (STATES.index(entry[0][0]), -entry[1]))
+    return [(state, reason, tokens) for (state, reason), tokens in order if tokens]
+
+
+def _timings(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    parts = {name: seconds for name, seconds in timings.items() if name != "total"}
+    total = max(timings.get("total", 0.0), sum(parts.values()))
+    if total <= 0:
+        return []
+    rest = {"other": total - sum(parts.values())} if total - sum(parts.values()) > 0.0005 else {}
+    return [(name, seconds, seconds / total) for name, seconds in (parts | rest).items()]

@@ -1,0 +1,209 @@
+"""Page kit: one head, style and set of filters for all pages, and untrusted text made safe to view.
+
+Model output is escaped or embedded as data; the content security policy allows only our scripts and the page's server.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from coderepairrl.printable import counted, visible
+from coderepairrl.processes.meter import Used, as_words
+from coderepairrl.report import plots
+from coderepairrl.report.conversation import is_long
+from coderepairrl.report.rows import file_name
+from coderepairrl.report.verdict import p_text
+from coderepairrl.stats import TOO_FEW, Interval
+
+ASSETS = ("style.css", "list.js", "episode.js")
+NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+_SHOWN = 256 << 10  # bytes of a patch: a policy can write any number
+_LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
+_INDEX = re.compile(r"^index ([0-9a-f]{8})[0-9a-f]*\.\.([0-9a-f]{8})[0-9a-f]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Surroundings of a page."""
+
+    run: str = ""
+    folder: str = ""
+    """Folder of the run's pages; empty: a standalone page."""
+    live: bool = False
+    """Rendered by a server, from a run that may continue."""
+    notice: str = ""
+    """What is missing, such as the tokenizer."""
+
+
+def fill(template: str, around: Around, *, depth: int = 0, script: str = "", **values: Any) -> str:
+    """Page from a template, `depth` folders below the first page; a standalone one has style and script inside."""
+    alone = not around.folder
+    code = asset(script) if script and alone else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    shared = {
+        "around": around,
+        "alone": alone,
+        "root": "../" * depth,
+        "script": script,
+        "style": Markup(asset("style.css")) if alone else "",
+        "code": Markup(code),
+        "scripts": f"'sha256-{digest}'" if code else "'self'" if script else "'none'",
+    }
+    return _environment().get_template(template).render(**shared, **values)
+
+
+def asset(name: str) -> str:
+    """One of `ASSETS`; the style begins with that of the figures."""
+    text = resources.files(__package__).joinpath("assets", name).read_text("utf-8")
+    return plots.STYLE + text if name == "style.css" else text
+
+
+def embedded(data: Any) -> Markup:
+    """JSON that cannot close its HTML element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("coderepairrl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "visible": lambda value: visible(str(value)),
+        "plain": lambda value: (
+            value if isinstance(value, str) else NONE if value is None else json.dumps(value, default=str)
+        ),
+        "number": number,
+        "signed": lambda value: NONE if value is None else _sign(value, 2),
+        "level": _level,
+        "change": lambda value: Markup("<b>{}</b> {}").format(_sign(value.value), _ends(value, _sign)),
+        "seconds": _seconds,
+        "commas": "{:,}".format,
+        "counted": lambda noun, count: counted(count, noun),
+        "used": lambda used: as_words(Used(**used)),
+        "p": p_text,
+        "file_name": file_name,
+        "long": is_long,
+    }
+    return environment
+
+
+def _plain(value: Any) -> str:
+    return NONE if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Number with `digits` decimals (one from 10 on), or a dash.
+
+    >>> number(-0.25, 2), number(1234.5), number(None)
+    ('−0.25', '1,234.5', '–')
+    """
+    if value is None:
+        return NONE
+    return (f"{value:.{digits}f}" if abs(value) < 10 else f"{value:,.1f}").replace("-", MINUS)
+
+
+def _sign(value: float, digits: int = 3) -> str:
+    return ("+" if value >= 0 else "") + number(value, digits)
+
+
+def _level(value: Interval | Mapping[str, Any] | None) -> Markup:
+    if value is None:
+        return Markup("<span class=none>{}</span>").format(NONE)
+    interval = Interval(**value) if isinstance(value, Mapping) else value
+    return Markup("{} {}").format(number(interval.value), _ends(interval, number))
+
+
+def _ends(value: Interval, written: Callable[[float], str]) -> Markup:
+    if value.low is None or value.high is None:
+        return Markup("<small>{}</small>").format(TOO_FEW)
+    return Markup("<small>[{}, {}]</small>").format(written(value.low), written(value.high))
+
+
+def _seconds(value: float) -> str:
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Piece(NamedTuple):
+    """Text of a token. A character over several tokens is at the first; `part` marks the others."""
+
+    text: str
+    part: bool = False
+
+
+def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
+    """Text of each token; concatenated, the text of all.
+
+    >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
+    [Piece(text='é', part=False), Piece(text='', part=True)]
+    """
+    texts: list[Piece] = []
+    at = 0
+    while at < len(ids):
+        text, width = decode(ids[at : at + 1]), 1
+        for wider in range(2, min(_LONGEST_CHARACTER, len(ids) - at) + 1):
+            if not text.endswith("\ufffd"):
+                break
+            together = decode(ids[at : at + wider])
+            if not together.endswith("\ufffd"):
+                text, width = together, wider
+        texts.append(Piece(text))
+        texts += [Piece("", part=True)] * (width - 1)
+        at += width
+    return texts
+
+
+class DiffLine(NamedTuple):
+    """Line of a patch; kind ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+
+    kind: str
+    text: str
+
+
+def diff_lines(patch: bytes) -> list[DiffLine]:
+    r"""Lines of a unified diff, with short object ids; a long one is cut, with a remark.
+
+    >>> [line.kind for line in diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
+    ['file', 'file', 'file', 'hunk', 'del', 'add']
+    >>> diff_lines(b"index 0123456789abcdef..fedcba9876543210 100644\n")[0].text
+    'index 01234567..fedcba98 100644'
+    """
+    lines: list[DiffLine] = []
+    body = False
+    excerpt = patch[:_SHOWN]
+    for text in excerpt.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
+        if text.startswith("diff --git "):
+            body = False
+        elif text.startswith("@@ "):
+            body = True
+        if not body:
+            kind, text = "file", _INDEX.sub(r"index \1..\2", text)
+        elif text.startswith("@@ "):
+            kind = "hunk"
+        else:
+            kind = {"+": "add", "-": "del"}.get(text[:1], "same")
+        lines.append(DiffLine(kind, visible(text)))
+    if left_out := len(patch) - len(excerpt):
+        lines.append(DiffLine("file", f"({left_out:,} bytes more are not shown)"))
+    return lines

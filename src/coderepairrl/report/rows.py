@@ -1,0 +1,238 @@
+"""One reading of a run's log: its records, and its episodes as rows to filter and sort."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coderepairrl.learn.account import Accounts
+from coderepairrl.printable import visible
+from coderepairrl.runs.codec import text_to_bytes
+from coderepairrl.runs.following import Follower
+from coderepairrl.types import Ending
+
+Record = Mapping[str, Any]
+OPEN, UNFINISHED = "open", "unfinished"
+"""States before an ending: no verdict yet, or a process that ended without one."""
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_OTHER = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def file_name(name: str) -> str:
+    """File name for `name`: itself if safe in any file system and URL.
+
+    >>> file_name("train-00001-000-00"), file_name("mutants/a's b")
+    ('train-00001-000-00', 'mutants-a-s-b-8f750b0c6a')
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:10]
+    return f"{_OTHER.sub('-', name).strip('-._')[:60]}-{digest}".lstrip("-")
+
+
+@dataclass(slots=True)
+class Row:
+    """Episode in the list; `changed` is the `Rows` state at its last change."""
+
+    id: str
+    phase: str
+    step: int
+    group: str
+    attempt: int
+    task: str
+    language: str = ""
+    kind: str = ""
+    ending: str = OPEN
+    reason: str = ""
+    reward: float | None = None
+    """None if void or without a verdict."""
+    advantage: float | None = None
+    turns: int = 0
+    calls: int = 0
+    failed: int = 0
+    tokens: int = 0
+    added: int = 0
+    deleted: int = 0
+    seconds: float | None = None
+    tools: tuple[str, ...] = ()
+    scores: dict[str, float] = field(default_factory=dict)
+    changed: int = 0
+
+    def cells(self) -> list[Any]:
+        """Values except `changed`, safe for JSON and HTML; last the pages of episode and group, if named otherwise."""
+        pages = [file_name(name) for name in (self.id, self.group)]
+        return [
+            *map(visible, (self.id, self.phase)),
+            *(self.step, visible(self.group), self.attempt),
+            *map(visible, (self.task, self.language, self.kind, self.ending, self.reason)),
+            *(_short(self.reward), _short(self.advantage)),
+            *(self.turns, self.calls, self.failed, self.tokens, self.added, self.deleted, _short(self.seconds)),
+            [visible(tool) for tool in self.tools],
+            {visible(name): _short(value) for name, value in self.scores.items()},
+            *("" if page == name else page for page, name in zip(pages, (self.id, self.group), strict=True)),
+        ]
+
+
+CELLS = (
+    *("id", "phase", "step", "group", "attempt", "task", "language", "kind", "ending", "reason", "reward", "advantage"),
+    *("turns", "calls", "failed", "tokens", "added", "deleted", "seconds", "tools", "scores", "page", "group_page"),
+)
+
+
+class Rows:
+    """Rows of the log that `follower` reads, in starting order."""
+
+    def __init__(self, follower: Follower, *, alike: bool = True) -> None:
+        """Without `alike`, the advantages of an attempt's tokens differ, and rows have none."""
+        self.by_id: dict[str, Row] = {}
+        self.groups: dict[str, list[str]] = {}
+        self.tasks: dict[str, list[str]] = {}
+        self.consumed: dict[str, int] = {}
+        """Step that trained on an episode, by id."""
+        self.trained: dict[str, bool] = {}
+        """Whether a consumed episode has rows, by id; older logs do not say."""
+        self.state = 0
+        """Number of updates."""
+        self.last: Record = {"type": ""}
+        """Last ``start``, ``stop`` or ``end`` record."""
+        self.start: Record = {}
+        """Last ``start`` record."""
+        self.steps: list[Record] = []
+        self.changes: list[Record] = []
+        self.used: list[Record] = []
+        """``start`` and ``used`` records, for `processes.meter.total`."""
+        self.evaluations: dict[tuple[str, int], tuple[float, Record]] = {}
+        """Seconds in the last process, and labels, by (name, step)."""
+        self.sessions: list[tuple[float, float]] = []
+        """Unix seconds from, to, of each process on the run."""
+        self.tries: Counter[tuple[str, int]] = Counter()
+        """Episodes by (group, attempt)."""
+        self.accounts = Accounts()
+        self._open_since: dict[tuple[str, int], float] = {}
+        self.follower = follower
+        self._alike = alike
+
+    def update(self) -> None:
+        """Read new log records."""
+        self.state += 1
+        for record in self.follower.records():
+            try:
+                self._take(record)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
+                self.follower.refuse(error)
+
+    def _take(self, record: Record) -> None:
+        self.accounts.take(record)
+        time = record.get("time", 0.0)
+        if record["type"] == "start" or not self.sessions:
+            self.sessions.append((time, time))
+            self._open_since.clear()
+        match record["type"]:
+            case "episode":
+                self._begin(record)
+                self._open_since.setdefault((record["phase"], record["step"]), time)
+                self.tries[record["group"], record["attempt"]] += 1
+            case "turn":
+                self._turn(record)
+            case "verdict":
+                self._judge(record["verdict"])
+            case "step":
+                self.consumed |= dict.fromkeys(record["episodes"], record["step"])
+                if "advantages" in record:
+                    self._learn(record["episodes"], record["advantages"])
+                self.steps.append({**record, "metrics": record["metrics"]})
+            case "change":
+                self.changes.append(record)
+            case "eval":
+                # its episodes may all be from an earlier process: then this one spent no time on it
+                key = record["name"], record["step"]
+                seconds = time - self._open_since.get(key, time)
+                self.evaluations[key] = seconds, record["summary"].get("answers") or {}
+            case "start" | "stop" | "end":
+                self.last = record
+                for row in self.by_id.values():
+                    if row.ending == OPEN:
+                        row.ending, row.changed = UNFINISHED, self.state
+        if record["type"] == "start":
+            self.start = record
+        if record["type"] in ("start", "used"):
+            self.used.append(record)
+        if record["type"] != "turn":
+            self.sessions[-1] = (self.sessions[-1][0], time)
+
+    def _begin(self, record: Mapping[str, Any]) -> None:
+        name = record["id"]
+        row = Row(
+            name,
+            record["phase"],
+            record["step"],
+            record["group"],
+            record["attempt"],
+            record["task"],
+            kind=record.get("kind", ""),
+            changed=self.state,
+        )
+        if name not in self.by_id:
+            self.groups.setdefault(row.group, []).append(name)
+            self.tasks.setdefault(row.task, []).append(name)
+        self.by_id[name] = row
+
+    def _turn(self, record: Mapping[str, Any]) -> None:
+        if row := self.by_id.get(record["episode"]):
+            row.turns += 1
+            row.tokens += record["sampled"]
+            row.changed = self.state
+
+    def _judge(self, verdict: Mapping[str, Any]) -> None:
+        name = verdict["id"]
+        if name not in self.by_id:  # of a log whose episodes nobody announced
+            self._begin({**verdict, "task": verdict["task_id"]})
+        row = self.by_id[name]
+        calls = verdict.get("tool_calls", ())
+        scores = verdict.get("scores", ())
+        row.language, row.kind = verdict.get("language", ""), verdict.get("kind", "")
+        row.ending, row.reason = str(Ending(verdict["ending"])), verdict.get("reason", "")
+        void = row.ending == "void"
+        reward = float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
+        if not math.isfinite(reward):
+            raise ValueError("a score that is not finite")
+        row.reward = None if void else reward
+        row.scores = {score["name"]: score["value"] for score in scores}
+        row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
+        row.tools = tuple(dict.fromkeys(call["name"] for call in calls))
+        row.added, row.deleted = changed_lines(text_to_bytes(verdict.get("patch", "")))
+        row.seconds = verdict.get("timings", {}).get("total")
+        row.changed = self.state
+
+    def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
+        for row in (self.by_id[name] for name in episodes if name in self.by_id):
+            self.trained[row.id] = row.id in advantages
+            row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
+
+
+def changed_lines(patch: bytes) -> tuple[int, int]:
+    r"""Count added and deleted lines of a unified diff.
+
+    >>> changed_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
+    (2, 1)
+    """
+    added = deleted = 0
+    body = False
+    for line in patch.split(b"\n"):
+        if line.startswith(b"diff --git "):
+            body = False
+        elif line.startswith(b"@@ "):
+            body = True
+        elif body:
+            added += line.startswith(b"+")
+            deleted += line.startswith(b"-")
+    return added, deleted
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

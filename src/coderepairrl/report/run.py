@@ -1,0 +1,228 @@
+"""Pages of a run folder, decoded by its tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config, models
+from coderepairrl.config.schema import Config
+from coderepairrl.errors import CodeRepairError, UsageError
+from coderepairrl.learn.stitch import fates
+from coderepairrl.processes.extras import install_extra
+from coderepairrl.report.analysis import Report, analyse
+from coderepairrl.report.conversation import conversation
+from coderepairrl.report.episodes import Shown, render_episode, render_group, render_list, render_task, to_attempt
+from coderepairrl.report.kit import Around, diff_lines
+from coderepairrl.report.reading import read_run
+from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.following import Follower
+from coderepairrl.types import Ending, Episode, Task
+
+_SEARCHED = 6000
+_PATIENCE = 20  # a page of a large run is asked for while the run goes on, and reading holds up the others
+
+
+class Run:
+    """Run folder, read up to the log's end. Raises `UsageError` if it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = open_run(path)
+        self.name = path.resolve().name
+        self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
+        self._texts: dict[str, str] = {}
+        self._report: tuple[int, float, Report] | None = None
+        self.rows = Rows(Follower(self.folder.log), alike=not (self._settings and self._settings.train.value_head))
+
+    @cached_property
+    def _settings(self) -> Config | None:
+        try:
+            return config.load_run(self.folder.path)
+        except CodeRepairError:
+            return None
+
+    @property
+    def damage(self) -> str:
+        """Describe unreadable parts."""
+        sentences = []
+        if self._settings is None:
+            sentences.append("config.toml cannot be read: what became of tokens is unknown.")
+        if notice := self.rows.follower.notice:
+            sentences.append(f"{notice[0].upper()}{notice[1:]}.")
+        return " ".join(sentences)
+
+    def report(self) -> Report:
+        """Analysis of the log as it is now; of a growing one at most a twentieth of the time is spent on it."""
+        began = time.monotonic()
+        size = self.folder.log.stat().st_size if self.folder.log.is_file() else 0
+        if self._report is None or (self._report[0] != size and began > self._report[1]):
+            report = analyse(read_run(self.folder, self.rows))
+            self._report = size, began + _PATIENCE * (time.monotonic() - began), report
+        return self._report[2]
+
+    # -- pages
+
+    def index(self, around: Around) -> str:
+        """Page of all episodes."""
+        rows = list(self.rows.by_id.values())
+        return render_list(rows, around, state=self.rows.state, damage=self.damage)
+
+    def changed(self, since: int) -> dict[str, Any]:
+        """Rows changed after state `since`."""
+        rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
+        return {"rows": rows, "state": self.rows.state}
+
+    def episode(self, name: str, around: Around) -> str:
+        """Page of an episode. Raises KeyError."""
+        view = self.shown(name)
+        if not around.live:
+            self._texts[name] = _text(view.episode)
+        around = replace(around, notice=view.notice)
+        return render_episode(view, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
+
+    def group(self, name: str, around: Around) -> str:
+        """Page of a group. Raises KeyError."""
+        rows = self._rows(self.rows.groups[name])
+        episodes = [self.shown(row.id).episode for row in rows]
+        attempts = [
+            to_attempt(row, episode, episodes[0] if at else None)
+            for at, (row, episode) in enumerate(zip(rows, episodes, strict=True))
+        ]
+        return render_group(name, attempts, self.task(rows[0].task), around)
+
+    def of_task(self, name: str, around: Around) -> str:
+        """Page of a task. Raises KeyError."""
+        rows = self._rows(self.rows.tasks[name])
+        verdicts = {row.id: self.rows.follower.verdict(row.id) for row in rows}
+        patches = {name: diff_lines(verdict.patch) for name, verdict in verdicts.items() if verdict}
+        return render_task(name, rows, patches, self.task(name), around)
+
+    def task(self, name: str) -> Task | None:
+        """Task, or None if not kept."""
+        file = self.folder.path / "tasks.jsonl"
+        with contextlib.suppress(OSError, CodeRepairError):
+            stamp = file.stat().st_mtime
+            if stamp != self._tasks[0]:
+                self._tasks = stamp, self.folder.tasks()
+        return self._tasks[1].get(name)
+
+    def shown(self, name: str) -> Shown:
+        """Episode, perhaps unfinished. Raises KeyError."""
+        row = self.rows.by_id[name]
+        decode, notice = self._decoder
+        episode = self.rows.follower.episode(name)
+        ending = ""
+        if episode is None:
+            turns = self.rows.follower.turns(name)
+            identity = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
+            episode, ending = Episode(*identity, Ending.DONE, turns=turns, kind=row.kind), row.ending
+        return Shown(
+            episode,
+            decode,
+            self._became(episode, row),
+            row.advantage,
+            self.name,
+            notice,
+            self.task(row.task),
+            ending,
+            self.rows.consumed.get(name),
+        )
+
+    def _became(self, episode: Episode, row: Row) -> dict[int, str]:
+        indices = [turn.index for turn in episode.turns]
+        if row.ending in (OPEN, UNFINISHED):
+            return dict.fromkeys(indices, f"sampled:{row.ending}")
+        if row.phase != "train":
+            return dict.fromkeys(indices, "sampled:evaluation")
+        if episode.ending is Ending.VOID:
+            return dict.fromkeys(indices, "dropped:void")
+        if row.id not in self.rows.consumed or self._settings is None:
+            return dict.fromkeys(indices, "sampled:no step has consumed it")
+        if not self.rows.trained.get(row.id, True):
+            masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
+            return dict.fromkeys(indices, "dropped:truncated" if masked else "dropped:flat_group")
+        became = fates(episode, max_tokens=self._settings.rollout.tokens)
+        return {
+            index: f"{fate}:{reason}" if reason else fate for index, (fate, reason) in zip(indices, became, strict=True)
+        }
+
+    def _rows(self, names: Iterable[str]) -> list[Row]:
+        return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
+
+    # -- text
+
+    def searched(self) -> Iterator[tuple[str, str]]:
+        """Ids with searchable text: replies, calls, notes, patch."""
+        for name in self.rows.by_id:
+            yield name, self._texts.get(name) or _text(self.shown(name).episode)
+
+    @cached_property
+    def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
+        return _decoder(self.folder, self._settings.model.path if self._settings else "")
+
+
+def read_episode(run: Path, episode: str) -> Shown:
+    """Read an episode by id or prefix. Raises `UsageError`."""
+    opened = Run(run)
+    opened.rows.update()
+    return opened.shown(find(opened, episode))
+
+
+def _text(episode: Episode) -> str:
+    words = [score.note for score in episode.scores]
+    for messages in conversation(episode).values():
+        words += [messages[-1].text, messages[-1].thought] if messages else []
+        words += [field.text for call in messages[-1].calls for field in call.fields] if messages else []
+    words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
+    return "\n".join(filter(None, words))[:_SEARCHED].lower()
+
+
+def find(run: Run, wanted: str) -> str:
+    """Episode id that `wanted` names or begins. Raises `UsageError` for none or several."""
+    ids = list(run.rows.by_id)
+    matches = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(
+            f"{wanted} begins the ids of {len(matches)} episodes", fix=f"give more of it: {', '.join(matches[:5])}"
+        )
+    close = difflib.get_close_matches(wanted, ids, n=3)
+    near = f"did you mean {', '.join(close)}?" if close else "list them"
+    raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl report {run.folder.path})")
+
+
+def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
+    """Decoder of ids, and a notice if there is no tokenizer."""
+    places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
+    with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
+        places.append(models.folder(model))
+    for place in places:
+        if (place / "tokenizer.json").is_file():
+            if find_spec("tokenizers") is None:
+                notice = "The package tokenizers is not installed: tokens are shown as their ids"
+                return _as_numbers, f"{notice} ({install_extra('train')})."
+            from coderepairrl.tokens.inert import InertTokenizer
+
+            spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
+            return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
+    notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
+    return _as_numbers, notice
+
+
+def _as_numbers(ids: Sequence[int]) -> str:
+    return "".join(f"⟨{id}⟩" for id in ids)
+
+
+def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+    one = cache(lambda id: decode((id,)))  # pages ask for every token
+    return lambda ids: one(ids[0]) if len(ids) == 1 else decode(ids)

@@ -1,0 +1,194 @@
+"""Pages of runs by path, written to a folder or on request: their report, lists of episodes, and each episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import UsageError
+from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
+from coderepairrl.report.charts import curve
+from coderepairrl.report.episodes import render_episode
+from coderepairrl.report.kit import ASSETS, Around, asset, embedded
+from coderepairrl.report.page import render_report
+from coderepairrl.report.plots import Baseline, figure
+from coderepairrl.report.rows import file_name
+from coderepairrl.report.run import Run, find
+from coderepairrl.runs.storage import replace_file
+
+
+class Site:
+    """Pages of `paths`: run folders, or folders of these. Raises `UsageError` without a run."""
+
+    def __init__(self, paths: Sequence[Path], *, live: bool = False) -> None:
+        folders = [run for path in paths for run in _runs(path)]
+        self.runs: dict[str, Run] = {}
+        for run in map(Run, {path.resolve(): path for path in folders}.values()):
+            name, number = file_name(run.name), 2
+            while name in self.runs or name == "assets":
+                name, number = f"{file_name(run.name)}-{number}", number + 1
+            self.runs[name] = run
+        self.live = live
+        self._names: dict[tuple[str, str], dict[str, str]] = {}
+        self.update()
+
+    def update(self) -> None:
+        """Read new log records."""
+        for run in self.runs.values():
+            run.rows.update()
+
+    def reports(self) -> list[Report]:
+        """Analyses of the runs, named apart, with notices about rewards of other versions."""
+        reports = [run.report() for run in self.runs.values()]
+        names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
+        reports = [
+            replace(each, name="/".join(path.parts[-2:])) if names.count(each.name) > 1 else each
+            for each, path in zip(reports, paths, strict=True)
+        ]
+        return [replace(each, notices=[*each.notices, *_other_versions(each, reports[0])]) for each in reports]
+
+    def numbers(self) -> dict[str, Any]:
+        """Numbers of the report, for ``--json``."""
+        reports = self.reports()
+        return {
+            "runs": as_json(reports),
+            "between_runs": [as_json(compare_runs(reports[0], other)) for other in reports[1:]],
+            "differences": as_json(differences(reports)),
+        }
+
+    def page(self, path: str) -> str:
+        """Page at `path`. Raises KeyError."""
+        if path == "index.html":
+            return render_report(self.reports(), list(self.runs), Around(folder=".", live=self.live))
+        folder, _, rest = path.partition("/")
+        if folder == "assets" and rest in ASSETS:
+            return asset(rest)
+        run = self.runs[folder]
+        around = Around(run.name, folder, self.live)
+        if rest == "index.html":
+            return run.index(around)
+        if rest == "text.js" and not self.live:
+            return "".join(f"found({embedded(name)},{embedded(text)});\n" for name, text in run.searched())
+        kind, _, page = rest.partition("/")
+        name = self._name(folder, kind, page.removesuffix(".html"))
+        pages: dict[str, Callable[[str, Around], str]] = {
+            "episode": run.episode,
+            "group": run.group,
+            "task": run.of_task,
+        }
+        return pages[kind](name, around)
+
+    def answer(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Answer ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``.
+
+        Raises KeyError and ValueError for unknown ones.
+        """
+        folder, _, request = path.partition("/")
+        run = self.runs[folder]
+        match request:
+            case "rows.json":
+                return run.changed(int(asked["since"]))
+            case "state.json":
+                row = run.rows.by_id[self._name(folder, "episode", asked["page"])]
+                return {"ending": row.ending, "turns": row.turns}
+            case "search.json":
+                return {"found": run.rows.follower.search(asked["text"])}
+        raise KeyError(path)
+
+    def paths(self) -> Iterator[str]:
+        """Paths of all pages, linked ones first."""
+        yield from (f"assets/{name}" for name in ASSETS)
+        for folder, run in self.runs.items():
+            for group, names in run.rows.groups.items():  # which reads the same episodes
+                yield from (f"{folder}/episode/{file_name(name)}.html" for name in names)
+                yield f"{folder}/group/{file_name(group)}.html"
+            yield from (f"{folder}/task/{file_name(name)}.html" for name in run.rows.tasks)
+            yield from (f"{folder}/text.js", f"{folder}/index.html")
+        yield "index.html"
+
+    def first(self, episode: str | None = None) -> str:
+        """Starting path: the report, or an `episode` of the first run. Raises `UsageError`."""
+        if episode is None:
+            return "index.html"
+        [(folder, run)] = list(self.runs.items())[:1]
+        return f"{folder}/episode/{file_name(find(run, episode))}.html"
+
+    def write(self, output: Path | None = None, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
+        """Write all pages below `output`, each atomically; return the first. `advance` gets pages written and total.
+
+        Default: ``report`` in the run; of several runs ``report/compare`` in the first. An `output` ``FILE.html`` gets
+        the report alone. Raises `UsageError` if writing fails; old pages stay.
+        """
+        home = next(iter(self.runs.values())).folder.path / "report"
+        output = output or (home if len(self.runs) == 1 else home / "compare")
+        if output.suffix == ".html":
+            return write_page(output, render_report(self.reports(), list(self.runs), Around()))
+        paths = list(self.paths())
+        for done, path in enumerate(paths):
+            write_page(output / path, self.page(path))
+            advance(done + 1, len(paths))
+        return output / "index.html"
+
+    def write_episode(self, episode: str, output: Path | None = None) -> Path:
+        """Write a standalone page of an episode of the first run (default: in its ``report``). Raises `UsageError`."""
+        run = next(iter(self.runs.values()))
+        view = run.shown(find(run, episode))
+        path = output or run.folder.path / "report" / f"{file_name(view.episode.id)}.html"
+        return write_page(path, render_episode(view, Around(run.name, notice=view.notice)))
+
+    def write_figure(self, output: Path, baselines: Sequence[str] = ()) -> Path:
+        """Write reward and passing tests over steps as SVG.
+
+        `baselines` are ``NAME=VALUE``; one per run takes that run's colour. Raises `UsageError`.
+        """
+        reports, lines = self.reports(), [_baseline(text) for text in baselines]
+        if len(lines) == len(reports) > 1:
+            lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
+        panels = [curve(reports, "reward", lines), curve(reports, "tests")]
+        return write_page(output, figure(panels, columns=2, standalone=True))
+
+    def _name(self, folder: str, kind: str, page: str) -> str:
+        names = self._names.setdefault((folder, kind), {})
+        if page not in names:
+            rows = self.runs[folder].rows
+            kinds: dict[str, Mapping[str, object]] = {"episode": rows.by_id, "group": rows.groups, "task": rows.tasks}
+            names |= {file_name(name): name for name in kinds[kind]}
+        return names[page]
+
+
+def write_page(path: Path, content: str | bytes) -> Path:
+    """Write a file atomically; return `path`. Raises `UsageError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path, synced=False) as temporary:  # pages are made from the run again, and are thousands
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another place with -o") from error
+    return path
+
+
+def _runs(path: Path) -> list[Path]:
+    if path.is_dir() and not (path / "run.json").exists():
+        return sorted(each.parent for each in path.glob("*/run.json")) or [path]
+    return [path]
+
+
+def _other_versions(report: Report, first: Report) -> list[str]:
+    # runs without versions are at 1
+    versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
+    return [
+        f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
+        "their values do not compare."
+        for name in report.scores
+        if name in first.scores and versions.get(name, 1) != first_versions.get(name, 1)
+    ]
+
+
+def _baseline(text: str) -> Baseline:
+    name, equals, value = text.rpartition("=")
+    try:
+        return Baseline(name.strip(), float(value)) if equals else Baseline("", float(value))
+    except ValueError:
+        raise UsageError(f"baseline {text!r} is not NAME=VALUE", fix='write for example "junk edit=0.04"') from None

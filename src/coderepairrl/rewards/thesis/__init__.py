@@ -1,1 +1,0 @@
-"""Rewards of the thesis, its draft and its code, for reproduction only."""

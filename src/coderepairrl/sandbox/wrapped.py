@@ -1,0 +1,168 @@
+"""Backends around others: a user's class, whose bugs become faults that name it, and workspaces already open."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from coderepairrl.errors import CodeRepairError, SandboxFault
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.types import ExecResult, SandboxInfo, Task
+
+T = TypeVar("T")
+
+
+@contextmanager
+def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
+    """Turn errors of `what`, except `allowed` ones and our own, into `SandboxFault`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (CodeRepairError, *allowed)):
+            raise
+        message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise SandboxFault(
+            f"the sandbox {what} raised {message} ({place.filename}, line {place.lineno})",
+            fix="repair the class; `crrl check sandbox module:Class` asks what it must do",
+        ) from error
+
+
+class Guarded(SandboxBackend):
+    """Wraps backend `inner` of class `path` (``module:Class``)."""
+
+    def __init__(self, inner: SandboxBackend, path: str) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._path = path
+
+    def check_image(self, name: str) -> None:
+        """Forward to `inner`."""
+        with guard(f"{self._path}.check_image"):
+            self._inner.check_image(name)
+
+    def show(self, folders: Sequence[str]) -> None:
+        """Forward to `inner`."""
+        with guard(f"{self._path}.show"):
+            self._inner.show(folders)
+
+    def require(self) -> None:
+        """Forward to `inner`. Raises its errors and `SandboxFault`."""
+        with guard(f"{self._path}.require"):
+            self._inner.require()
+
+    def info(self) -> SandboxInfo:
+        """Forward to `inner`."""
+        with guard(f"{self._path}.info"):
+            return self._inner.info()
+
+    def close(self) -> None:
+        """Forward to `inner`."""
+        with guard(f"{self._path}.close"):
+            self._inner.close()
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Sandbox]:
+        """Open a guarded sandbox of `inner`."""
+        with guard(f"{self._path}.open"):
+            context = self._inner.open(task)
+            box = await context.__aenter__()
+        try:
+            yield _GuardedSandbox(box, self._path)
+        except BaseException:
+            raised = sys.exc_info()
+            with guard(f"{self._path}.open", *((type(raised[1]),) if isinstance(raised[1], Exception) else ())):
+                done = await context.__aexit__(*raised)
+            if not done:
+                raise
+        else:
+            with guard(f"{self._path}.open"):
+                await context.__aexit__(None, None, None)
+
+
+class _GuardedSandbox(Sandbox):
+    def __init__(self, inner: Sandbox, path: str) -> None:
+        self._inner = inner
+        self._path = path
+        with guard(f"{path}.workdir"):
+            self.workdir = inner.workdir
+
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
+        with guard(f"{self._path}.exec"):
+            return self._checked("exec", await self._inner.exec(argv, **options), ExecResult)
+
+    async def read(self, path: str) -> bytes:
+        with guard(f"{self._path}.read", OSError):  # which an agent may bring about
+            return self._checked("read", await self._inner.read(path), bytes)
+
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
+        with guard(f"{self._path}.write", OSError):
+            await self._inner.write(path, data, follow=follow)
+
+    async def reach(self, address: str) -> str:
+        with guard(f"{self._path}.reach"):
+            return self._checked("reach", await self._inner.reach(address), str)
+
+    async def diff(self) -> bytes:
+        with guard(f"{self._path}.diff"):
+            return self._checked("diff", await self._inner.diff(), bytes)
+
+    def _checked(self, method: str, answer: object, kind: type[T]) -> T:
+        if not isinstance(answer, kind):
+            raise SandboxFault(f"the sandbox {self._path}.{method} returned {answer!r:.200}, not {kind.__name__}")
+        return answer
+
+
+@asynccontextmanager
+async def workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbox]:
+    """Open a fresh sandbox for `task`, or `Nothing` for a task without a workspace."""
+    if not task.workspace:
+        yield Nothing()
+        return
+    async with backend.open(task) as box:
+        yield box
+
+
+class Nothing(Sandbox):
+    """The sandbox of a task without a workspace: every action fails and changes nothing."""
+
+    workdir = "/"
+
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
+        """Return exit code 127."""
+        return ExecResult(127, b"this task has no workspace: answer it\n")
+
+    async def read(self, path: str) -> bytes:
+        """Raise FileNotFoundError."""
+        raise FileNotFoundError(2, "this task has no workspace", path)
+
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
+        """Raise PermissionError."""
+        raise PermissionError(13, "this task has no workspace", path)
+
+    async def reach(self, address: str) -> str:
+        """Raise `SandboxFault`: agents that run in a sandbox cannot do such tasks."""
+        raise SandboxFault(
+            "the task has no workspace, and its agent runs in one",
+            fix="answer such tasks with an agent on the host: direct, for example (docs/guides/tasks.md)",
+        )
+
+    async def diff(self) -> bytes:
+        """Return an empty diff."""
+        return b""
+
+
+class Standing(SandboxBackend):
+    """A backend for one open sandbox, `box`, which stays open. `backend` opens fresh ones."""
+
+    def __init__(self, backend: SandboxBackend, box: Sandbox) -> None:
+        self.name, self.backend = backend.name, backend
+        self._box = box
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Sandbox]:
+        """Yield the one sandbox, for any `task`."""
+        yield self._box

@@ -1,0 +1,225 @@
+"""Evaluations and collections that the arguments of `crrl eval` and `crrl collect` name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from coderepairrl import config as configs
+from coderepairrl import tasks
+from coderepairrl.config import Config
+from coderepairrl.config.sections.episodes import Agent
+from coderepairrl.errors import UsageError
+from coderepairrl.plan.model import name_model
+from coderepairrl.plan.terms import AgentPlan
+from coderepairrl.registry import nearest, nearest_run
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, resolve
+from coderepairrl.stages.life_cycle import free_folder, require_command
+from coderepairrl.stages.shards import WHOLE, Shard, parse
+from coderepairrl.stats.measures import Prices
+
+
+def preset_settings(name: str | None) -> tuple[str, ...]:
+    """Settings of the preset `name`. Raises `UsageError` for an unknown one."""
+    if name is None:
+        return ()
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}", fix=nearest(name, PRESETS))
+    return PRESETS[name]
+
+
+def plan_evaluations(
+    what: str,
+    settings: Sequence[str] = (),
+    policies: Sequence[str] = (),
+    *,
+    agents: Sequence[str] = (),
+    output: Path | None = None,
+    resume: bool = False,
+    shard: str | None = None,
+    prices: str | None = None,
+    collects: bool = False,
+) -> list[Evaluation]:
+    """Plan what the arguments of `crrl eval` name, for each of `policies`; with `collects`, those of `crrl collect`.
+
+    `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
+    too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Of
+    several policies, each has a run folder of its name. Raises as `resolve`, and `UsageError` for contradictory
+    arguments.
+    """
+    if resume and (Path(what) / "run.json").is_file() and RunFolder(Path(what)).command() in ("eval", "collect"):
+        if policies or output is not None:
+            fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
+            raise UsageError(f"{what} has its policy and its place", fix=fix)
+        return [_resumed(RunFolder(Path(what)), settings, agents, shard, collects)]
+    labels = [_label(policy) for policy in policies]
+    if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
+        raise UsageError(
+            f"--policy {' and '.join(twice)} have one name, {_label(twice[0])}", fix="measure each in a call of its own"
+        )
+    part, settings = parse(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
+    plans = [_plan(what, settings, policy, agents, collects) for policy in policies or (None,)]
+    home = _folder(plans[0].config, output, part, resume=resume)
+    folders = [RunFolder(home / label) for label in labels] if len(plans) > 1 else [RunFolder(home)]
+    return [
+        Evaluation(
+            plan,
+            folder,
+            part,
+            _prices(prices, plan),
+            resume=resume and (len(plans) == 1 or (folder.path / "run.json").is_file()),
+            collects=collects,
+        )
+        for plan, folder in zip(plans, folders, strict=True)
+    ]
+
+
+def _resumed(
+    folder: RunFolder, settings: Sequence[str], agents: Sequence[str], shard: str | None, collects: bool
+) -> Evaluation:
+    require_command(folder, "collect" if collects else "eval")
+    about = folder.about()
+    plan = _resolve(str(folder.config), settings, agents, collects=collects)
+    prices = Prices(*about["prices"]) if about.get("prices") else None
+    part = parse(shard or about.get("shard", str(WHOLE)))
+    return Evaluation(plan, folder, part, prices, resume=True, collects=collects)
+
+
+def _label(policy: str) -> str:
+    """Folder name for `policy`.
+
+    >>> _label("runs/mine"), _label("runs/mine/checkpoints/00010"), _label("builtin:tiny"), _label("https://a.org/v1")
+    ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
+    """
+    parts = [part for part in Path(policy.partition("://")[2] or policy).parts if part != "checkpoints"]
+    wide = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1
+    return re.sub(r"[^\w.]+", "-", "-".join(parts[-wide:])).strip("-.") or "policy"
+
+
+def _resolve(
+    model: str,
+    settings: Sequence[str],
+    agents: Sequence[str],
+    *,
+    settings_of: Path | None = None,
+    collects: bool,
+) -> AgentPlan:
+    """Run `resolve` with other `agents`; the settings' agent keeps its options."""
+    if agents:
+        use = COLLECT if collects else USE
+        served = name_model(model, settings, use, settings_of)
+        agent = served.config.agent if served.can_make("config") else Agent()  # `resolve` reports errors
+        settings = [*settings, *_side_by_side(agents, agent)]
+    return resolve(model, settings, settings_of=settings_of, collects=collects)
+
+
+def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
+    """Settings that give each of `agents` an evaluation; the first is called ``eval``.
+
+    >>> _side_by_side(["claude-code", "nano"], Agent(options={"tools": "compact"}))
+    ['agent={"name" = "claude-code"}', 'eval.also.nano={agent={"name" = "nano", "options" = {"tools" = "compact"}}}']
+    """
+    if twice := [name for name in agents if agents.count(name) > 1]:
+        raise UsageError(f"--agent {twice[0]} is there twice", fix="--attempts N has it attempt each task N times")
+    with_options = {there.name: there.model_dump()} if there.options else {}
+    first, *other_agents = [configs.inline(with_options.get(name, {"name": name})) for name in agents]
+    labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
+    return [
+        f"agent={first}",
+        *(f"eval.also.{label}={{agent={it}}}" for label, it in zip(labels, other_agents, strict=True)),
+    ]
+
+
+def is_source(what: str) -> bool:
+    """Whether `what` names a task source, not a TOML file, shipped config or run."""
+    return configs.run_of(what) is None and _file(what) is None
+
+
+def _file(what: str) -> Path | None:
+    if what in configs.shipped():
+        return configs.shipped()[what]
+    return Path(what).expanduser() if what.endswith(".toml") and configs.run_of(what) is None else None
+
+
+def _plan(what: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool) -> AgentPlan:
+    if is_source(what):
+        return _plan_on_source(what, settings, policy, agents, collects)
+    settings = [f"run.name={_name(what, collects)}", *settings]
+    file = _file(what) or Path(what)
+    if policy is None:
+        return _resolve(str(_file(what) or configs.run_of(what)), settings, agents, collects=collects)
+    if policy.endswith(".toml"):
+        raise UsageError(
+            f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
+        )
+    return _resolve(policy, settings, agents, settings_of=file, collects=collects)
+
+
+def _plan_on_source(
+    source: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
+) -> AgentPlan:
+    """Plan an evaluation on `source`: replaces the policy's settings of tasks and rewards."""
+    if policy is None:
+        command = "collect" if collects else "eval"
+        raise UsageError("no policy is named", fix=f"crrl {command} {source} --policy RUN|FOLDER|builtin:tiny|URL")
+    if source not in tasks.SHIPPED and ":" not in source:
+        suggestion = nearest_run(Path(source)) if "/" in source else ""
+        raise UsageError(
+            f"{source} is no TOML file, shipped config, run or task source",
+            fix=suggestion or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
+        )
+    settings, options = split_settings(settings)
+    chosen = configs.parse_options(options, "path")
+    measured = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
+    section, split = ("tasks", "train") if collects else ("eval", "test")
+    source_settings = (
+        *(f"run.name={_name(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
+        *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
+        *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
+        *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
+        *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
+    )
+    return _resolve(policy, [*source_settings, *settings], agents, collects=collects)
+
+
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split KEY=VALUE `words` into settings, and options of a task source."""
+    settings = [each for each in words if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
+    return settings, [each for each in words if each not in settings]
+
+
+def _name(what: str, collects: bool = False) -> str:
+    """Name of the evaluation of, or collection from, `what`: a path, source or ``module:Class``.
+
+    >>> _name("quixbugs"), _name("runs/mine"), _name("my.sources:Bugs")
+    ('eval-quixbugs', 'eval-mine', 'eval-Bugs')
+    """
+    return f"{'collect' if collects else 'eval'}-{Path(what.rpartition(':')[2]).stem or 'run'}"
+
+
+def _folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> Path:
+    """The named folder, else ``RUN.DIR/RUN.NAME``, numbered if taken."""
+    if output is not None:
+        return output
+    name = config.run.name if shard == WHOLE else f"{config.run.name}-{shard.number}of{shard.of}"
+    folder = Path(config.run.dir) / name
+    return folder if resume else free_folder(folder)
+
+
+def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
+    if text is None:
+        return None
+    if plan.config.engine.name != "relay":
+        raise UsageError("--prices is for a policy behind a URL", fix="leave it out")
+    try:
+        prices = Prices(*map(float, text.split(",")))
+    except (TypeError, ValueError):
+        prices = Prices(-1, -1)
+    if not all(price is None or 0 <= price < float("inf") for price in prices):
+        raise UsageError(
+            f"{text!r} are no prices", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
+        )
+    return prices

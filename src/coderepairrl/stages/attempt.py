@@ -1,0 +1,108 @@
+"""``crrl attempt``: one attempt at one task, shown live."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl.errors import HealthGateError, RunError, UsageError
+from coderepairrl.plan.terms import AgentPlan
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.runs import RunFolder
+from coderepairrl.runs.codec import dump
+from coderepairrl.stages import arguments, evaluation
+from coderepairrl.stages.evaluation import Evaluation
+from coderepairrl.stages.trace import Trace
+from coderepairrl.tasks.catalog import near_tasks
+from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A planned attempt, not started."""
+
+    plan: AgentPlan
+    """Has this task alone."""
+    task: Task
+    output: Path | None
+
+
+def resolve(
+    what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
+) -> Trial:
+    """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
+
+    Raises as `plan_evaluations`, and `UsageError` for an unknown task or a missing policy.
+    """
+    settings, words = arguments.split_settings(given)
+    options = configs.parse_options(words, "path")
+    if arguments.is_source(what):
+        if policy is None:
+            command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
+            raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
+        select = options.get("select", {})
+        if isinstance(select, dict) and not any(each.startswith("eval.split") for each in settings):
+            # any task may be attempted: those that the user's selection would call training tasks, too
+            options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
+        settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
+    elif options:
+        raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
+    settings += ["eval.attempts=1", "eval.tasks=0"]
+    policies = [policy] if policy else []
+    [planned] = arguments.plan_evaluations(what, settings, policies, output=output or Path(task_id))
+    plan = planned.plan
+    for name, tasks in plan.eval_tasks.items():
+        for task in tasks:
+            if task.id == task_id:
+                return Trial(plan.replace(eval_tasks={name: (task,)}), task, output)
+    task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
+    raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
+
+
+async def attempt(trial: Trial, trace: Trace) -> Episode:
+    """Make the attempt, showing each turn and the result in `trace`.
+
+    Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
+    """
+    plan, ended = trial.plan, list[Episode]()
+    trace.say("task", f"{trial.task.id}: {trial.task.workspace}")
+    trace.say("sandbox", str(plan.place.choice))
+    trace.say("model", plan.model.name)
+    trace.say("agent", plan.kinds[trial.task.kind if trial.task.kind in plan.kinds else ""].agent.name)
+    trace.say("engine", f"{plan.config.engine.name} starts")
+
+    def follow(event: Turn | Episode) -> None:
+        if isinstance(event, Turn):
+            trace.turn(event)
+            return
+        ended.append(event)
+        calls = event.tool_calls if event.calls_known else None
+        trace.ended(AgentReport(event.reason, calls, event.crash), event.timings.get("total", 0.0))
+        for call in calls or ():
+            trace.say("call", f"{call.name} {call.arguments}: {'ok' if call.ok else 'failed'}")
+        for score in event.scores:
+            trace.say("score", f"{score.name} {score.value:.4g}, weight {score.weight:g} {score.note}".rstrip())
+        trace.say("reward", f"{event.reward:.4g}, {event.ending.value}, {event.sampled:,} tokens sampled")
+
+    with scratch("attempt") as home:
+        folder = RunFolder(trial.output or home / "attempt")
+        try:
+            await evaluation.measure(Evaluation(plan, folder), quiet=True, follow=follow)
+        except HealthGateError:
+            if not ended:
+                raise
+    if not ended or ended[-1].ending is Ending.VOID:
+        raise RunError(f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}", fix="mend that part")
+    return ended[-1]
+
+
+def as_json(trial: Trial, episode: Episode) -> dict[str, Any]:
+    """Attempt as plain data, with the conversation as ``messages``."""
+    messages = [message for turn in episode.turns for message in turn.messages]
+    run = {"run": str(trial.output)} if trial.output else {}
+    fields: dict[str, Any] = dump(replace(episode, turns=()))
+    return {**run, **fields, "reward": episode.reward, "messages": messages}

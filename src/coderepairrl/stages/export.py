@@ -1,0 +1,144 @@
+"""``crrl export``: a run's model, episodes, or metrics, for use elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Literal
+
+from coderepairrl import config as configs
+from coderepairrl import models
+from coderepairrl.errors import CodeRepairError, RunError, UsageError
+from coderepairrl.learn import check_weights, language_model, merge, survived
+from coderepairrl.plan.plan import require_trackers
+from coderepairrl.plan.tasks import learned_by
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.report import trackers, trajectories
+from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.runs.folder import write_learned
+
+KEPT = 0.9
+"""Share of the adapters' change below which a caller should say that the rest is lost."""
+_OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
+"""Prefixes of a checkpoint's files that only training needs."""
+
+
+async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
+    """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
+
+    Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
+    Experts of a run get the tensor names of published files; of a multimodal model only the language model is written.
+    A failure leaves an empty folder.
+
+    Returns the share of the adapters' change left after rounding to bfloat16, if any. Raises `UsageError`,
+    `LearnerFault` and `RunError`.
+    """
+    named_model = models.named(source)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already", fix="name a new folder")
+    if named_model.adapter is None and precision is not None:
+        raise UsageError(f"{named_model.folder} has full weights, which are copied as they are", fix="no --precision")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        kept_share = await _write(named_model, target, precision)
+        write_learned(target, learned_by(source))
+    except BaseException as error:
+        for file in target.glob("*"):  # half a model looks like one
+            file.unlink()
+        if isinstance(error, OSError):
+            raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
+        raise
+    return kept_share
+
+
+def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
+    """Write the judged episodes of `run` to `target`, which must be new; returns their number.
+
+    A killed process leaves no partial output. Raises `UsageError` and `RunError`.
+    """
+    folder = open_run(run)
+    if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
+        raise UsageError(f"{target} is there already", fix="name a new one")
+    facts, judged = folder.about(), logged_episodes(folder.records())
+    name = str(facts.get("name") or run.name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if form == "parquet":
+            return trajectories.write_parquet(name, judged, target)
+        config = facts.get("config") or configs.load_run(run).model_dump(mode="json")
+        kinds = {kind: settings["agent"] for kind, settings in config.get("kinds", {}).items() if settings.get("agent")}
+        agents = {kind: Path(agent["name"]).name for kind, agent in ({"": config["agent"]} | kinds).items()}
+        path = config["model"]["path"]
+        model = path if path.startswith("builtin:") else "" if "://" in path else Path(path).name
+        return trajectories.write_atif(trajectories.Origin(name, agents, facts["coderepairrl"], model), judged, target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
+
+
+def export_metrics(run: Path, tracker: str) -> int:
+    """Send `tracker` the steps and evaluations of `run` that it lacks; returns their number.
+
+    Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or a concurrent transfer, `RunError` if
+    the tracker fails.
+    """
+    require_trackers([tracker])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # they have much to say
+            return trackers.send(run, tracker)
+    except CodeRepairError:
+        raise
+    except Exception as error:  # whatever its package raises
+        raise RunError(f"{tracker}: {error}", fix="mend the cause, and send the rest by the same command") from error
+
+
+async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
+    if found.adapter is None and (models.multimodal(found.folder) or (found.run and _fused(found.folder))):
+        with scratch("export") as logs:
+            await language_model(found.folder, target, log_dir=logs)
+        return None
+    if found.adapter is None:
+        if not found.run:
+            with scratch("export") as logs:
+                await check_weights(found.folder, log_dir=logs)
+        _copy(found.folder, target)
+        return None
+    if precision is None:
+        precision = configs.load_run(found.run).train.precision if found.run else _precision_of(found.folder)
+    with scratch("export") as logs:
+        await merge(found.folder, found.adapter, target, precision, log_dir=logs)
+        halved = precision == "bf16"
+        kept_share = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
+    for file in models.files(found.folder):  # a tokenizer's parts that loading it does not write again
+        if (
+            file.suffix != ".safetensors"
+            and not file.name.endswith((".index.json", models.QUANTISED))
+            and not (target / file.name).exists()
+        ):
+            shutil.copyfile(file, target / file.name)
+    return kept_share
+
+
+def _copy(folder: Path, target: Path) -> None:
+    model_files = [file for file in models.files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+    if not any(file.suffix == ".safetensors" for file in model_files):
+        raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
+    for file in model_files:
+        shutil.copyfile(file, target / file.name)
+
+
+def _fused(folder: Path) -> bool:
+    """Whether a checkpoint has fused experts, which some engines cannot read."""
+    index = folder / "model.safetensors.index.json"
+    return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])
+
+
+def _precision_of(folder: Path) -> Literal["fp32", "bf16"]:
+    model_config = json.loads((folder / "config.json").read_text("utf-8"))
+    return (
+        "bf16"
+        if str(model_config.get("dtype") or model_config.get("torch_dtype") or "float32").endswith("16")
+        else "fp32"
+    )

@@ -1,0 +1,222 @@
+"""``crrl fix``: an attempt at a user's bug, by the agent, sandbox and gateway of training (docs/guides/fix.md)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.gateway import Gateway
+from coderepairrl.plan.model import ServingPlan, Use, name_model
+from coderepairrl.plan.parts import part, raise_all
+from coderepairrl.plan.plan import RepairPlan
+from coderepairrl.plan.replying import replying
+from coderepairrl.plan.terms import AgentPlan
+from coderepairrl.processes import hostgit
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.processes.signals import STOPPING
+from coderepairrl.rollout import Attempt, attempt, warm_up
+from coderepairrl.runs.codec import dump
+from coderepairrl.stages.trace import Trace
+from coderepairrl.types import AgentReport, Ending, Sampling, Task
+
+USE = Use(
+    "crrl fix",
+    used=(
+        *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
+        *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
+    ),
+    # what one user waits for, not what a thousand episodes may cost
+    defaults=("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A planned repair, not started."""
+
+    repository: Repository
+    task: Task
+    plan: AgentPlan
+
+
+class _Repair(RepairPlan):
+    """Repair of a user's bug."""
+
+    def __init__(self, repository: Path, issue: Path, served: ServingPlan) -> None:
+        super().__init__(served)
+        self.paths = repository, issue
+
+    @part
+    def repository(self) -> Repository:
+        """The user's repository, which is clean."""
+        return open_repository(self.paths[0])
+
+    @part
+    def issue(self) -> str:
+        """Description of the bug."""
+        return read_issue(self.paths[1])
+
+    @part
+    def task(self) -> Task:
+        """The bug, in a copy of the repository."""
+        return self.repository.task(self.issue)
+
+
+def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
+    """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
+
+    Raises as `parts.raise_all`.
+    """
+    served = name_model(model, overrides, USE)
+    plan = _Repair(repository, issue, served)
+    raise_all([*served.errors(), *plan.errors()])
+    return Repair(plan.repository, plan.task, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The result. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
+
+    patch: bytes
+    exit: str
+    model: str
+    repository: str
+    commit: str
+    seconds: float
+    tool_calls: int | None = None
+    sandbox: str = ""
+    limits: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; a patch that is not UTF-8 is ``base64:...``."""
+        data: dict[str, Any] = dump(self)
+        return data
+
+
+async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> Fixed:
+    """Let the model attempt `repair` in a sandboxed copy of the repository.
+
+    Raises as `replying`, `TaskError`, and the `Fault` of a broken part.
+    """
+    repository, task, plan = repair.repository, repair.task, repair.plan
+    config, trace = plan.config, trace or Trace(quiet=True)
+    agent, backend, chosen = plan.place.agent, plan.place.sandbox, plan.place.choice
+    allowed = plan.limits
+    trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
+    trace.say("sandbox", f"{backend.name}: {chosen.why}")
+    trace.say("model", f"{plan.model.name}, temperature {temperature:g}")
+    trace.say("engine", f"{config.engine.name} starts")
+    sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
+    with scratch("fix") as home:
+        home.chmod(0o711)  # guests run as another user, and the socket is in it
+        async with (
+            replying(plan, home) as source,
+            Gateway(source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn)).listening(
+                socket=home / "gateway.sock"
+            ) as gateway,
+        ):
+            if warning := await warm_up(source, agent.first_request(task), allowed, 1):
+                trace.say("engine", warning)
+            trace.say("agent", f"{agent.name} works")
+            result = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
+            if result.fault is not None:
+                raise result.fault
+            report = _report(result)
+            trace.ended(report, result.seconds)
+            if not result.patch:
+                trace.say("patch", "none: nothing in the repository has changed")
+            if not result.patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
+                trace.printed(result.printed)
+    return Fixed(
+        patch=result.patch,
+        exit=report.exit,
+        model=plan.model.name,
+        repository=str(repository.root),
+        commit=repository.commit,
+        seconds=round(result.seconds, 3),
+        tool_calls=None if report.tool_calls is None else len(report.tool_calls),
+        sandbox=backend.name,
+        limits=asdict(allowed),
+    )
+
+
+def _report(made: Attempt) -> AgentReport:
+    """Agent's report; for a broken agent, its limit or crash."""
+    if isinstance(made.outcome, AgentReport):
+        return made.outcome
+    return AgentReport("crash", log=str(made.outcome)) if made.ending is Ending.CRASH else AgentReport(made.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A clean git repository: root of its working tree, and commit."""
+
+    root: Path
+    commit: str
+
+    def task(self, issue: str) -> Task:
+        """Task that `issue` describes, without a reference."""
+        return Task(f"{self.root.name}@{self.commit[:12]}", issue, "", f"dir:{self.root}", b"")
+
+
+def open_repository(path: Path) -> Repository:
+    """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
+    if not path.is_dir():
+        raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
+    repository = hostgit.find(path, around=True)
+    root = repository.name
+    with hostgit.view(repository) as view:
+        commit = view.head()
+        if changes := view.changes():
+            raise TaskError(
+                f"{root} has uncommitted changes: {', '.join(changes[:3])}", fix="commit or stash them first"
+            )
+    return Repository(root, commit)
+
+
+def read_issue(path: Path) -> str:
+    """Read the text of an issue. Raises `UsageError` if it is empty or unreadable."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", fix="--issue names a text file in UTF-8") from error
+    if not text.strip():
+        raise UsageError(f"{path} is empty", fix="write what is wrong, as you would tell a colleague")
+    return text
+
+
+def apply_patch(repository: Repository, patch: bytes) -> bool:
+    """Apply `patch` to the working tree, all or nothing, without staging; returns whether there was a patch.
+
+    Raises `TaskError` if the repository has changed since it was opened, or git refuses the patch.
+    """
+    if not patch:
+        return False
+    if open_repository(repository.root) != repository:
+        raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
+    with hostgit.view(hostgit.find(repository.root)) as view, _undisturbed():
+        try:
+            view.apply(patch)
+        except subprocess.CalledProcessError as error:
+            raise TaskError(
+                f"the patch does not apply to {repository.root}: {hostgit.reason(error)}",
+                fix="save the diff and apply it by hand; nothing was changed",
+            ) from error
+    return True
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore signals, in git too, which must not stop between two files."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,284 @@
+"""``crrl hello``: evaluation, reinforcement learning, evaluation again, and the changes with intervals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import stages
+from coderepairrl.config import Config
+from coderepairrl.errors import UsageError, as_called
+from coderepairrl.printable import counted, printable
+from coderepairrl.processes.meter import total
+from coderepairrl.registry import nearest_run
+from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
+from coderepairrl.stats import Interval, compare, pair
+from coderepairrl.stats.intervals import slice_of
+from coderepairrl.types import Ending, Episode, ToolCall
+
+SHOWN = {
+    "reward": "reward",
+    "patch_edits": "patch_edits",
+    "patch_lines": "patch_lines",
+    "tests_passing": "tests",
+    "tests_passing_per_patch": "tests_per_patch",
+    "empty_patches": "empty_patches",
+    "tool_success": "tool_success",
+}
+"""Reported names, and the measures behind them."""
+
+
+def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
+    """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
+
+    With `resume`, of the run that the first word, ``run.name`` or ``hello`` names. Raises `UsageError` for a missing or
+    unexpected run folder, and as `config.load`.
+    """
+    if words and "=" not in words[0]:
+        if not resume:
+            raise UsageError(
+                f"{words[0]!r} is not KEY=VALUE",
+                fix=f"crrl hello --resume {words[0]}, to go on with a run; else settings: crrl hello run.steps=2",
+            )
+        if not RunFolder(Path(words[0])).config.is_file():
+            suggestion = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
+            raise UsageError(f"there is no run {words[0]}", fix=suggestion)
+        config = configs.load(words[0], words[1:])
+        return config, stages.named(words[0], config)
+    config = configs.load("hello", words)
+    folder = stages.folder_of(config)
+    if resume:  # with the settings that it had, as `crrl train FOLDER --resume`
+        return (configs.load(folder.path, words) if folder.config.is_file() else config), folder
+    if any(override.startswith("run.name=") for override in words):
+        return config, folder
+    name = stages.free_folder(folder.path).name
+    if name != config.run.name:
+        print(as_called(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
+    config = configs.load("hello", [*words, f"run.name={name}"])
+    return config, stages.folder_of(config)
+
+
+def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
+    """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run`."""
+    config, folder = load_settings(words, resume=resume)
+    describe_episode = FirstEpisodes()
+    if resume and folder.log.is_file():
+        for episode in logged_episodes(folder.records()):
+            describe_episode(episode)  # by the process that was stopped
+    asyncio.run(
+        stages.run(config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}")
+    )
+    report = before_and_after(folder.path, config.run.steps) | {"seed": config.run.seed}
+    if used := total(record for record, _ in Tail(folder.log).records("start", "used")):
+        report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
+    if as_json:
+        return json.dumps(report)
+    return "\n".join(
+        [curve(open_run(Path(report["run"]))), as_text(report), "", headline(report), *next_commands(report)]
+    )
+
+
+def before_and_after(path: Path, last: int) -> dict[str, Any]:
+    """First and last evaluation of a run, paired by task, with intervals clustered by function.
+
+    Slices of ``eval`` are listed by name, further evaluations below theirs.
+    """
+    run = open_run(path)
+    report: dict[str, Any] = {}
+    seen: list[Episode] = []
+    for name in configs.load(path).eval.each:
+        before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
+        if not before:  # this machine has no such tasks, and the run said so
+            continue
+        seen += before + after
+        changes: dict[str, Any] = _changes(before, after)
+        for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
+            changes[kind.replace(" ", "_")] = _changes(*(_slice(episodes, kind) for episodes in (before, after)))
+        report |= changes if name == "eval" else {name: changes}
+    trained = list(run.episodes("train-*"))
+    return {
+        **report,
+        "tasks": len({episode.task_id for episode in seen if episode.phase == "eval"}),
+        "episodes": len(trained) + len(seen),
+        "tokens": sum(episode.sampled for episode in (*trained, *seen)),
+        "run": str(path),
+    }
+
+
+def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
+    return [episode for episode in episodes if slice_of(episode.task_id) == kind]
+
+
+def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
+    """Means over tasks that have the measure on both sides."""
+    pairs = pair(before, after)
+    return {
+        name: {
+            "before": pairs[measure].early.value,
+            "after": pairs[measure].late.value,
+            "delta": change.value,
+            "ci95": [change.low, change.high],
+        }
+        for measure, change in compare(before, after).items()
+        for name, shown_measure in SHOWN.items()
+        if shown_measure == measure
+    }
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Report as a plain table."""
+    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
+    if "tests_passing_per_patch" in report:
+        lines += ["", "per patch: on the tasks with a patch both before and after"]
+    lines += [
+        "",
+        f"{counted(report['tasks'], 'held-out task')}, {counted(report['episodes'], 'episode')}, "
+        f"{counted(report['tokens'], 'sampled token')}, "
+        + (f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), " if "wall_s" in report else "")
+        + f"seed {report['seed']}",
+        f"run folder: {report['run']}",
+    ]
+    return "\n".join(lines)
+
+
+_BARS = 10
+_BAR_COLUMNS = 40
+
+
+def curve(run: RunFolder) -> str:
+    """Mean rewards of training episodes as bars; empty without steps."""
+    rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
+    together = max(1, -(-len(rewards) // _BARS))
+    lines = []
+    for first in range(0, len(rewards), together):
+        steps, values = zip(*rewards[first : first + together], strict=True)
+        name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+        mean = fmean(values)
+        lines.append(f"{name:<14}{mean:.3f}  {'#' * round(mean * _BAR_COLUMNS)}".rstrip())
+    return "\n".join(["reward of the episodes that were trained on", *lines, ""] if lines else [])
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """The result in a sentence."""
+    changes = report.get("tests_passing") or report.get("reward")
+    if changes is None:
+        return f"{counted(report['episodes'], 'episode')}; nothing was evaluated"
+    outcome = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
+    low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
+    return (
+        f"{outcome}: {changes['before']:.0%} -> {changes['after']:.0%}, "
+        f"{100 * changes['delta']:+.0f} points [95 % interval {low} to {high}]"
+    )
+
+
+def next_commands(report: Mapping[str, Any]) -> list[str]:
+    """Next commands, as this shell finds `crrl`."""
+    run = shlex.quote(str(report["run"]))
+    commands = {
+        f"crrl report {run}": "curves and intervals, every episode token by token (live: --serve)",
+        "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
+    }
+    wide = max(map(len, map(as_called, commands)))
+    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+
+
+def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
+    yield from [title] * bool(title) + _rows(report)
+    for name, inner in report.items():
+        if isinstance(inner, Mapping) and "tests_passing" in inner:
+            yield ""
+            yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
+
+
+def _rows(changes: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for name in SHOWN:
+        if (row := changes.get(name)) is not None:
+            delta = Interval(row["delta"], *row["ci95"])
+            rows.append(f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}")
+    return rows
+
+
+COLUMNS = 62
+"""Columns for the text after a name."""
+LINES = 6
+"""Lines of an issue or a diff."""
+_NAME = 13
+
+
+class FirstEpisodes:
+    """Choice of episodes: the first with a patch, and the first of training whose patch passes its tests."""
+
+    def __init__(self) -> None:
+        self._first = self._repaired = True
+
+    def __call__(self, episode: Episode) -> str:
+        """The text for `episode`, empty if it is not shown."""
+        if episode.ending is Ending.VOID or not episode.patch:
+            return ""
+        if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
+            self._repaired = self._first = False
+            return episode_as_text("the first bug that is repaired in training", episode)
+        if self._first:
+            self._first = False
+            return episode_as_text("an episode, before any training", episode)
+        return ""
+
+
+def episode_as_text(title: str, episode: Episode) -> str:
+    """Episode under the line `title`, in at most 80 columns, safe to print."""
+    rows = [("issue", _cut(_issue(episode)))]
+    rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
+    rows += [("diff", _cut(_changed(episode.patch))), ("reward", [_reward(episode)])]
+    text_lines = [f"{title} ({printable(episode.task_id)})"]
+    for name, lines in rows:
+        text_lines += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
+    return "\n".join(text_lines)
+
+
+def _issue(episode: Episode) -> Iterator[str]:
+    messages = episode.turns[0].messages if episode.turns else ()
+    content = next((each.get("content") for each in messages if each.get("role") == "user"), "")
+    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
+    for line in "\n".join(map(str, parts)).strip().splitlines():
+        yield from textwrap.wrap(printable(line), COLUMNS) or [""]
+
+
+def _changed(patch: bytes) -> Iterator[str]:
+    for line in patch.decode(errors="replace").splitlines():
+        if line.startswith("+++ b/"):
+            yield printable(line.removeprefix("+++ b/"))
+        elif line[:1] in ("+", "-") and not line.startswith(("+++", "---")):
+            yield printable(line.replace("\t", "    "))
+
+
+def _call(call: ToolCall) -> str:
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    words = " | ".join(map(str, arguments.values())) if isinstance(arguments, Mapping) else str(arguments)
+    end = "" if call.ok else "  (failed)"
+    return textwrap.shorten(printable(words), COLUMNS - len(end), placeholder=" ...") + end
+
+
+def _reward(episode: Episode) -> str:
+    parts = ", ".join(f"{score.name} {score.value:.2f}" for score in episode.scores if score.weight)
+    return f"{episode.reward:.2f} ({parts})"
+
+
+def _cut(lines: Iterator[str]) -> list[str]:
+    short_lines = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
+    return [
+        *short_lines[:LINES],
+        *([f"... {len(short_lines) - LINES} more lines"] if len(short_lines) > LINES else []),
+    ] or ["none"]

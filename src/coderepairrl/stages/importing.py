@@ -1,0 +1,202 @@
+"""``crrl tasks import``: foreign trajectories as examples to learn from (docs/guides/collect.md)."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import rewards
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted
+from coderepairrl.report.outcomes import Outcomes, read_outcomes
+from coderepairrl.report.trajectories.chats import message
+from coderepairrl.report.trajectories.others import Damaged, Trajectory, Window, read
+from coderepairrl.report.trajectories.others.trajectory import issue_in
+from coderepairrl.rewards import MalformedPatch
+from coderepairrl.runs.examples import Example, write_examples
+from coderepairrl.tasks import catalog
+from coderepairrl.tasks.overlap import quoted
+from coderepairrl.types import Task
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """Options of an import."""
+
+    against: Sequence[str] = ()
+    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``: overlap is refused."""
+    drop: Sequence[str] = ()
+    """Evaluation sets: overlap is left out."""
+    unchecked: bool = False
+    tasks: str = ""
+    """The source of the tasks, for their language, repository and reference."""
+    outcomes: str = ""
+    """Source of which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
+    window: Window = field(default_factory=Window)
+
+
+def import_trajectories(form: str, paths: Sequence[Path], output: Path, options: ImportOptions) -> dict[str, Any]:
+    """Write the trajectories in `paths`, of the format `form`, to `output` as examples; returns a summary.
+
+    Damaged ones are left out and listed. Raises `UsageError` if none remain, one overlaps with an evaluation set, or no
+    set is named without `ImportOptions.unchecked`.
+    """
+    if not (options.against or options.drop or options.unchecked):
+        raise UsageError(
+            "no evaluation set is named to compare the trajectories with",
+            fix="--against 'swe_bench name=verified' refuses what overlaps, --drop leaves it out, --unchecked asks not",
+        )
+    tasks = _tasks(options.tasks) if options.tasks else []
+    solved = _solved(options.outcomes) if options.outcomes else {}
+    trajectories: list[Trajectory] = []
+    damaged: list[Damaged] = []
+    for path in paths:
+        for each in read(form, path, options.window):
+            if isinstance(each, Damaged):
+                damaged.append(each)
+            else:
+                trajectories.append(each)
+    if not trajectories:
+        reason = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
+        raise UsageError(
+            f"there is no trajectory that can be read{reason}",
+            fix=f"are these of the format {form}?",
+        )
+    matched = _matched(trajectories, tasks)
+    for source in options.against:
+        if both := _overlapping(trajectories, matched, _tasks(source)):
+            first = next(iter(both))
+            raise UsageError(
+                f"{len(both)} of {len(trajectories)} trajectories overlap with {source}: {_shown(both.values())}",
+                fix=f"what is learned from cannot be measured on: --drop {shlex.quote(source)} leaves them out"
+                f" (the first: {trajectories[first].id})",
+            )
+    out = {
+        at: reason
+        for source in options.drop
+        for at, reason in _overlapping(trajectories, matched, _tasks(source)).items()
+    }
+    remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
+    if not remaining:
+        raise UsageError(
+            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="import others"
+        )
+    examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
+    if output.exists():
+        raise UsageError(f"{output} exists already", fix="name another file with -o")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        rows = write_examples(output, examples)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error}", fix="name another file with -o") from error
+    return {
+        "examples": str(output),
+        "rows": rows,
+        "tasks": len({each.task_id for each in examples}),
+        "passed": sum(each.passed is True for each in examples),
+        "judged": sum(each.reward is not None for each in examples),
+        "dropped": sorted(out.values()),
+        "damaged": [each._asdict() for each in damaged],
+    }
+
+
+def _tasks(text: str) -> list[Task]:
+    name, *options = shlex.split(text)
+    return list(catalog.load(*catalog.recognised(name, configs.parse_options(options, "path"))))
+
+
+def _solved(source: str) -> Mapping[str, bool]:
+    outcomes = read_outcomes(source)
+    if not isinstance(outcomes, Outcomes):
+        raise UsageError(f"{source} says how many tasks were resolved, and not which", fix="name a report that does")
+    return {task: bool(values[0]) for task, values in outcomes.values.items()}
+
+
+def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
+    """Task of each trajectory, by index: of its id, else with its prompt."""
+    by_id = {task.id: task for task in known}
+    matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
+    asking = {at: issue_in(each.messages) for at, each in enumerate(found) if not each.task}
+    for at, text in asking.items():
+        if near := [task for task in by_id.values() if task.prompt.strip() and task.prompt.strip() in text]:
+            matched[at] = max(near, key=lambda task: len(task.prompt))
+    return matched
+
+
+def _overlapping(found: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]) -> dict[int, str]:
+    """Trajectories that overlap with `measured`, by index, and what they share."""
+    ids = {task.id for task in measured}
+    places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
+    issues = quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
+    both = {}
+    for at, each in enumerate(found):
+        name = matched[at].id if at in matched else each.task
+        if name in ids:
+            both[at] = f"{name} (the same id)"
+        elif each.commit and (each.repository, each.commit) in places:
+            both[at] = f"{places[each.repository, each.commit]} (the same repository and commit)"
+        elif str(at) in issues:
+            both[at] = f"{issues[str(at)]} (the same issue)"
+    return both
+
+
+def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Mapping[str, bool]) -> Example:
+    name = task.id if task else each.task
+    passed = each.resolved if each.resolved is not None else solved.get(name)
+    reward = each.reward if each.reward is not None else None if passed is None else float(passed)
+    if reward is None and task is not None and task.reference.strip():
+        reward = _similarity(task.reference, each.patch.encode("utf-8", "surrogateescape"))
+    messages = ({key: value for key, value in message(one).items() if value is not None} for one in each.messages)
+    return Example(
+        f"{form}-{at:06d}",
+        f"{form}-{at:06d}",
+        name or each.id,
+        repository=(task.repository if task else "") or each.repository,
+        language=task.language if task else "",
+        kind=task.kind if task else "",
+        source=each.id,
+        agent=each.agent,
+        policy=each.model,
+        reward=reward,
+        passed=passed,
+        messages=tuple(messages),
+        tools=each.tools,
+    )
+
+
+def _similarity(reference: bytes, patch: bytes) -> float:
+    try:
+        return rewards.only("patch_edits").compare(reference, patch) or 0.0
+    except MalformedPatch:
+        return 0.0
+
+
+def _shown(reasons: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(reasons))
+    return ", ".join(distinct[:_SHOWN]) + (
+        f" and {len(distinct) - _SHOWN} more tasks" if len(distinct) > _SHOWN else ""
+    )
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """The result as text."""
+    lines = [
+        f"examples: {found['examples']}, {counted(found['rows'], 'row')} of"
+        f" {counted(found['tasks'], 'task')}; {found['judged']} judged, {found['passed']} passed"
+    ]
+    if found["dropped"]:
+        lines.append(f"left out, since they overlap: {len(found['dropped'])}: {_shown(found['dropped'])}")
+    if damaged := found["damaged"]:
+        lines.append(f"left out, since they cannot be read: {len(damaged)}")
+        lines += [
+            f"  {reason}: {count}" for reason, count in Counter(each["why"] for each in damaged).most_common(_SHOWN)
+        ]
+        lines.append(f"  the first: {damaged[0]['where']}")
+    return "\n".join(lines)

@@ -1,0 +1,330 @@
+"""Life cycle of a run of `crrl train`, `sft`, `eval` and `collect`: begin, resume, retry, prune, conclude.
+
+Settings that a resumed run may change are in `stages.changes`, files in `runs.folder`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coderepairrl import config as configs
+from coderepairrl import models
+from coderepairrl.config import Config
+from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
+from coderepairrl.learn import Learner
+from coderepairrl.plan.conditions import TRAINING, conditions, differences
+from coderepairrl.plan.imitation import ImitationPlan
+from coderepairrl.plan.model import LocalModel
+from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.terms import AgentPlan
+from coderepairrl.processes.meter import Meter
+from coderepairrl.processes.signals import Interrupted, stoppable
+from coderepairrl.runs import Log, RunFolder, open_run
+from coderepairrl.runs.folder import write_learned
+from coderepairrl.runs.storage import damage, difference, digests
+from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of
+from coderepairrl.stages.history import History, read_history
+from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.trackers import following
+
+T = TypeVar("T")
+_ENOUGH_DISK = 64 << 20
+_METERED_EVERY = 60.0  # Seconds between records of the machine's use.
+
+
+# -- settings and folder
+
+
+def load_settings(file: str, overrides: Sequence[str], *, resume: bool = False) -> tuple[Config, RunFolder]:
+    """Settings and run folder of `crrl train` and `crrl sft`; with `resume` those of the run that `file` names.
+
+    Raises `ConfigError`, also if ``run.dir`` moves a resumed run.
+    """
+    config = configs.load(file, overrides)
+    if not resume:
+        return config, folder_of(config)
+    folder = named(file, config)
+    return with_rewards_of(folder, config), folder
+
+
+def folder_of(config: Config) -> RunFolder:
+    """Run folder of `config`."""
+    return RunFolder(Path(config.run.dir) / config.run.name)
+
+
+def named(source: str, config: Config) -> RunFolder:
+    """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
+    if (folder := configs.run_of(source)) is None:
+        return folder_of(config)
+    if Path(config.run.dir).resolve() != folder.parent.resolve():
+        raise ConfigError(
+            f"{folder} is to be resumed, and run.dir={config.run.dir} names another place",
+            fix="leave run.dir out: a run is continued where it lies",
+        )
+    return RunFolder(folder)
+
+
+def free_folder(path: Path) -> Path:
+    """`path`, or with a number if it is taken: ``NAME-2``, ``NAME-3``, ..."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
+
+
+def pinned(config: Config, *, fetches: bool = True) -> Config:
+    """Replace runs as model or teacher by their newest checkpoints, and hub names by commits; `fetches` the models."""
+    model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
+    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
+    return config.model_copy(update={"model": model, "train": train})
+
+
+def _newest(model: str, fetches: bool) -> str:
+    if not model or model.startswith("builtin:"):
+        return model
+    if models.is_hub_name(model):
+        return models.fetch(model) if fetches else model
+    try:
+        checkpoint = models.named(model)
+    except UsageError:  # which is reported with all else that is wrong
+        return model
+    return model if checkpoint.run is None else str(checkpoint.adapter or checkpoint.folder)
+
+
+# -- create and resume
+
+
+def require_command(folder: RunFolder, command: str) -> None:
+    """Raise `UsageError` unless `folder` holds a run of `crrl` `command`."""
+    if (made_by := open_run(folder.path).command()) != command:
+        raise UsageError(f"{folder.path} is a run of crrl {made_by}", fix=f"crrl {made_by} {folder.path} --resume")
+
+
+def check_folder(folder: RunFolder, plan: AgentPlan | ImitationPlan, command: str, *, resume: bool) -> None:
+    """Check that `plan` can begin in `folder` or, with `resume`, continue its run.
+
+    Raises `UsageError` for a taken folder, another command's run or a full disk, `ConfigError` for other settings.
+    """
+    existing = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.is_dir())
+    if (free := shutil.disk_usage(existing).free) < _ENOUGH_DISK:
+        raise UsageError(f"{folder.path}: only {free >> 20} MiB are free", fix="free some space, or set run.dir")
+    if not resume:
+        folder.require_free()
+        return
+    require_command(folder, command)
+    too_long = plan.too_long if isinstance(plan, Plan) else ()
+    changes_at_resume(folder, read_history(folder), plan.config, _reward_versions(plan), too_long)
+
+
+def _reward_versions(plan: AgentPlan | ImitationPlan) -> dict[str, int]:
+    judged = plan.rollouts if isinstance(plan, ImitationPlan) else plan
+    return judged.reward_versions if judged else {}
+
+
+async def begin_run(
+    folder: RunFolder,
+    plan: AgentPlan | ImitationPlan,
+    progress: Progress,
+    record: Mapping[str, Any],
+    *,
+    resume: bool,
+) -> None:
+    """Create `folder`, with `record` in run.json, or check that the model of a resumed run is unchanged.
+
+    Reports conditions in which evaluations differ from training. Raises `UsageError`, and as `learned_by`.
+    """
+    if resume:
+        await _check_model(folder, plan)
+        return
+    present, training = await asyncio.to_thread(_conditions, plan)
+    differing = differences(present, training, plan.config if TRAINING in present else None) if training else []
+    common = {
+        "name": folder.path.name,
+        "seed": plan.config.run.seed,
+        "config": plan.config.model_dump(mode="json"),
+        "rewards": _reward_versions(plan),
+        "conditions": present,
+        "differences": [each._asdict() for each in differing],
+    }
+    parts = {name: await _until_cancelled(digests, models.files(path)) for name, path in _model_parts(plan).items()}
+    versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
+    folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
+    for each in differing:
+        (progress.say if each.meant else progress.alarm)(str(each))
+
+
+def _conditions(plan: AgentPlan | ImitationPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Conditions of `plan`, and those that its policy is or was trained under."""
+    present = conditions(plan) if isinstance(plan, AgentPlan) else {}
+    if TRAINING in present:
+        return present, present[TRAINING]
+    if not isinstance(plan, AgentPlan) or not isinstance(plan.model, LocalModel):
+        return present, {}
+    run = models.named(plan.model.name).run
+    return present, open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
+
+
+def _model_parts(plan: AgentPlan | ImitationPlan) -> dict[str, Path]:
+    """Folders of the policy's weights by key in run.json; empty behind a URL."""
+    trains = isinstance(plan, Plan | ImitationPlan)
+    if not isinstance(plan.model, LocalModel) or (trains and plan.config.model.init != "weights"):
+        return {}
+    parts = {"model": plan.model.folder, "adapter": plan.model.adapter}
+    return {name: path for name, path in parts.items() if path is not None}
+
+
+async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> None:
+    # A model is known by its path alone.
+    own = folder.path / "model"  # drawn, merged or rounded weights, which were made of the others
+    about = folder.about()
+    for name, path in {"model": own}.items() if own.is_dir() else _model_parts(plan).items():
+        recorded = about.get(name, {})  # not of runs of older versions
+        if changes := damage(path) if path == own else await _until_cancelled(difference, path, recorded):
+            raise UsageError(
+                f"{folder.path} cannot be resumed: it began from another {name} than there is in {path}: {changes}",
+                fix="restore that file, or put the model back in its place; the changed model is another run's",
+            )
+
+
+async def _until_cancelled(work: Callable[..., T], *arguments: Any) -> T:
+    """Run `work` in a thread, asking it to stop on cancellation."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(work, *arguments, stopped=stop.is_set)
+    finally:
+        stop.set()
+
+
+def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str] = ()) -> None:
+    """Record `tasks`, and those that the initial model learned from, as learned by the policy of the run.
+
+    Resumed runs need it too: they may have been killed before.
+    """
+    earlier = learned_by(config.model.path) if config.model.init == "weights" else frozenset[str]()
+    write_learned(folder.path, earlier | set(tasks))
+
+
+# -- a session: from a start or a resumption to its end
+
+
+@contextmanager
+def interruptible(folder: RunFolder, progress: Progress, again: str) -> Iterator[None]:
+    """Cancel on the first of `signals.STOPPING`, and raise `Interrupted` with the command `again`."""
+    with stoppable() as received:
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            step = progress.finished_step
+            when = f"after step {step}" if step else "before its first step"
+            fix = again if folder.log.exists() else "start it again"
+            raise Interrupted(f"{received[0]}: stopped {when}", fix=fix) from None
+
+
+@asynccontextmanager
+async def record_session(
+    log: Log,
+    folder: RunFolder,
+    config: Config,
+    history: History,
+    progress: Progress,
+    meter: Meter | None,
+    start: Mapping[str, str],
+    changes: Sequence[Change] = (),
+) -> AsyncIterator[None]:
+    """Log `start`, `changes`, the use of `meter`, and ``end``, or ``stop`` with a reason.
+
+    Feeds the trackers meanwhile.
+    """
+    folder.write_config(configs.to_toml(config))  # what --resume goes on with
+    async with following(folder, config.log, progress.say):
+        log.append("start", step=history.step, **start)
+        for change in changes:
+            log.append("change", **change._asdict())
+            progress.say(f"changed: {change}")
+            history.changes.append(change._asdict())
+        try:
+            async with _metered(log, meter) if meter else contextlib.nullcontext():
+                yield
+            log.append("end", step=history.step)
+        except (CodeRepairError, asyncio.CancelledError) as error:
+            with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
+                log.append("stop", step=history.step, reason=str(error).partition("\n")[0] or "stopped")
+            raise
+
+
+@asynccontextmanager
+async def _metered(log: Log, meter: Meter) -> AsyncIterator[None]:
+    """Append counts of `meter` as ``used`` records, every minute and at the end."""
+
+    def write() -> None:
+        log.append("used", **meter.read()._asdict())
+
+    async def write_often() -> None:
+        while True:
+            await asyncio.sleep(_METERED_EVERY)
+            write()
+
+    task = asyncio.create_task(write_often())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
+            write()
+
+
+# -- the learner: retry, save, prune
+
+
+async def retry_learner(
+    action: Callable[[], Awaitable[T]],
+    restore: Callable[[], Awaitable[None]],
+    retries: int,
+    on_death: Callable[[str], None],
+) -> T:
+    """Result of `action`; a learner that dies is restored, `retries` times in a row. Raises `LearnerFault`."""
+    for attempt in range(retries + 1):
+        try:
+            if attempt:  # here, for what ends it once more while it is brought back is one more death
+                await restore()
+            return await action()
+        except LearnerFault as fault:
+            if attempt == retries:
+                raise
+            on_death(f"{fault}; the run starts another")
+    raise AssertionError("a negative number of retries")
+
+
+def checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:
+    """Whether the checkpoint after `step` has to be written."""
+    due = step % config.run.checkpoint_every == 0 or step == config.run.steps
+    return due and step not in folder.saved_checkpoints()
+
+
+async def save_checkpoint(learner: Learner, folder: RunFolder, config: Config, step: int) -> Path:
+    """Write ``checkpoints/STEP``; delete the oldest beyond `run.keep_checkpoints`."""
+    path = folder.checkpoints / f"{step:05d}"
+    await learner.save(path)
+    folder.prune_checkpoints(config.run.keep_checkpoints)
+    return path
+
+
+# -- conclude
+
+
+def summarise_run(folder: RunFolder, history: History) -> dict[str, Any]:
+    """Steps, last metrics and evaluations of a training, for ``--json``."""
+    evaluations: dict[str, dict[int, Any]] = {}
+    for (name, step), record in history.evaluations.items():
+        evaluations.setdefault(name, {})[step] = record["summary"]
+    metrics = history.steps[-1]["metrics"] if history.steps else {}
+    return {"run": str(folder.path), "steps": history.step, "metrics": metrics, "evaluations": evaluations}

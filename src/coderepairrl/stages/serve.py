@@ -1,0 +1,325 @@
+"""``crrl serve``: the gateway alone, for external trainers, and the API of its host (docs/guides/serve.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coderepairrl import config as configs
+from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
+from coderepairrl.gateway import Gateway, PolicySource, ReplySource
+from coderepairrl.gateway.server import check_free
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
+from coderepairrl.plan.plan import resolve_serving
+from coderepairrl.plan.replying import replying
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.processes.signals import Interrupted, allow_open_files, until_interrupted
+from coderepairrl.protocols import Engine
+from coderepairrl.runs import Log, RunFolder
+from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
+from coderepairrl.types import Sampling, Turn
+
+USE = Use(
+    "crrl serve",
+    used=(
+        *("engine", "model.renderer", "model.thinking", "run.retries"),
+        *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
+        "rollout.side_calls",
+    ),
+    defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
+)
+TOKEN = "CRRL_ADMIN_TOKEN"
+"""Environment variable that may hold the token of an admin port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Addresses of a server: the gateway on `host`:`port` (0: any free) and the Unix socket `socket`.
+
+    The host's API is on the Unix socket `admin`, or with a token on `admin_port`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    socket: Path | None = None
+    admin: Path | None = None
+    admin_port: int | None = None
+    chat: bool | None = None
+    """Whether the gateway answers local clients without a session's key; None: unless others serve the model."""
+
+
+def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
+    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `parts.raise_all`."""
+
+    def check_log() -> None:
+        if log is not None:
+            with _advising():
+                RunFolder(log).require_free()
+
+    return resolve_serving(model, overrides, USE, check_log)
+
+
+async def serve(
+    plan: ServingPlan,
+    places: Places,
+    *,
+    log: Path | None = None,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
+    """Serve the model of `plan` until one of `signals.STOPPING`; calls `ready` with the addresses.
+
+    Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
+    """
+    with suppress(Interrupted):  # from the first moment on: an engine that is being started ends with us
+        await until_interrupted(_serve(plan, places, log, ready, say))
+
+
+async def _serve(
+    plan: ServingPlan,
+    places: Places,
+    log: Path | None,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
+    config = plan.config
+    allow_open_files()
+    async with AsyncExitStack() as parts:
+        home = parts.enter_context(scratch("serve"))
+        record = _recorder(parts, log, plan)
+        source = await parts.enter_async_context(replying(plan, log / "logs" if log else home))
+        if isinstance(plan.model, LocalModel):
+            for fork in plan.model.forks:
+                say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
+        rollout = config.rollout
+        sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+
+        def on_turn(episode: str, turn: Turn) -> None:
+            if record is not None:
+                record.append("turn", episode=episode, turn=turn)
+
+        server = Gateway(source, sampling=sampling, on_turn=on_turn)
+        parts.push_async_callback(server.stop)
+        await server.start(places.host, places.port, places.socket)
+        if places.socket is not None:
+            parts.callback(places.socket.unlink, missing_ok=True)
+        sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
+        chat = not isinstance(plan.model, RemoteModel) if places.chat is None else places.chat
+        if chat:
+            server.keyless_session = Visitors(sessions)
+        parts.push_async_callback(sessions.close_all)
+        by_port = places.admin_port is not None
+        token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
+        host_only = Admin(sessions, source, token)
+        parts.push_async_callback(host_only.stop)
+        address = places.admin or home / "admin.sock"
+        where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
+        if not by_port:
+            parts.callback(address.unlink, missing_ok=True)
+        addresses = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        addresses |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
+        ready({name: value for name, value in addresses.items() if value})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            say("stopping: open sessions are closed")
+
+
+def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:
+    if folder is None:
+        return None
+    run = RunFolder(folder)
+    versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
+    with _advising():
+        run.create(configs.to_toml(plan.config), {"command": "serve", "model": plan.model.name}, versions)
+    log = run.writer()
+    parts.callback(log.close)
+    return log
+
+
+@contextmanager
+def _advising() -> Iterator[None]:
+    """Suggest another ``--log`` for errors of its folder."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error), fix="name another folder with --log") from None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+_MAX_BODY = 1 << 20
+
+
+class _Weights(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    path: str
+    version: int = Field(ge=1)
+    checksum: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = {"code": code, "message": message, "fix": fix}
+
+
+class Admin:
+    """Server of `sessions` and the weights of `source`. With a `token`, requests need ``Authorization: Bearer``."""
+
+    def __init__(self, sessions: Sessions, source: ReplySource, token: str = "") -> None:
+        self._sessions = sessions
+        self._source = source
+        self._token = token
+        self._served = 0
+        """What the engine had at `start`, or what was loaded last, which one that is restarted is given again."""
+        self._loading = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, *, socket: Path | None = None, host: str = "127.0.0.1", port: int | None = None) -> str:
+        """Listen on a Unix socket, open to its owner only, or on `host`:`port`; returns the address.
+
+        Raises `UsageError` if it is taken, `EngineFault` if the engine is dead.
+        """
+        if isinstance(self._source, PolicySource):
+            self._served = int((await self._source.engine.health())["version"])  # 1 where it began with adapters
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.post("/sessions", self._open),
+                web.get("/sessions", self._list),
+                web.get("/sessions/{id}", self._tell),
+                web.delete("/sessions/{id}", self._close),
+                web.get("/weights", self._version),
+                web.post("/weights", self._load),
+                web.get("/health", self._health),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            if socket is None:
+                site = web.TCPSite(self._runner, host, port or 0)
+                await site.start()
+                return f"http://{host}:{site.port}"
+            check_free(socket)
+            before = os.umask(0o177)  # from its first moment on it is its owner's only
+            try:
+                await web.UnixSite(self._runner, str(socket)).start()
+            finally:
+                os.umask(before)
+            return f"unix:{socket}"
+        except OSError as error:
+            await self._runner.cleanup()
+            where = socket or f"{host}:{port}"
+            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="choose another") from error
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Check the token; turn refusals into JSON."""
+        try:
+            sent_token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if self._token and not hmac.compare_digest(
+                sent_token.encode(errors="surrogateescape"), self._token.encode()
+            ):
+                raise _Refused(401, "unauthorized", "the token is missing or wrong")
+            return await handler(request)
+        except _Refused as refused:
+            return web.json_response({"error": refused.error}, status=refused.status)
+        except web.HTTPException as error:
+            code = "not_found" if error.status == 404 else "invalid_request"
+            return web.json_response({"error": {"code": code, "message": error.reason, "fix": ""}}, status=error.status)
+        except CodeRepairError as error:
+            code = f"{error.boundary}_fault" if isinstance(error, Fault) else "failed"
+            details = {"code": code, "message": str(error), "fix": error.fix}
+            return web.json_response({"error": details}, status=503)
+
+    async def _open(self, request: web.Request) -> web.Response:
+        wishes = await _body(request, SessionRequest)
+        if wishes.id and wishes.id in self._sessions:
+            raise _Refused(409, "exists", f"there is an open session {wishes.id!r}", "close it, or choose another id")
+        return web.json_response(self._sessions.open(wishes), status=201)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response({"sessions": self._sessions.summary()})
+
+    async def _tell(self, request: web.Request) -> web.Response:
+        return await _json(await self._sessions.describe(self._named(request)))
+
+    async def _close(self, request: web.Request) -> web.Response:
+        return await _json(await self._sessions.close(self._named(request)))
+
+    def _named(self, request: web.Request) -> str:
+        name = request.match_info["id"]
+        if name not in self._sessions:
+            raise _Refused(404, "not_found", f"there is no open session {name!r}", "GET /sessions lists them")
+        return name
+
+    async def _version(self, request: web.Request) -> web.Response:
+        if not isinstance(self._source, PolicySource):
+            return web.json_response({"version": None, "loadable": False})
+        return web.json_response({"version": self._served, "loadable": True})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        if not isinstance(self._source, PolicySource):
+            raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
+        body, engine = await _body(request, _Weights), self._source.engine
+        async with self._loading:
+            if body.version <= self._served:
+                raise _Refused(409, "old_version", f"version {self._served} is served, and versions only grow")
+            try:
+                self._served = await engine.load(Path(body.path), body.version, body.checksum)
+            except EngineFault as fault:
+                if not await _alive(engine):
+                    raise
+                raise _Refused(422, "refused", f"{fault}", "the weights of before go on being served") from fault
+        return web.json_response({"version": self._served, "loadable": True})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response(dict(await self._source.health()))
+
+
+async def _alive(engine: Engine) -> bool:
+    try:
+        await engine.health()
+    except EngineFault:
+        return False
+    return True
+
+
+async def _json(session: dict[str, Any]) -> web.Response:
+    """Encode in a thread: a long session is megabytes, and agents wait."""
+    return web.Response(text=await asyncio.to_thread(json.dumps, session), content_type="application/json")
+
+
+async def _body(request: web.Request, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(await request.read() or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _Refused(
+            400,
+            "invalid_value",
+            f"{where}: {first['msg']}" if where else first["msg"],
+            "what may be sent is in docs/guides/serve.md",
+        ) from error

@@ -1,0 +1,272 @@
+"""Sessions of a served model: opened, described, closed, and optionally logged; found for plain chat clients."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coderepairrl.gateway import Gateway, Session
+from coderepairrl.gateway.side import side_turns
+from coderepairrl.learn.stitch import fates, stitch
+from coderepairrl.runs import Log
+from coderepairrl.runs.codec import dump
+from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Turn
+
+
+class _Given(BaseModel):
+    """A client's wishes; defaults are the server's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RequestedLimits(_Given):
+    """`Limits` of a session."""
+
+    calls: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=16)
+    seconds: float | None = Field(default=None, gt=0)
+    turn_tokens: int | None = Field(default=None, ge=1)
+
+
+class RequestedSampling(_Given):
+    """`Sampling` of a session, which can be trained on only with a bare temperature."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: list[str] | None = None
+
+
+class SessionRequest(_Given):
+    """A client's request for a session."""
+
+    id: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    limits: RequestedLimits = RequestedLimits()
+    sampling: RequestedSampling = RequestedSampling()
+
+
+class Sessions:
+    """Open sessions of `server` by id."""
+
+    def __init__(
+        self, server: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
+    ) -> None:
+        self._server = server
+        self._side_calls: SideCalls = side_calls or "mask"
+        self._limits = limits
+        self._log = log
+        self._open: dict[str, tuple[Session, Sampling]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._open
+
+    def session(self, name: str) -> Session | None:
+        """Open session `name`, or None."""
+        return self._open[name][0] if name in self._open else None
+
+    def open(self, request: SessionRequest) -> dict[str, Any]:
+        """Open a session; returns what its agent needs."""
+        name = request.id or f"session-{secrets.token_hex(8)}"
+        limits = replace(self._limits, **request.limits.model_dump(exclude_none=True))
+        wishes = request.sampling.model_dump(exclude_none=True)
+        if "stop" in wishes:
+            wishes["stop"] = tuple(wishes["stop"])
+        sampling = replace(self._server.sampling, **wishes)
+        if self._log is not None:
+            at = {"phase": "serve", "step": 0, "group": name, "attempt": 0, "task": ""}
+            self._log.append("episode", id=name, **at, seed=request.seed, limits=limits, sampling=sampling)
+        session = self._server.open(name, limits=limits, seed=request.seed, sampling=sampling)
+        self._open[name] = session, sampling
+        endpoint = session.endpoint
+        return {
+            "id": name,
+            "model": endpoint.model,
+            "base_url": endpoint.base_url,
+            "root_url": endpoint.base_url.removesuffix("/v1"),
+            "key": session.key,
+            "socket": endpoint.socket or None,
+            "seed": request.seed,
+            "limits": asdict(limits),
+            "sampling": dump(sampling),
+        }
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One line for each open session."""
+        return [
+            {"id": name, "turns": len(session.turns), **_state(session)} for name, (session, _) in self._open.items()
+        ]
+
+    async def describe(self, name: str) -> dict[str, Any]:
+        """Everything about the session `name`. Raises KeyError."""
+        return await asyncio.to_thread(_described, *self._open[name], self._side_calls)
+
+    async def close(self, name: str) -> dict[str, Any]:
+        """End the session `name`, and `describe` it to all who close it. Raises KeyError."""
+        entry = self._open[name]
+        session, _ = entry
+        turns = await self._server.close(session)
+        if self._open.get(name) is entry:  # nobody was quicker, and this is not another one of that name
+            del self._open[name]
+            if self._log is not None:
+                self._log.append("verdict", verdict=replace(_episode(session, turns, self._side_calls), turns=()))
+                self._log.sync()
+        return await asyncio.to_thread(_described, *entry, self._side_calls)
+
+    async def close_all(self) -> None:
+        """End every session."""
+        for name in list(self._open):
+            await self.close(name)
+
+
+def _described(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
+    turns, most = session.turns, session.limits.tokens
+    episode = _episode(session, turns, side_calls)
+    rows, account = stitch(episode, 1.0, max_tokens=most)
+    each = zip(turns, fates(episode, max_tokens=most), strict=True)
+    return {
+        "id": session.episode_id,
+        **_state(session),
+        "limits": asdict(session.limits),
+        "sampling": dump(sampling),
+        "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in each],
+        "rows": [_row(dump(row)) for row in rows],
+        "account": {**asdict(account), "delivered": account.delivered, "expansion": account.expansion},
+    }
+
+
+def _state(session: Session) -> dict[str, Any]:
+    return {
+        "open": not session.closed,
+        "limit": session.limit,
+        "fault": str(session.fault) if session.fault else "",
+    }
+
+
+def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -> Episode:
+    ending = Ending.VOID if session.fault else Ending.LIMIT if session.limit else Ending.DONE
+    reason = session.fault.boundary if session.fault else session.limit or "closed"
+    return Episode(
+        id=session.episode_id,
+        task_id="",
+        phase="serve",
+        step=0,
+        group=session.episode_id,
+        attempt=0,
+        ending=ending,
+        reason=reason,
+        fault=f"{type(session.fault).__name__}: {session.fault}" if session.fault else "",
+        turns=turns,
+        side=side_turns(turns, side_calls),
+    )
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """A sample without the fields that only its trainer knows."""
+    return {name: value for name, value in row.items() if name not in ("episode_id", "advantage")}
+
+
+CONVERSATIONS = 256
+"""Most open conversations: beyond them, one without a turn is closed, or the least recently used."""
+_REMEMBERED = 1 << 14
+
+
+class Visitors:
+    """Finder of the session for a request without a key; opens one in `sessions` if needed.
+
+    A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
+    whose client left before the answer.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._asked: dict[str, list[str]] = {}
+        """Sessions by the messages of their requests."""
+        self._open: dict[str, None] = {}
+        """The one that was asked least recently first."""
+        self._closing: set[asyncio.Task[Any]] = set()
+
+    def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
+        """Session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
+        messages = _messages(request)
+        replies = [place for place, message in enumerate(messages) if _by_model(message)]
+        session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
+        if session is None and replies:
+            session = self._replied(messages[: replies[-1]], messages[replies[-1]])
+        if session is None:
+            session = self._begin()
+        self._open.pop(session.episode_id, None)
+        self._open[session.episode_id] = None
+        digest = _digest(messages)
+        still = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
+        self._asked[digest] = [*still, session.episode_id]
+        if len(self._asked) > _REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+        return session
+
+    def _asked_so(self, messages: Sequence[Any]) -> list[Session]:
+        """Sessions with this request that can continue, newest first."""
+        names = reversed(self._asked.get(_digest(messages), ()))
+        sessions = [self._sessions.session(name) for name in names if name in self._open]
+        return [each for each in sessions if each is not None and not each.spent]
+
+    def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
+        """The newest session with these messages and this reply, preferably one not continued yet; else the newest."""
+        able = self._asked_so(messages)
+        replies = {
+            each.episode_id: [turn.index for turn in each.turns if _text(turn.messages[-1]) == _text(reply)]
+            for each in able
+        }
+        latest = [each for each in able if {*replies[each.episode_id]} - {turn.base for turn in each.turns}]
+        return next(iter(latest or [each for each in able if replies[each.episode_id]] or able), None)
+
+    def _begin(self) -> Session:
+        open_sessions = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}
+        self._open = dict.fromkeys(open_sessions)
+        if len(open_sessions) >= CONVERSATIONS:
+            self._close(
+                next((name for name, each in open_sessions.items() if each.untouched), next(iter(open_sessions)))
+            )
+        name = str(self._sessions.open(SessionRequest(id=f"chat-{secrets.token_hex(8)}"))["id"])
+        self._open[name] = None
+        session = self._sessions.session(name)
+        assert session is not None  # it was opened just now
+        return session
+
+    def _close(self, name: str) -> None:
+        del self._open[name]
+        closing = asyncio.create_task(self._sessions.close(name))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
+    """Messages of Chat Completions or Messages, or the input of Responses."""
+    sent = request.get("messages", request.get("input"))
+    return sent if isinstance(sent, list) else [sent]
+
+
+def _by_model(message: Any) -> bool:
+    return isinstance(message, Mapping) and (
+        message.get("role") == "assistant" or message.get("type") in ("function_call", "reasoning")
+    )
+
+
+def _text(message: Any) -> str:
+    content = message.get("content") if isinstance(message, Mapping) else message
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content or "")
+
+
+def _digest(messages: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()

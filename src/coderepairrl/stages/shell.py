@@ -1,0 +1,132 @@
+"""``crrl tasks shell``: a shell or a command in the sandbox of a task (docs/guides/tasks.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+
+from coderepairrl import grading
+from coderepairrl.errors import SandboxFault, TaskError, UsageError
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.stages.trace import print_bytes
+from coderepairrl.tasks.catalog import near_tasks
+from coderepairrl.tasks.prepare import lacking
+from coderepairrl.types import Task
+
+_SECONDS = 86_400.0
+_MOST_BYTES = 64 << 20
+_SHELL = ("sh", "-c", "exec $(command -v bash || command -v sh)")
+_PYTHON = 'exec "$(command -v python3 || command -v python || echo python3)" -c "$@"'
+_PSEUDOTERMINAL = """
+import fcntl, os, pty, select, socket, struct, sys, termios
+port, rows, columns = map(int, sys.argv[1:4])
+link = socket.create_connection(("127.0.0.1", port))
+child, terminal = pty.fork()
+if not child:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+    os.execvp(sys.argv[4], sys.argv[4:])
+while True:
+    ready = select.select([link, terminal], [], [])[0]
+    if terminal in ready:
+        try:
+            link.sendall(os.read(terminal, 1 << 16))
+        except OSError:
+            break
+    elif not (typed := link.recv(1 << 16)):
+        break
+    else:
+        os.write(terminal, typed)
+os.close(terminal)
+status = os.waitpid(child, 0)[1]
+sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+"""
+"""Program in the sandbox: runs a command on a terminal of its own, joined to a port of the loopback."""
+
+
+def find_task(tasks: Iterable[Task], source: str, task_id: str, *, checks: bool = False) -> Task:
+    """Find the task `task_id` of `source`, or (`checks`) the task in the workspace of its checks.
+
+    Raises `UsageError` for an unknown task or one without a workspace, `TaskError` for one that is not prepared.
+    """
+    by_id = {task.id: task for task in tasks}
+    if task_id not in by_id:
+        raise UsageError(f"{source} has no task {task_id}", fix=near_tasks(task_id, list(by_id)))
+    task = grading.judged_in(by_id[task_id]) if checks else by_id[task_id]
+    if not task.workspace:
+        raise UsageError(f"{task_id} is a question without a workspace", fix="choose a task with a repository")
+    if lacks := lacking([task])[task_id]:
+        raise TaskError(f"{task_id} is not prepared: it lacks {', '.join(lacks)}", fix=f"crrl tasks prepare {source}")
+    return task
+
+
+async def open_shell(
+    task: Task,
+    backend: SandboxBackend,
+    command: Sequence[str] = (),
+    *,
+    checks: bool = False,
+    say: Callable[[str], None],
+) -> int:
+    """Run `command` (default: a shell) in a fresh sandbox of `task`; returns its exit code.
+
+    With `checks`, their files are restored first. On a terminal it runs interactively; else stdin is the script of the
+    shell, and output is printed at the end. Raises `TaskError` and `SandboxFault`.
+    """
+    async with backend.open(task) as box:
+        if checks and (problem := await grading.restore(box, task.checks)):
+            raise TaskError(problem, fix="crrl tasks verify examines the source")
+        say(f"{task.id}: {box.workdir} in {backend.name}; changes are discarded")
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return await _interact(box, command or _SHELL)
+        script = b"" if command or sys.stdin.isatty() else await asyncio.to_thread(sys.stdin.buffer.read)
+        result = await box.exec(command or _SHELL, stdin=script, timeout=_SECONDS, max_bytes=_MOST_BYTES)
+        print_bytes(result.output, sys.stdout)
+        if result.truncated:
+            say(f"the output is cut after {_MOST_BYTES >> 20} MiB")
+        return result.exit_code
+
+
+async def _interact(box: Sandbox, command: Sequence[str]) -> int:
+    """Join our terminal to one in the sandbox; returns the exit code of `command`."""
+    loop, joined, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def typed() -> None:
+            if data := os.read(0, 1 << 16):
+                writer.write(data)
+            else:  # the terminal is gone
+                loop.remove_reader(0)
+                writer.write_eof()
+
+        joined.set()
+        before = termios.tcgetattr(0)
+        tty.setraw(0)
+        loop.add_reader(0, typed)
+        try:
+            while data := await reader.read(1 << 16):
+                os.write(1, data)
+        finally:
+            loop.remove_reader(0)
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+            writer.close()
+            ended.set()
+
+    async with AsyncExitStack() as parts:
+        address = parts.enter_context(scratch("shell")) / "terminal.sock"
+        await parts.enter_async_context(await asyncio.start_unix_server(join, address))
+        port = (await box.reach(str(address))).rpartition(":")[2]
+        columns, rows = os.get_terminal_size(1)
+        argv = ["sh", "-c", _PYTHON, "sh", _PSEUDOTERMINAL, port, str(rows), str(columns), *command]
+        result = await box.exec(argv, env={"TERM": os.environ.get("TERM", "dumb")}, timeout=_SECONDS)
+        if joined.is_set():
+            await ended.wait()
+    if not joined.is_set():
+        output = result.output.decode("utf-8", "replace").strip()
+        raise SandboxFault(f"the sandbox gave no terminal: {output}", fix="crrl tasks shell SOURCE ID -- COMMAND")
+    return result.exit_code

@@ -1,0 +1,125 @@
+"""Live view of an agent's work on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from coderepairrl.printable import logged, printable, visible
+from coderepairrl.types import AgentReport, Turn
+
+SHOWN_LINES = 8
+SHOWN_COLUMNS = 160
+
+
+class Trace:
+    """A log for people, coloured on a terminal; with `whole`, all of each message."""
+
+    def __init__(self, *, quiet: bool = False, whole: bool = False) -> None:
+        self.whole = whole
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+
+    def say(self, name: str, text: str) -> None:
+        """Print a fact about the whole job."""
+        self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
+
+    def turn(self, turn: Turn) -> None:
+        """Show the tools' answers and the model's reply; after a rewritten history, from the last message on."""
+        *request_messages, reply = turn.messages
+        if turn.index or self.whole:
+            for message in request_messages if turn.base is not None or self.whole else request_messages[-1:]:
+                self._message(message)
+        self._message(reply)
+
+    def ended(self, report: AgentReport, seconds: float) -> None:
+        """Show how it ended, and the outcome of calls without a reply."""
+        calls = report.tool_calls
+        if calls and report.exit != "submitted":
+            for call in calls:
+                if call.turn == calls[-1].turn:
+                    self._print(Text(f"  {'ok' if call.ok else 'failed'}, {call.output_chars} characters", "dim"))
+        failed = sum(not call.ok for call in calls or ())
+        counted = "" if calls is None else f" after {len(calls)} tool calls ({failed} failed)"
+        spent = f"{counted}, {seconds:.1f} s"
+        match report.exit:
+            case "submitted":
+                self.say("ended", f"submitted{spent}")
+            case "crash":
+                self.say("ended", f"the agent crashed: {report.log.strip()}\n{'':<12}{spent}")
+            case limit:
+                self.say("ended", f"stopped by a limit ({limit}){spent}")
+
+    def printed(self, text: str) -> None:
+        """Show the end of a program's output, for attempts without a patch."""
+        lines = text.strip().splitlines()
+        self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
+        self._print(Text(_indented(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
+
+    def _message(self, message: Mapping[str, Any]) -> None:
+        content, role = message.get("content"), message.get("role")
+        if self.whole and role != "assistant":
+            self._print(Text(f"{role}:", "bold"))
+        most_lines = None if self.whole else SHOWN_LINES
+        if content and role == "assistant":
+            self._print(Text("\n".join(f"> {line}" for line in beginning(content, most_lines).split("\n")), "italic"))
+        elif content:
+            self._print(Text(_indented(beginning(content, most_lines)), "dim"))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            self._print(Text.assemble(("* ", "bold cyan"), *_call(function.get("name"), function.get("arguments"))))
+
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=True)
+
+
+def print_bytes(data: bytes, to: TextIO) -> None:
+    """Write a patch or output; on a terminal, without control sequences."""
+    if to.isatty():
+        to.write(visible(data.decode(errors="replace")))
+    else:
+        to.flush()
+        to.buffer.write(data)
+        to.buffer.flush()
+
+
+def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
+    """The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts.
+
+    >>> beginning("one\\n" * 10).endswith("... 2 more lines")
+    True
+    """
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    lines = visible(str(content)).strip("\n").split("\n")
+    if most is None:
+        return "\n".join(lines)
+    cut_lines = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:most]]
+    more = len(lines) - len(cut_lines)
+    return "\n".join([*cut_lines, *([f"... {more} more lines"] if more else [])])
+
+
+def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
+    """A tool call as text; several arguments are listed by name."""
+    try:
+        arguments = json.loads(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError):
+        arguments = raw
+    title: list[str | tuple[str, str]] = [(printable(str(name)), "bold cyan")]
+    if not isinstance(arguments, Mapping):
+        return [*title, _behind(beginning(arguments))]
+    values = {printable(str(key)): beginning(value) for key, value in arguments.items()}
+    if len(values) == 1:
+        return [*title, *(_behind(value) for value in values.values())]
+    return [*title, *(_indented(f"\n{key}:{_behind(value)}") for key, value in values.items())]
+
+
+def _behind(value: str) -> str:
+    return f"\n{_indented(value)}" if "\n" in value else f" {value}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else line for line in text.split("\n"))

@@ -1,0 +1,277 @@
+"""Renderers of prompts: those of the package `renderers`, or a model's own chat template for other families."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, written
+from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, in_thoughts
+from coderepairrl.tokens.template import Template
+
+_ANSWER: Message = {"role": "assistant", "content": "answer"}
+_NUMBER = re.compile(r"\d{1,9}\Z")
+MOST_CALLS = 256
+"""Numbered calls up to which a conversation is extended; beyond, prompts are rendered again."""
+CLASSES = {
+    "qwen3": "Qwen3",
+    "qwen3.5": "Qwen35",
+    "qwen3.6": "Qwen36",
+    "glm-4.5": "GLM45",
+    "glm-5": "GLM5",
+    "glm-5.1": "GLM51",
+    "minimax-m2": "MiniMaxM2",
+    "nemotron-3": "Nemotron3",
+    "nemotron-3-ultra": "Nemotron3Ultra",
+    "nemotron-3.5": "Nemotron35",
+    "llama-3": "Llama3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BridgedIds:
+    """Extended ids, as `renderers` returns them."""
+
+    token_ids: list[int]
+
+
+class TemplateRenderer:
+    """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
+
+    Raises `ConfigError` for a template that fails, changes replies, or writes calls in an unknown format.
+    """
+
+    def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
+        self._tokenizer = tokenizer
+        self._reader = Reader(tokenizer)
+        self._template = template
+        self._thinking = thinking
+        self._texts = False
+        self._write: Callable[[str, Calls], str] | None = None
+        self._ids: Ids | None = None
+        name = tokenizer.name_or_path
+        _, content, after = self._text((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
+        if not content:
+            raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
+        special = set(tokenizer.added.values())
+        ends = [token for token in tokenizer.encode(after) if token in special]
+        # what the config says to end a reply does, where a tag of its own closes the words before (Command R7B)
+        end = next((token for token in ends if token in eos), ends[0] if ends else None)
+        if end is None:
+            raise ConfigError(f"the chat template of {name} ends replies with no special token")
+        self._end = end
+        self._stop = tuple(dict.fromkeys((end, *eos)))
+        self.format = self._format()
+
+    def _format(self) -> Format:
+        """Find the template's format of calls, with arguments as objects, or else as text."""
+        errors = []
+        for self._texts in (False, True):
+            try:
+                return self._written()
+            except ConfigError as error:
+                errors.append(error)
+        self._texts = False
+        # such templates get calls as content (LFM2, Granite 3, OLMo 3), or ids that name functions (Kimi)
+        dropped = NAME not in self._text((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
+        for each in FORMATS:
+            if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
+                self._write, self._ids = each.write if dropped else None, each.ids
+                try:
+                    return self._written()
+                except ConfigError as error:
+                    errors.append(error)
+        self._write = self._ids = None
+        if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
+            return NO_CALLS
+        raise errors[0]
+
+    def _written(self) -> Format:
+        question, prompt, answered = (
+            self._tokenizer.encode(self._text(messages, [TOOL], prompt=begins))
+            for messages, begins in (
+                ([QUESTION], False),
+                ([QUESTION], True),
+                ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
+            )
+        )
+        calls = written(self._tokenizer, question, prompt, answered, self._stop)
+        self._ids = calls.ids
+        return calls
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Stop tokens, the template's own first."""
+        return list(self._stop)
+
+    def render_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        """Ids of a conversation. Raises ValueError if the template refuses it."""
+        if self.format.one_call and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+            raise ValueError("a reply has one tool call at most, and its template would drop the others")
+        try:
+            text = self._text(messages, tools or (), prompt=add_generation_prompt)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self._tokenizer.encode(text)
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: Sequence[int],
+        previous_completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+    ) -> BridgedIds | None:
+        """Extend the ids by what the template adds for `new_messages`; None if impossible."""
+        from renderers.base import trim_to_turn_close
+
+        if any(message["role"] == "assistant" for message in new_messages):
+            return None
+        # thoughts, which templates may drop once a question follows them
+        reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
+        results = [message for message in new_messages if message["role"] == "tool"]
+        # templates may name the functions whose results they write, and move the words beside a call
+        parsed = self.format.reply(self._reader, previous_completion_ids, previous_prompt_ids, set(self._stop), ())
+        named = [call for call in parsed.calls if call.name]
+        names = [call.name for call in named]
+        earlier = self._earlier(named)
+        if earlier is None:
+            return None
+        if not (self.format.numbered or self._ids):
+            if len(results) > len(names) and self._names_results():
+                return None
+            if results and not names:
+                names = [NAME]
+        if names:
+            # those that are not answered have ids of their own, by which templates may look for the number of a call
+            open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
+            answers: list[Message] = [*results[: len(names)], *open_calls]
+            calls = [_named(name, answer) for name, answer in zip(names, answers, strict=True)]
+            if self._ids is not None and named and all(call.id for call in named):
+                calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
+                new_messages = _answering(new_messages, [call.id for call in named])
+            reply = {**reply, "content": reply["content"] if parsed.content else "", "tool_calls": calls}
+        before = self.render_ids((QUESTION, *earlier, reply))
+        after = self.render_ids((QUESTION, *earlier, reply, *new_messages), add_generation_prompt=True)
+        end = next((at for at in range(len(before) - 1, -1, -1) if before[at] in self._stop), None)
+        if end is None or after[: end + 1] != before[: end + 1]:
+            return None
+        so_far = trim_to_turn_close(
+            list(previous_prompt_ids), list(previous_completion_ids), set(self._stop), synthesize_close=before[end]
+        )
+        return BridgedIds([*so_far, *after[end + 1 :]])
+
+    def earlier(self, count: int) -> tuple[Message, ...]:
+        """Reply with `count` calls, and results, for numbered calls."""
+        if not count or not (self.format.numbered or self._ids):
+            return ()
+        results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
+        calls = [_named(NAME, result) for result in results]
+        return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
+
+    def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
+        """Messages before `calls`, by their numbers; None if not consecutive."""
+        if not self.format.numbered or not calls:
+            return ()
+        matches = [_NUMBER.search(call.id or "") for call in calls]
+        numbers = [int(number[0]) if number else -1 for number in matches]
+        first = numbers[0]
+        if not 0 <= first <= MOST_CALLS or numbers != list(range(first, first + len(calls))):
+            return None
+        return self.earlier(first)
+
+    def _names_results(self) -> bool:
+        # probes whether the template writes the function's name with its result
+        result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
+        reply = {**_ANSWER, "content": "", "tool_calls": [_named("anything_at_all", result)]}
+        return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
+        shaped = messages if self._ids is None else self._ids.within(messages)
+        shaped = shaped if self._texts else [with_objects(message) for message in shaped]
+        return self._template.apply(
+            shaped if self._write is None else [_in_words(message, self._write) for message in shaped],
+            tools,
+            thinking=self._thinking,
+            prompt=prompt,
+        )
+
+
+def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
+    left = iter(ids)
+    return [
+        {**message, "tool_call_id": next(left, message.get("tool_call_id", ""))}
+        if message["role"] == "tool"
+        else message
+        for message in messages
+    ]
+
+
+def _named(name: str, result: Message) -> Message:
+    return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
+
+
+def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
+    """Move the calls into the content. Raises ValueError."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if not functions:
+        return message
+    if not all(isinstance(function["arguments"], dict) for function in functions):
+        raise ValueError("the arguments of a call are no JSON object")
+    calls = [Invocation(function["name"], function["arguments"]) for function in functions]
+    without_calls = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**without_calls, "content": write(message.get("content") or "", calls)}
+
+
+def with_objects(message: Message) -> Message:
+    """Parse arguments, since templates serialize them; invalid JSON stays text."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            value = arguments
+        calls.append({**call, "function": {**call["function"], "arguments": value}})
+    return {**message, "tool_calls": calls}
+
+
+def package_renderer(
+    tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool
+) -> tuple[Any, Format]:
+    """Renderer `name` of the package, and its format of calls.
+
+    `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts. Raises `ConfigError` for another
+    family's tokenizer, and an unknown format of calls.
+    """
+    # calls are read in the prompts' own format (`tokens.formats`): the package's parsers strip the whitespace of values
+    import renderers
+
+    make = getattr(renderers, f"{CLASSES[name]}Renderer")
+    config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
+    switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
+    try:
+        renderer = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
+    except AssertionError as error:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
+            fix="set model.renderer=template, or use the family's own tokenizer",
+        ) from error
+    stop = renderer.get_stop_token_ids()
+    question, prompt = (
+        renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
+    )
+    if not (keep_thoughts or switches or in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
+        raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
+    called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    return renderer, written(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

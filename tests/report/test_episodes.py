@@ -1,0 +1,464 @@
+"""Pages show every token with what became of it, whatever a hostile model wrote; and they can be reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl.config import Config, to_toml
+from coderepairrl.errors import UsageError
+from coderepairrl.learn import Account
+from coderepairrl.printable import visible
+from coderepairrl.report import Site
+from coderepairrl.report.conversation import conversation, tree, unheard
+from coderepairrl.report.episodes import Shown, render_episode
+from coderepairrl.report.kit import Around, pieces
+from coderepairrl.report.rows import CELLS, file_name
+from coderepairrl.report.run import read_episode
+from coderepairrl.runs import RunFolder
+from coderepairrl.types import Ending, Episode, Fork, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
+from pages import Page
+from report.runs import Maker, written
+
+EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)><!-- \u202e\x1b[31m\x00 \"' {{ 7*7 }}"
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Ids are bytes."""
+    return bytes(ids).decode(errors="replace")
+
+
+def span(text: str, origin: Origin = Origin.POLICY) -> TokenSpan:
+    ids = tuple(text.encode(errors="replace"))
+    return TokenSpan(ids, origin, tuple(-0.25 * (i % 4) for i in range(len(ids))) if origin is Origin.POLICY else ())
+
+
+def turn(index: int, base: int | None, given: str, output: str, tail: str = "", **more: object) -> Turn:
+    versions = (VersionRange(7, 0, 2), VersionRange(8, 2, len(output.encode()) + len(tail)))
+    return Turn(index, base, span(given, Origin.GIVEN), span(output), span(tail), versions, **more)  # type: ignore[arg-type]
+
+
+def asked(name: str, arguments: object, **more: object) -> dict[str, object]:
+    call = {"id": f"call-{name}", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **more}
+
+
+def make(id: str = "s00001-g00-00", **more: object) -> Episode:
+    turns = (
+        turn(0, None, f"issue: {EVIL}", "look", messages=({"role": "user", "content": EVIL}, asked(EVIL, EVIL))),
+        turn(1, 0, "result", f"é世 {EVIL}", "tail"),
+        turn(2, 0, "other", "half", masked="aborted"),
+    )
+    calls = (ToolCall(0, "shell", EVIL, True, 5, 0.1, "ls"), ToolCall(9, EVIL, "{}", False))
+    fields: dict[str, object] = {
+        "turns": turns,
+        "tool_calls": calls,
+        "patch": b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old <b>\n+new \xff\n",
+        "scores": (Score("patch_lines", 0.25, note=EVIL), Score("mine", 1.0, 0.0, passed=True)),
+        "timings": {"generate": 1.0, "total": 2.0},
+        "reason": "submitted",
+        **more,
+    }
+    return Episode(id, f"toy/{EVIL}", "train", 1, "s00001-g00", 0, Ending.DONE, **fields)  # type: ignore[arg-type]
+
+
+def rendered(episode: Episode, *, around: Around | None = None, **more: Any) -> str:
+    return render_episode(Shown(episode, decode, **more), around or Around("run", "run"))
+
+
+def embedded(page: str) -> Any:
+    """The data from which a page's script draws."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_every_token_is_there_with_its_facts() -> None:
+    episode = make()
+    page = rendered(episode, trained={0: "trained", 1: "masked:sampling", 2: "dropped:aborted"}, advantage=1.5)
+    data = embedded(page)
+    assert list(data) == ["0", "1", "2"]
+    for own in episode.turns:
+        drawn = data[str(own.index)]
+        for name, tokens in (("given", own.given), ("output", own.output), ("tail", own.tail)):
+            assert tuple(drawn[name]["ids"]) == tokens.ids and len(drawn[name]["text"]) == len(tokens.ids)
+            assert drawn[name]["logprobs"] == list(tokens.logprobs)
+        assert drawn["versions"] == [[each.version, each.start, each.end] for each in own.versions]
+    assert [(each["state"], each["reason"]) for each in data.values()] == [
+        ("trained", ""),
+        ("masked", "sampling"),
+        ("dropped", "aborted"),
+    ]
+    assert "".join(data["1"]["output"]["text"]).startswith("é世 </pre></script>")
+    assert "forks from turn 0" in page and "made more likely (advantage +1.50)" in page
+    page = rendered(episode, trained=dict.fromkeys((0, 1, 2), "trained"), advantage=-1.5)
+    assert "made less likely (advantage \N{MINUS SIGN}1.50)" in page
+
+
+def test_hostile_text_is_inert() -> None:
+    task = Task(EVIL, EVIL, EVIL, "", EVIL.encode(), repository=EVIL, created=EVIL)
+    alone = rendered(make(), around=Around(EVIL, notice=EVIL), task=task)
+    for page in (rendered(make(), around=Around(EVIL, "run", notice=EVIL), task=task), alone):
+        reader = Page(page)
+        assert not reader.elements & {"img", "iframe", "object"}
+        assert page.count("<script") == 3, "the data of the page, twice, and our own"
+        assert not {name for name in reader.attributes if name.startswith("on")}
+        assert "default-src 'none'" in page and "unsafe-inline'; script-src" in page
+        assert not re.search(r"""["'(]https?://(?!www\.w3\.org/2000/svg)|@import|url\(""", page)
+        assert not set("\u202e\x1b\x00") & set(page)
+        assert "{{ 7*7 }}" in html.unescape(page)
+        page.encode()
+
+
+def test_patch_scores_and_timings_are_shown() -> None:
+    task = Task("t", "It is broken.", "python", "", b"diff --git a/x b/x\n@@ -1 +1 @@\n-old <b>\n+right\n")
+    page = rendered(make(), task=task)
+    assert page.count('<code class="del both">-old &lt;b&gt;</code>') == 2, "in the attempt and in the reference"
+    assert '<code class="add">+new \ufffd</code>' in page and '<code class="add">+right</code>' in page
+    assert "+1 \u22121" in page and "It is broken." in page
+    assert "0.250" in page and "✓ checks passed" in page and "measured only" in page
+    assert "Similarity of the changed lines" in page and "Known weaknesses" in page, "what the reward is is explained"
+    assert "generate 1.0 s" in page and "other 1.0 s" in page
+
+
+def test_an_empty_episode_and_an_empty_run_have_pages(tmp_path: Path) -> None:
+    empty = make(turns=(), tool_calls=(), patch=b"", scores=(), timings={}, fault=f"SandboxFault: {EVIL}")
+    page = rendered(dataclasses.replace(empty, ending=Ending.VOID))
+    assert "never called" in page and "SandboxFault" in page and "left as it was" in page
+    maker = Maker(tmp_path / "run")
+    maker.log.close()
+    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
+    maker.folder.log.unlink()
+    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
+
+
+def test_a_crash_is_shown_with_its_reward_and_how_it_broke() -> None:
+    how = f"mine ended with exit code 1: {EVIL}\nKeyError: 'cmd'"
+    crashed = dataclasses.replace(make(), ending=Ending.CRASH, reason="exit 1", crash=how)
+    page = rendered(crashed)
+    assert '<span class="badge crash">crash · exit 1</span>' in page
+    assert "KeyError: &#39;cmd&#39;" in page
+    assert f"<b>{crashed.reward:.3f}</b><span>reward</span>" in page
+
+
+def test_what_a_program_printed_is_shown_and_open_where_there_is_no_patch() -> None:
+    page = rendered(dataclasses.replace(make(), printed="no such model", patch=b""))
+    assert re.search(r"What the program printed</h2>\s*<details open>", page) and "no such model" in page
+    page = rendered(dataclasses.replace(make(), printed="fine"))
+    assert re.search(r"What the program printed</h2>\s*<details>", page)
+    assert "What the program printed" not in rendered(make())
+
+
+def test_an_unknown_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="turn 0"):
+        rendered(make(), trained={0: "perhaps"})
+
+
+def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
+    edit = json.dumps({"path": "x.py", "old_string": "a - b", "new_string": "a + b"})
+    system = {"role": "system", "content": [{"type": "text", "text": "be"}]}
+    answer = {"role": "tool", "content": "x.py", "tool_call_id": "call-ls"}
+    turns = (
+        turn(0, None, "", "x", messages=(system, asked("ls", {}))),
+        turn(1, 0, "", "x", messages=(answer, asked("edit", edit))),
+        turn(2, 1, "", "x", messages=({"role": "assistant", "content": "done", "reasoning_content": "hm"},)),
+    )
+    calls = (ToolCall(0, "ls", "{}", True), ToolCall(1, "edit", edit, False), ToolCall(1, "unasked", "{}", True))
+    episode = make(turns=turns, tool_calls=calls)
+    said = conversation(episode)
+    assert [message.role for message in said[0]] == ["system", "assistant"] and said[0][0].text == "be"
+    assert said[1][0].label == "ls", "a tool's answer says whose it is"
+    assert [(call.name, call.result and call.result.ok) for call in said[1][1].calls] == [("edit", False)]
+    assert [field.kind for field in said[1][1].calls[0].fields] == ["", "del", "add"]
+    assert (said[2][0].text, said[2][0].thought) == ("done", "hm")
+    assert [call.name for call in unheard(episode)] == ["unasked"]
+    assert [node.title for node in tree(episode, said)] == ["ls", "edit x.py", "done"]
+
+
+def test_forks_have_lanes_of_their_own() -> None:
+    turns = [turn(0, None, "a", "b"), turn(1, 0, "a", "b"), turn(2, 0, "a", "b"), turn(3, 1, "a", "b")]
+    turns.append(turn(4, None, "a", "b", fork=Fork(3, 1, 1)))
+    turns.append(turn(5, None, "a", "b"))
+    episode = make(turns=tuple(turns))
+    nodes = tree(episode, conversation(episode))
+    assert [(node.lane, node.parent) for node in nodes] == [(0, None), (0, 0), (1, 0), (0, 1), (2, 3), (3, None)]
+    assert "forks from turn 0" in rendered(episode) and "forks inside turn 3" in rendered(episode)
+
+
+@given(st.text())
+def test_visible_text_can_be_written_and_hides_nothing(text: str) -> None:
+    shown = visible(text + "\ud800")
+    shown.encode()
+    assert all(char.isprintable() or char in "\n\t\u200d" or char.isspace() for char in shown)
+
+
+@given(st.binary(max_size=40))
+def test_pieces_are_one_per_token_and_lose_no_text(data: bytes) -> None:
+    shown = pieces(tuple(data), decode)
+    assert len(shown) == len(data)
+    text = data.decode(errors="replace")
+    if "\ufffd" not in text:
+        assert "".join(piece.text for piece in shown) == text
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_any_name_has_a_file_of_its_own(one: str, other: str) -> None:
+    name = file_name(one)
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,110}", name), name
+    assert (name == file_name(other)) == (one == other)
+
+
+@pytest.fixture
+def run(tmp_path: Path, miniature: Path) -> RunFolder:
+    """A run of two groups and an evaluation, written as the loop writes it."""
+    folder = RunFolder(tmp_path / "run")
+    config = Config.model_validate({"run": {"name": "run"}, "model": {"path": str(miniature)}})
+    folder.create(to_toml(config), {"name": "run", "seed": 0})
+    log = folder.writer()
+    rewards = {"a-00": 1.0, "a-01": 0.0, "b-00": 0.5, "b-01": 0.5}
+    for id, reward in rewards.items():
+        _log(log, dataclasses.replace(make(id), group=id[0], scores=(Score("patch_lines", reward),)))
+    advantages = {"a-00": 1.0, "a-01": -1.0}  # both of b earned the same
+    log.append("step", step=1, episodes=list(rewards), advantages=advantages, metrics={}, account=Account())
+    _log(log, dataclasses.replace(make("late-00"), group="late"))
+    _log(log, dataclasses.replace(make("e-00"), phase="eval", group="e"))
+    log.append("episode", id="open-00", phase="eval", step=1, group="open", attempt=0, task="t", seed=1)
+    log.append("turn", episode="open-00", turn=make().turns[0])
+    log.close()
+    return folder
+
+
+def _log(log: object, episode: Episode) -> None:
+    append = log.append  # type: ignore[attr-defined]
+    about = {"phase": episode.phase, "group": episode.group, "task": episode.task_id}
+    append("episode", id=episode.id, step=1, attempt=0, seed=1, **about)
+    for each in episode.turns:
+        append("turn", episode=episode.id, turn=each)
+    append("verdict", verdict=dataclasses.replace(episode, turns=()))
+
+
+def listed(site: Site, folder: str = "run") -> dict[str, dict[str, Any]]:
+    data = embedded(site.page(f"{folder}/index.html"))
+    assert tuple(data["cells"]) == CELLS
+    rows = [dict(zip(CELLS, row, strict=True)) for row in data["rows"]]
+    return {row["id"]: row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("terms", "shown"),
+    [
+        ({"algorithm": "ppo"}, 0.25),
+        ({"tie_break": {"patch_lines": 0.1}}, 0.25),
+        ({"overlong_buffer": 9, "mask_truncated": True}, 0.25),
+        ({"algorithm": "ppo", "value_head": True}, None),
+    ],
+)
+def test_advantages_are_those_of_the_step(
+    terms: dict[str, Any], shown: float | None, tmp_path: Path, miniature: Path
+) -> None:
+    """Of a value head, each token has another one."""
+    folder = RunFolder(tmp_path / "run")
+    about = {"run": {"name": "run"}, "model": {"path": str(miniature)}, "reward": "patch_lines", "train": terms}
+    folder.create(to_toml(Config.model_validate(about)), {"name": "run", "seed": 0})
+    log = folder.writer()
+    for id in ("a-00", "a-01", "a-02"):
+        ending = Ending.LIMIT if id == "a-02" else Ending.DONE
+        _log(log, dataclasses.replace(make(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
+    site = Site([folder.path])
+    assert {row["advantage"] for row in listed(site).values()} == {None}
+    account = {"metrics": {}, "account": Account()}
+    log.append("step", step=1, episodes=["a-00", "a-01", "a-02"], advantages={"a-00": 0.25}, **account)
+    log.close()
+    site = Site([folder.path])
+    assert [row["advantage"] for row in listed(site).values()] == [shown, None, None]
+    states = [embedded(site.page(f"run/episode/{id}.html"))["0"] for id in ("a-00", "a-01", "a-02")]
+    assert [each["state"] for each in states] == ["trained", "dropped", "dropped"]
+    masked = "truncated" if "mask_truncated" in terms else "flat_group"
+    assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
+
+
+def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> None:
+    rows = listed(Site([run.path]))
+    assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]
+    assert [rows[name]["advantage"] for name in ("b-00", "late-00", "e-00")] == [None] * 3
+    assert rows["a-00"]["advantage"] == 1.0 == -rows["a-01"]["advantage"]
+    first = rows["a-00"]
+    assert (first["reward"], first["ending"], first["turns"], first["calls"], first["failed"]) == (1.0, "done", 3, 2, 1)
+    assert (first["added"], first["deleted"], first["seconds"]) == (1, 1, 2.0)
+    assert first["tokens"] == make().sampled and first["tools"][0] == "shell"
+    assert (rows["open-00"]["ending"], rows["open-00"]["reward"], rows["open-00"]["turns"]) == ("open", None, 1)
+
+
+def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
+    site = Site([run.path])
+
+    def became(name: str) -> list[str]:
+        return [
+            f"{each['state']} {each['reason']}".strip()
+            for each in embedded(site.page(f"run/episode/{name}.html")).values()
+        ]
+
+    assert became("a-00") == ["trained", "trained", "dropped aborted"]
+    assert became("b-00") == ["dropped flat_group"] * 3
+    assert became("late-00") == ["sampled no step has consumed it"] * 3
+    assert became("e-00") == ["sampled evaluation"] * 3, "an evaluation is not thrown away: nothing is struck through"
+    assert became("open-00") == ["sampled open"]
+    assert "No tokenizer" not in site.page("run/episode/a-00.html")
+
+
+def test_a_missing_tokenizer_is_said(run: RunFolder) -> None:
+    config = run.config.read_text()
+    path = json.loads(re.search(r'^path = (".*")$', config, re.MULTILINE)[1])  # type: ignore[index]
+    run.config.write_text(config.replace(path, "/nonexistent"))
+    page = Site([run.path]).page("run/episode/a-00.html")
+    assert "No tokenizer was found" in page
+    assert embedded(page)["0"]["output"]["text"][0] == "⟨108⟩"
+
+
+def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
+    with run.log.open("ab") as log:
+        log.write(b"{ no\n")
+    run.config.write_text("[train]\nno = 1\n")
+    site = Site([run.path])
+    assert len(listed(site)) == 7 and "config.toml cannot be read" in site.page("run/index.html")
+    assert "damaged at byte" in site.page("run/index.html")
+    assert "sampled" in site.page("run/episode/a-00.html")
+
+
+def test_a_process_that_has_ended_leaves_nothing_open(run: RunFolder) -> None:
+    log = run.writer()
+    log.append("start", step=0)
+    log.close()
+    site = Site([run.path])
+    assert listed(site)["open-00"]["ending"] == "unfinished"
+    assert "unfinished" in site.page("run/episode/open-00.html")
+
+
+def test_every_link_of_a_written_folder_leads_somewhere(tmp_path: Path, run: RunFolder) -> None:
+    made = written(tmp_path / "a run's <name>", 2, evaluations=(0, 2), run={"name": "x"})
+    first = Site([run.path, made]).write(tmp_path / "pages")
+    assert first == tmp_path / "pages/index.html"
+    pages = sorted((tmp_path / "pages").rglob("*.html"))
+    reached, ahead = set(), [first]
+    while ahead:
+        page = ahead.pop()
+        if page in reached or page.suffix != ".html":
+            continue
+        reached.add(page)
+        text = page.read_text()
+        links = [each.partition("#")[0] for each in Page(text).links]
+        for link in filter(None, links):
+            there = (page.parent / html.unescape(link)).resolve()
+            assert there.is_file(), (page, link)
+            ahead.append(there)
+        if page.name == "index.html" and page != first:
+            rows = embedded(text)["rows"]
+            cells = [dict(zip(CELLS, row, strict=True)) for row in rows]
+            ahead += [page.parent / f"episode/{row['page'] or row['id']}.html" for row in cells]
+            ahead += [page.parent / f"group/{row['group_page'] or row['group']}.html" for row in cells]
+    assert reached == set(pages)
+    assert not list((tmp_path / "pages").rglob(".*")), "no temporary file stays"
+
+
+def test_a_page_of_a_folder_replaces_the_older_one_only_when_it_is_whole(run: RunFolder, tmp_path: Path) -> None:
+    site = Site([run.path])
+    site.write(tmp_path / "pages")
+    page = tmp_path / "pages/run/index.html"
+    before = page.read_bytes()
+    limited = [sys.executable, "-c", _FULL, str(run.path), str(tmp_path / "pages")]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert done.returncode == 2 and "File too large" in done.stderr and "fix:" in done.stderr
+    assert page.read_bytes() == before and not list((tmp_path / "pages").rglob(".*"))
+
+
+_FULL = """
+import resource, signal, sys
+from coderepairrl.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+sys.argv = ["crrl", "report", sys.argv[1], "-o", sys.argv[2]]
+main()
+"""
+
+
+def test_the_pages_of_one_need_no_other(run: RunFolder) -> None:
+    """After the list is known, an episode is read from where it stands: the log's other lines may be anything."""
+    site = Site([run.path])
+    lines = run.log.read_bytes().splitlines(keepends=True)
+    own = [line if b"e-00" in line else b"x" * (len(line) - 1) + b"\n" for line in lines]
+    run.log.write_bytes(b"".join(own))
+    assert "never called" not in site.page("run/episode/e-00.html")
+
+
+def test_groups_are_compared_turn_by_turn_and_tasks_over_steps(run: RunFolder, tmp_path: Path) -> None:
+    page = Site([run.path]).page("run/group/a.html")
+    assert page.count("attempt 0</a></th>") == 2
+    assert page.count('class="shared"') == 3, "the second attempt has the turns of the first"
+    site = Site([written(tmp_path / "made", steps=3, evaluations=(0, 3))])
+    rows = listed(site, "made").values()
+    task = next(row["task"] for row in rows if row["phase"] == "eval")
+    same = [row for row in rows if row["task"] == task]
+    page = site.page(f"made/task/{file_name(task)}.html")
+    assert len({row["step"] for row in same}) > 1
+    assert all(page.count(f"../episode/{row['id']}.html") >= 1 for row in same)
+
+
+def test_a_single_page_has_everything_in_it(run: RunFolder, tmp_path: Path) -> None:
+    site = Site([run.path])
+    path = site.write_episode("a-00")
+    assert path == run.path / "report/a-00.html"
+    page = path.read_text()
+    assert Page(page).links == [link for link in Page(page).links if link.startswith("#")]
+    assert "script-src 'sha256-" in html.unescape(page) and "<style>" in page and embedded(page)
+    assert site.write_episode("e", tmp_path / "x/y.html") == tmp_path / "x/y.html"
+
+
+def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="not a run folder"):
+        Site([tmp_path / "empty"])
+    with pytest.raises(UsageError) as raised:
+        read_episode(run.path, "a-03")
+    assert "a-00" in raised.value.fix
+    with pytest.raises(UsageError, match="begins the ids of 2"):
+        read_episode(run.path, "a-0")
+    for page in ("run/episode/none.html", "run/none/a.html", "none/index.html", "assets/../x", "run/text.html"):
+        with pytest.raises(KeyError):
+            Site([run.path]).page(page)
+
+
+def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -> None:
+    crrl = Path(sys.executable).parent / "crrl"
+
+    def said(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([crrl, "report", *map(str, words)], capture_output=True, text=True, env={**os.environ})
+
+    done = said(run.path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"{run.path}/report/index.html\n",
+        f"reading     {run.path}\n",
+    )
+    done = said(run.path, "--episode", "a-00", "-o", tmp_path / "a.html")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a.html\n")
+    done = said(run.path, "a-00")
+    assert done.returncode == 2 and "--episode a-00" in done.stderr
+    done = said(run.path, "-o", tmp_path / "alone.html")
+    assert done.stdout == f"{tmp_path}/alone.html\n" and Page((tmp_path / "alone.html").read_text()).links == []
+    written(tmp_path / "other")
+    done = said(tmp_path)  # the runs in a folder
+    assert done.stdout == f"{tmp_path}/other/report/compare/index.html\n"
+    gone = subprocess.run([crrl, "view", run.path], capture_output=True, text=True)
+    assert gone.returncode == 2 and "crrl report --serve`" in gone.stderr

@@ -1,0 +1,181 @@
+"""The host's API where something breaks: in this process, with engines that die and sessions that end twice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import APIStatusError, AsyncOpenAI
+
+from coderepairrl import tokens
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.errors import EngineFault
+from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.runs import Log
+from coderepairrl.stages import sessions as served_sessions
+from coderepairrl.stages.serve import Admin
+from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
+from coderepairrl.types import Limits, Sampling
+
+
+@asynccontextmanager
+async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> AsyncIterator[tuple[Gateway, Sessions]]:
+    server = Gateway(PolicySource(tokens.load(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None)
+    await server.start()
+    yield server, Sessions(server, Limits(seconds=60.0), log)
+    await server.stop()
+
+
+async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path, miniature: Path) -> None:
+    weights = miniature / "model.safetensors"
+    checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
+    ready: list[ScriptedEngine] = []
+
+    async def start() -> Engine:
+        if not ready:
+            raise EngineFault("the engine did not start: no memory")
+        return ready.pop()
+
+    first = ScriptedEngine([])
+    async with serving(SupervisedEngine(first, start, restarts=3), miniature) as (server, sessions):
+        admin = Admin(sessions, server.source)
+        await admin.start(socket=tmp_path / "admin.sock")
+        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
+        async with aiohttp.ClientSession("http://host", connector=connector) as host:
+
+            async def load(version: int, checksum: str = checksum) -> tuple[int, Any]:
+                asked = {"path": str(weights), "version": version, "checksum": checksum}
+                async with host.post("/weights", json=asked) as answer:
+                    return answer.status, await answer.json()
+
+            async def get(path: str) -> tuple[int, Any]:
+                async with host.get(path) as answer:
+                    return answer.status, await answer.json()
+
+            assert await load(1) == (200, {"version": 1, "loadable": True})
+            first.kill()
+            status, told = await load(2)
+            assert (status, told["error"]["code"]) == (503, "engine_fault"), told
+            assert "no memory" in told["error"]["message"]
+            assert (await get("/health"))[0] == 503
+            assert await get("/weights") == (200, {"version": 1, "loadable": True})
+            ready.append(ScriptedEngine([]))
+            assert await load(2) == (200, {"version": 2, "loadable": True}), "it is back, with these"
+            status, told = await load(3, "0" * 64)
+            assert (status, told["error"]["code"]) == (422, "refused"), "and refuses as ever"
+            assert (await get("/health"))[1]["version"] == 2
+        await admin.stop()
+
+
+async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: Path, miniature: Path) -> None:
+    asked = asyncio.Event()
+
+    def script(*_: Any) -> list[int]:
+        asked.set()
+        return [1, 2, 3]
+
+    log = Log(tmp_path / "log.jsonl")
+    async with serving(ScriptedEngine(script, delay=3600.0), miniature, log) as (_, sessions):
+        session = sessions.open(SessionRequest(id="twice"))
+        agent = AsyncOpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
+        message: Any = {"role": "user", "content": "Repair it."}
+        call = asyncio.create_task(agent.chat.completions.create(model="policy", messages=[message]))
+        await asked.wait()  # the call is running, and to close it takes a while
+        first, second = await asyncio.gather(sessions.close("twice"), sessions.close("twice"))
+        [failed] = await asyncio.gather(call, return_exceptions=True)
+        await agent.close()
+    assert first == second
+    assert [turn["masked"] for turn in first["turns"]] == ["aborted"]
+    assert isinstance(failed, APIStatusError)
+    assert "twice" not in sessions
+    log.close()
+    assert (tmp_path / "log.jsonl").read_text().count('"verdict"') == 2, "the type and the field of one record"
+
+
+async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path, miniature: Path) -> None:
+    weights, engine = miniature / "model.safetensors", ScriptedEngine([])
+    checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
+    await engine.load(weights, 1, checksum)
+    async with serving(engine, miniature) as (server, sessions):
+        admin = Admin(sessions, server.source)
+        await admin.start(socket=tmp_path / "admin.sock")
+        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
+        async with aiohttp.ClientSession("http://host", connector=connector) as host:
+            asked = {"path": str(weights), "version": 1, "checksum": checksum}
+            async with host.post("/weights", json=asked) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (409, "old_version")
+            for wrong in ({"id": "../up"}, {"sead": 1}, {"limits": {"calls": 0}}, {"sampling": {"temperature": "hot"}}):
+                async with host.post("/sessions", json=wrong) as answer:
+                    assert answer.status == 400 and next(iter(wrong)) in (await answer.json())["error"]["message"]
+        await admin.stop()
+    assert sessions.summary() == []
+
+
+async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_what_was_never_answered(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_sessions, "CONVERSATIONS", 3)
+    codec = tokens.load(miniature)
+    engine = ScriptedEngine(lambda ids, *_: [*codec.encode(f"after {len(ids)}"), codec.stop_ids[0]])
+    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = Visitors(sessions)
+
+        async def ask(*texts: str) -> Any:
+            roles = ("user", "assistant")
+            messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+            body = {"model": "policy", "messages": messages}
+            async with web.post(f"{server.url}/v1/chat/completions", json=body) as answer:
+                return (await answer.json())["choices"][0]["message"]["content"] if answer.ok else answer.status
+
+        def turns() -> list[int]:
+            return [each["turns"] for each in sessions.summary()]
+
+        mine, yours = await ask("Hello."), await ask("Hello.")
+        await ask("Hello.", mine, "I go on.")
+        await ask("Hello.", yours, "You go on.")
+        assert turns() == [2, 2]
+        for number in range(4):
+            assert await ask(f"{number} " + "much too long " * 4_000) == 400
+        assert turns()[:2] == [2, 2] and len(turns()) <= 3
+
+
+async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature: Path) -> None:
+    codec = tokens.load(miniature)
+    engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
+    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = Visitors(sessions)
+        body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "cut \xe2\x82"}]}'
+
+        async def post(path: str) -> Any:
+            async with web.post(f"{server.url}/v1{path}", data=body) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.json()
+
+        counted = await post("/messages/count_tokens")
+        assert sessions.summary() == []
+        assert (await post("/messages"))["usage"]["input_tokens"] == counted["input_tokens"]
+        assert "cut \ufffd" in codec.decode(engine.requests[0].ids)
+
+
+async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature: Path) -> None:
+    """Under a host name that resolves to this machine, from another origin, and with bytes that no token has."""
+    async with serving(ScriptedEngine([]), miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = Visitors(sessions)
+        admin = Admin(sessions, server.source, "token")
+        where = await admin.start(port=0)
+        for bearer in ("", "wrong", "\udcff"):
+            headers = {"Authorization": f"Bearer {bearer}".encode(errors="surrogateescape").decode("latin-1")}
+            async with web.get(f"{where}/sessions", headers=headers) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "unauthorized")
+        for headers in ({}, {"Host": "evil.example"}, {"Host": "localhost.evil.example"}, {"Origin": "null"}):
+            async with web.get(f"{server.url}/v1/models", headers=headers) as answer:
+                assert answer.status == (401 if headers else 200)
+        await admin.stop()

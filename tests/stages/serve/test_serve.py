@@ -1,0 +1,211 @@
+"""`crrl serve`: real processes and official SDKs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from openai import APIStatusError, OpenAI
+
+from coderepairrl.errors import UsageError
+from coderepairrl.gateway import Gateway, Remote
+from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.stages.serve import Admin
+from coderepairrl.stages.sessions import Sessions
+from coderepairrl.types import Limits, Sampling
+
+from .conftest import Served, Start, command
+
+DOCS = Path(__file__).parents[3] / "docs" / "guides" / "serve.md"
+ASK: Any = [{"role": "user", "content": "Repair it."}]
+KEY = "sk-very-secret-key"
+
+
+def openai(session: dict[str, Any]) -> OpenAI:
+    return OpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
+
+
+def says(*texts: str) -> list[str]:
+    return ["engine=fix_engines:Says", f"engine.options.texts={json.dumps(texts)}"]
+
+
+def ids(told: dict[str, Any], leaf: int) -> list[int]:
+    """What the engine had in context after a turn, by the tree alone."""
+    turn = told["turns"][leaf]
+    before = [] if turn["base"] is None else ids(told, turn["base"])
+    if fork := turn["fork"]:
+        before = ids(told, fork["turn"])[: fork["tokens"]]
+    return [*before, *turn["given"]["ids"], *turn["output"]["ids"]]
+
+
+def test_the_example_of_the_docs(tiny: Served, miniature: Path) -> None:
+    [example] = re.findall(r"```python\n# episode.py\n(.*?)```", DOCS.read_text(), re.S)
+    environment = {**os.environ, "ADMIN": tiny.where["admin"].removeprefix("unix:"), "MODEL": str(miniature)}
+    done = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[:3]] == [
+        ["0", "after", "None"],
+        ["1", "after", "0"],
+        ["2", "after", "1"],
+    ]
+    assert "of them trained, weight 1.0" in lines[3]
+    assert lines[4] == "serving version 1"
+
+
+def test_a_session_is_a_tree_of_exact_tokens(tiny: Served) -> None:
+    session = tiny.open(id="mine", seed=3, limits={"tokens": 1000}, sampling={"max_tokens": 8})
+    assert (session["limits"]["tokens"], session["sampling"]["max_tokens"], session["model"]) == (1000, 8, "policy")
+    sdk = openai(session)
+    first = sdk.chat.completions.create(model="policy", messages=ASK, temperature=0.1).choices[0].message.content
+    more = [*ASK, {"role": "assistant", "content": first or ""}, {"role": "user", "content": "Again."}]
+    sdk.chat.completions.create(model="policy", messages=more)
+    Anthropic(base_url=session["root_url"], api_key="any", max_retries=0).messages.create(
+        model="policy", messages=[{"role": "user", "content": "Something else."}], max_tokens=4
+    )
+    assert tiny.tell(session)["open"]
+    told = tiny.close(session)
+    version = tiny.host.get("/weights").json()["version"]
+    assert [turn["base"] for turn in told["turns"]] == [None, 0, None]
+    assert [turn["dialect"] for turn in told["turns"]] == ["chat", "chat", "messages"]
+    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("trained", "")] * 3
+    assert told["turns"][0]["overridden"] == ["temperature=0.1"]
+    for turn in told["turns"]:
+        said = len(turn["output"]["ids"])
+        assert len(turn["output"]["logprobs"]) == said > 0
+        assert turn["versions"] == [{"version": version, "start": 0, "end": said}]
+        assert turn["finish"] in ("stop", "length")
+    assert {tuple(row["ids"]) for row in told["rows"]} == {tuple(ids(told, 1)), tuple(ids(told, 2))}
+    assert sum(row["weight"] for row in told["rows"]) == pytest.approx(1.0)
+    account = told["account"]
+    assert account["sampled"] == account["trained"] == sum(sum(row["trained"]) for row in told["rows"])
+    with pytest.raises(APIStatusError) as closed:
+        sdk.chat.completions.create(model="policy", messages=ASK)
+    assert closed.value.status_code == 410
+    assert tiny.host.get("/sessions/mine").status_code == 404
+    log = {episode.id: episode for episode in logged_episodes(open_run(Path(tiny.where["log"])).records())}
+    assert [turn.output.ids for turn in log["mine"].turns] == [tuple(t["output"]["ids"]) for t in told["turns"]]
+
+
+def test_weights_are_loaded_by_version_and_checksum(tiny: Served, miniature: Path) -> None:
+    before = tiny.host.get("/weights").json()["version"]
+    path = miniature / "model.safetensors"
+    right = {"path": str(path), "version": before + 1, "checksum": hashlib.sha256(path.read_bytes()).hexdigest()}
+    wrong = tiny.host.post("/weights", json=right | {"checksum": "0" * 64})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "refused")
+    assert tiny.host.get("/weights").json() == {"version": before, "loadable": True}
+    assert tiny.host.post("/weights", json=right).json()["version"] == before + 1
+    assert tiny.host.get("/health").json()["version"] == before + 1
+    stale = tiny.host.post("/weights", json=right)
+    assert (stale.status_code, stale.json()["error"]["code"]) == (409, "old_version")
+    session = tiny.open(sampling={"max_tokens": 4})
+    openai(session).chat.completions.create(model="policy", messages=ASK)
+    assert {part["version"] for part in tiny.close(session)["turns"][0]["versions"]} == {before + 1}
+
+
+def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:
+    session = tiny.open(id="once")
+    assert tiny.host.post("/sessions", json={"id": "once"}).status_code == 409
+    assert "once" in [line["id"] for line in tiny.host.get("/sessions").json()["sessions"]]
+    assert tiny.host.get("/nowhere").status_code == 404
+    assert stat.S_IMODE(Path(tiny.where["admin"].removeprefix("unix:")).stat().st_mode) == 0o600
+    for path in ("/sessions", "/weights"):
+        answer = httpx.get(tiny.where["gateway"] + path, headers={"Authorization": f"Bearer {session['key']}"})
+        assert answer.status_code == 404, "agents find none of it at the gateway"
+    tiny.close(session)
+
+
+def test_a_remote_is_relayed_and_its_key_is_nowhere(
+    tiny: Served, start: Start, tmp_path: Path, miniature: Path
+) -> None:
+    upstream = tiny.open(sampling={"max_tokens": 6})
+    url = upstream["base_url"]
+    log = tmp_path / "log"
+    relay = start(url, "--key-env", "THEIR_KEY", "--admin-port", "0", "--log", str(log), THEIR_KEY=KEY)
+    session = relay.open()
+    assert openai(session).models.retrieve("their-name").id == "their-name"
+    reply = openai(session).chat.completions.create(model="policy", messages=ASK)
+    *_, last = openai(session).responses.create(model="policy", input="Hello.", stream=True)
+    assert last.type in ("response.completed", "response.incomplete")
+    streamed = last.response
+    said = Anthropic(base_url=session["root_url"], api_key="any", max_retries=0).messages.create(
+        model="policy", messages=ASK, max_tokens=5
+    )
+    told, real = relay.close(session), tiny.close(upstream)
+    used = [turn["remote"]["usage"] for turn in told["turns"]]
+    assert [one["completion_tokens"] for one in used] == [len(turn["output"]["ids"]) for turn in real["turns"]]
+    assert reply.usage is not None and streamed.usage is not None
+    assert [reply.usage.completion_tokens, streamed.usage.output_tokens, said.usage.output_tokens] == [
+        one["completion_tokens"] for one in used
+    ]
+    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("dropped", "relayed")] * 3
+    assert told["rows"] == [] and told["account"]["sampled"] == 0
+    assert relay.host.post("/weights", json={"path": "x", "version": 1, "checksum": "0" * 64}).status_code == 409
+    assert relay.host.get("/weights").json() == {"version": None, "loadable": False}
+    bare = httpx.get(relay.where["admin"] + "/sessions")
+    assert (bare.status_code, bare.json()["error"]["code"]) == (401, "unauthorized")
+    code, errors = relay.stop()
+    assert (code, "Traceback" in errors) == (0, False), errors
+    kept = [path.read_text() for path in log.rglob("*") if path.is_file()]
+    assert kept and not [text for text in (*kept, errors, json.dumps(told)) if KEY in text]
+
+
+def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path: Path) -> None:
+    """Nor does an engine that dies, which voids its session."""
+    log = tmp_path / "log"
+    served = start(str(miniature), "--log", str(log), *says("I look.", "Done."))
+    session = served.open(id="killed")
+    sdk = openai(session)
+    for messages, words in ((ASK, "I look."), ([*ASK, *ASK], "Done.")):
+        assert sdk.chat.completions.create(model="policy", messages=messages).choices[0].message.content == words
+    with pytest.raises(APIStatusError) as broken:
+        sdk.chat.completions.create(model="policy", messages=[*ASK, *ASK, *ASK])
+    assert broken.value.status_code == 503
+    told = served.tell(session)
+    assert "2 replies" in told["fault"]
+    assert {(turn["fate"], turn["reason"]) for turn in told["turns"]} == {("dropped", "void")}
+    code, _ = served.stop(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    turns = [record["turn"] for record in open_run(log).records() if record["type"] == "turn"]
+    assert [turn["output"]["ids"] for turn in turns] == [turn["output"]["ids"] for turn in told["turns"]]
+    assert [turn["masked"] for turn in turns] == ["", "", "fault"]
+
+
+def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, miniature: Path) -> None:
+    """Here it is a vLLM that loads for ever, and holds a pipe open for as long as it lives."""
+    python, pipe = tmp_path / "python", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec echo vllm 0.32.0\nexec sleep infinity > {pipe}\n')
+    python.chmod(0o755)
+    arguments = [str(miniature), "--port", "0", "engine=vllm", f"engine.options.python={python}"]
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with pipe.open("rb") as alive:  # which waits until it is being started
+        process.send_signal(signal.SIGTERM)
+        assert alive.read() == b"", "until the last one is gone"
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (0, ""), errors
+    assert "Traceback" not in errors
+
+
+async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
+    source = Remote("http://127.0.0.1:9/v1", model="m")
+    sessions = Sessions(Gateway(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
+    address, first = tmp_path / "a.sock", Admin(sessions, source)
+    await first.start(socket=address)
+    with pytest.raises(UsageError, match="in use"):
+        await Admin(sessions, source).start(socket=address)
+    await first.stop()
+    again = Admin(sessions, source)
+    assert await again.start(socket=address) == f"unix:{address}", "a dead one's is"
+    await again.stop()

@@ -31,7 +31,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -
     plan = resolve(configs.load(preset, [*own, *never, *MIXES[mix], *overrides]))
     tasks = alike(plan) if mix == "equal" else plan.train_tasks
     per_step, seed = plan.config.rollout.tasks_per_step, plan.config.run.seed
-    return replace(plan, curriculum=Curriculum(sources=(Share(tasks),), per_step=per_step, seed=seed))
+    return plan.replace(curriculum=Curriculum(sources=(Share(tasks),), per_step=per_step, seed=seed))
 
 
 def alike(plan: Plan) -> list[Task]:

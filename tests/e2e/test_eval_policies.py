@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +175,7 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     def of(policies: list[Path], *engine: str, executor: str = "local") -> list[Part]:
         plans = [each.plan for each in planned(tmp_path, policies, *engine)]
         rollout = plans[0].config.rollout.model_copy(update={"executor": executor})
-        return parts([replace(each, config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2)
+        return parts([each.replace(config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2)
 
     assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
     assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]

@@ -12,7 +12,7 @@ import pytest
 
 from coderepairrl import learn, models
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
-from coderepairrl.plan.plan import AgentPlan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.report.comparison import Question
 from coderepairrl.report.verdict import answer
 from coderepairrl.runs import RunFolder, open_run

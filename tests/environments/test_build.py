@@ -25,7 +25,6 @@ from coderepairrl.environments import (
 )
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.plan.problems import Made, Problems
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import alone
@@ -150,17 +149,17 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
         made = await build(asked)
     assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
-    problems = Problems()
-    check_workspaces([task, task], Made([]), problems)
-    assert states([task, task]) == [(made.folder.name, "as built", 2, "")] and not problems.found
+    check_workspaces([task, task])
+    assert states([task, task]) == [(made.folder.name, "as built", 2, "")]
     path = next(made.folder.rglob("METADATA"))
     content = bytearray(path.read_bytes())
     content[5] ^= 1
     path.write_bytes(content)
     with pytest.raises(TaskError, match="has changed since it was built"):
         await build(asked)
-    check_workspaces([task], Made([]), problems)
-    assert [str(each) for each in problems.found] == [f"the environment {made.folder} has changed since it was built"]
+    with pytest.raises(TaskError) as refused:
+        check_workspaces([task])
+    assert str(refused.value) == f"the environment {made.folder} has changed since it was built"
     assert [each.state for each in states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:

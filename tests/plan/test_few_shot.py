@@ -13,7 +13,7 @@ from coderepairrl.agents.examples import Example, read
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.plan.few_shot import with_examples
-from coderepairrl.plan.plan import AgentPlan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.stages import evaluation
 from coderepairrl.tasks import make
 from coderepairrl.types import Task

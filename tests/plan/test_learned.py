@@ -12,9 +12,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, RunError, TaskError
-from coderepairrl.plan.learned import check_learned, learned_by
-from coderepairrl.plan.problems import Problems
-from coderepairrl.plan.tasks import read_collected, read_tasks, sample_sources
+from coderepairrl.plan.tasks import TaskReader, check_learned, learned_by, sample_sources
 from coderepairrl.rollout import Share
 from coderepairrl.runs.folder import NAME, read_learned, write_learned
 from coderepairrl.types import Task
@@ -28,17 +26,11 @@ def config(tmp_path: Path, **more: object) -> Config:
 
 
 def trained(resolved: Config) -> list[Task]:
-    problems = Problems()
-    sources, _ = read_tasks(resolved, problems)
-    problems.report()
-    return [task for share in sources.value for task in share.tasks]
+    return [task for share in TaskReader(resolved).training_tasks() for task in share.tasks]
 
 
 def collected(resolved: Config) -> list[Task]:
-    problems = Problems()
-    found = read_collected(resolved, problems)
-    problems.report()
-    return list(found.value["eval"])
+    return list(TaskReader(resolved).collected_tasks()["eval"])
 
 
 def fine_tuned(tmp_path: Path, miniature: Path, tasks: list[Task]) -> Path:

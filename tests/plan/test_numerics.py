@@ -11,8 +11,7 @@ import pytest
 from coderepairrl import rewards, stages
 from coderepairrl.config import Config, load, override, to_toml
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.learner import settings
-from coderepairrl.plan.numerics import check_clip, clip, engine_half, resolved
+from coderepairrl.plan.learner import check_clip, clip, engine_half, resolved, settings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import plan
 from coderepairrl.stages.changes import Change, changes_at_resume

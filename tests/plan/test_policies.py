@@ -12,9 +12,9 @@ from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, Several, UsageError
-from coderepairrl.plan.model import Use, named
+from coderepairrl.plan.model import Use, name_model
+from coderepairrl.plan.parts import raise_all
 from coderepairrl.plan.policies import load_policy
-from coderepairrl.plan.problems import Problems
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.conversations import Recorded
 from coderepairrl.stages.evaluation import COLLECT, USE
@@ -48,10 +48,9 @@ def hand_over(folder: Path, *settings: str) -> Path:
 
 
 def settings_of(run: Path, use: Use, *overrides: str) -> Config:
-    problems = Problems()
-    config, _ = named(str(run), overrides, use, problems)
-    problems.report()
-    return config.value
+    plan = name_model(str(run), overrides, use)
+    raise_all(plan.errors())
+    return plan.config
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from safetensors.numpy import save_file
 
 from coderepairrl import cli, models, stages
 from coderepairrl.config import Config, load, shipped
-from coderepairrl.plan.learner import settings
-from coderepairrl.plan.numerics import clip
+from coderepairrl.plan.learner import clip, settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
 from coderepairrl.plan.sizing.estimate import Estimate
 from coderepairrl.plan.sizing.published import known

@@ -153,6 +153,14 @@ def test_one_source_has_one_kind(file: Path) -> None:
         load(_several(file, "{source='handmade'}, {source='handmade', kind='b'}"))
 
 
+def test_every_source_that_cannot_be_read_is_named_and_tried_once(file: Path, looked_up: Counter[Any]) -> None:
+    absent = ", ".join(f"{{source='jsonl', options={{path='{name}.jsonl'}}}}" for name in ("one", "two"))
+    with pytest.raises(Several) as refused:
+        resolve(load(_several(file, absent)))
+    assert [sum(f"{name}.jsonl" in str(each) for each in refused.value.problems) for name in ("one", "two")] == [1, 1]
+    assert looked_up["task source", "jsonl"] == 2, "for training and evaluation"
+
+
 def _several(file: Path, sources: str) -> Path:
     here = file.with_name("several.toml")
     here.write_text(file.read_text().replace('source = "handmade"', f"sources = [{sources}]"))

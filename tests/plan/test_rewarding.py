@@ -8,9 +8,7 @@ import pytest
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.problems import Made
 from coderepairrl.plan.rewarding import reward_for, settle_rewards
-from coderepairrl.rollout import Share
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.changes import with_rewards_of
 from coderepairrl.types import Checks, Command, Task
@@ -24,7 +22,7 @@ ASKED = Task("asked", "", "python", "", b"", answer="CWE-79", kind="detect")
 
 
 def settle(config: Config, *tasks: Task) -> Config:
-    return settle_rewards(config, Made([(Share(tasks, 1.0),)]), Made([{"eval": tasks}]))[0]
+    return settle_rewards(config, tasks, tasks)[0]
 
 
 def configured(**sections: object) -> Config:

@@ -16,8 +16,9 @@ from coderepairrl.checks import agent as exam
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.plan.plan import resolve_attempt
-from coderepairrl.plan.problems import Made, Problems
+from coderepairrl.plan.model import name_model
+from coderepairrl.plan.parts import raise_all
+from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts
@@ -208,7 +209,9 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
         "rollout.calls=1",
         "rollout.seconds=1",
     ]
-    plan = resolve_attempt(str(miniature), options, USE, Made([TASK]), Problems())
+    plan = RepairPlan(name_model(str(miniature), options, USE))
+    plan.task = TASK
+    raise_all([*plan.served.errors(), *plan.errors()])
     try:
         fixed = await fix(Repair(Repository(tmp_path, "0" * 40), TASK, plan))
     except Fault as fault:

@@ -16,7 +16,7 @@ from coderepairrl import tokens
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
-from coderepairrl.plan.workers import check_executor
+from coderepairrl.plan.terms import check_executor
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.ray_executor import WorkerActor, versions
 from coderepairrl.rollout.worker import WorkerSetup, pack_messages, portable, unpack_messages

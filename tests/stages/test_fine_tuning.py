@@ -23,8 +23,8 @@ from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import examples
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
-from coderepairrl.plan.learned import learned_by
 from coderepairrl.plan.learner import settings
+from coderepairrl.plan.tasks import learned_by
 from coderepairrl.report import Site
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples

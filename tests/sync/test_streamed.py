@@ -26,7 +26,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines import make
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.plan.route import check_route
+from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Chunk, Sample, Sampling

@@ -10,7 +10,8 @@ from coderepairrl.agents.command import Program
 from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
 from coderepairrl.environments import fingerprints
-from coderepairrl.plan.plan import AgentPlan, Plan
+from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.terms import AgentPlan, tasks_by_kind
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
@@ -47,14 +48,13 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
     }
     if not isinstance(plan, Plan):
         return evaluations
-    when = plan.config.eval
-    evaluations = evaluations if when.before or when.every or when.after else {}
+    evaluations = evaluations if plan.config.eval.is_due else {}
     sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
 
 
 def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
-    used = [kinds[name].of(phase) for name in sorted({task.kind if task.kind in kinds else "" for task in tasks})]
+    used = [kinds[name].of(phase) for name in sorted(tasks_by_kind(kinds, tasks))]
     agents = [{"name": _named(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
     return {

@@ -1,4 +1,4 @@
-"""GPUs that the engine and the learner see: ``engine.devices`` and ``train.devices``.
+"""GPUs that the engine and the learner see, and the way of weights between them.
 
 Numbers count among the visible GPUs, so that a scheduler's grant keeps its meaning.
 """
@@ -70,7 +70,7 @@ def check_named(config: Config, serving_takes: bool) -> None:
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
-            fix=f"each learner process takes one GPU: train.devices={_so_many(config)}",
+            fix=f"each learner process takes one GPU: train.devices={_suggested(config)}",
         )
     _check_once("train.devices", learning)
     _check_apart(config, set(serving) & set(learning))
@@ -147,7 +147,40 @@ def check_sleeps(engine: EngineSpec) -> None:
         )
 
 
-def _so_many(config: Config) -> list[int]:
+def check_route(config: Config, engine: EngineSpec) -> None:
+    """Raise `ConfigError` for an ``engine.weights`` that cannot work here."""
+    route = config.engine.weights
+    if route == "file":
+        return
+    if not engine.capabilities.can_receive:
+        raise ConfigError(
+            f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
+            fix="leave engine.weights out, or take engine=vllm",
+        )
+    if config.train.lora is not None and engine.capabilities.adapter_rank:
+        raise ConfigError(
+            f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
+            fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",
+        )
+    if route == "nccl" and not visible():
+        raise ConfigError(
+            "engine.weights=nccl: NCCL works between GPUs, and there is none here",
+            fix="engine.weights=file, or gloo, which goes through the host's memory",
+        )
+    if route == "nccl" and config.engine.share_devices:
+        raise ConfigError(
+            "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
+            fix="engine.weights=file, or part them with engine.devices and train.devices",
+        )
+    if route == "ipc" and visible() and not on_one_gpu(config, engine.capabilities.uses_gpus):
+        raise ConfigError(
+            "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
+            fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"
+            " engine.share_devices=true",
+        )
+
+
+def _suggested(config: Config) -> list[int]:
     """GPUs to suggest for the learner, one per process."""
     configured = config.train.devices
     unused = (number for number in count() if number not in (*configured, *config.engine.devices))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,6 +13,7 @@ from coderepairrl.agents.fences import FORMATS, Format, write
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import ConfigError
+from coderepairrl.plan.terms import agent_settings
 from coderepairrl.rollout import derive_seed
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks.overlap import quoted
@@ -25,7 +25,8 @@ _TAKE_EXAMPLES = frozenset({"direct", "agentless", "nano", "nano4"})
 
 def has_examples(config: Config, *, drawn: bool = False) -> bool:
     """Whether an agent of `config` is shown examples (`drawn`: from training tasks)."""
-    options = [each.options.get("examples") for each in _agents(config)]
+    agents = (each for each in agent_settings(config).values() if each.name in _TAKE_EXAMPLES)
+    options = [each.options.get("examples") for each in agents]
     return any(each and (isinstance(each, int) or not drawn) for each in options)
 
 
@@ -55,26 +56,21 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
         else:
             source = option if isinstance(option, str) else _as_examples(option)
             selected = examples.of(source)
-            for each in selected:
-                if evaluates(each):
-                    raise ConfigError(
-                        f"agent.options.examples: {each.id or each.path} is a task that is evaluated, or has its issue"
-                        " or its file",
-                        fix="take examples of other tasks",
-                    )
+            if wrong := [each.id or each.path for each in selected if evaluates(each)]:
+                raise ConfigError(
+                    f"agent.options.examples: {wrong[0]} is a task that is evaluated, or has its issue or its file",
+                    fix="take examples of other tasks",
+                )
         return agent.model_copy(update={"options": {**agent.options, "examples": [asdict(each) for each in selected]}})
 
     kinds = {
         name: kind.model_copy(update={"agent": kind.agent and change(kind.agent)})
         for name, kind in config.kinds.items()
     }
-    each = config.eval.each
-    also: dict[str, dict[str, Any]] = {
-        name: {**other, "agent": change(evaluation_agent).model_dump()}
-        if (evaluation_agent := each[name].agent) and "agent" in other
-        else other
-        for name, other in config.eval.also.items()
-    }
+    also = {name: dict(other) for name, other in config.eval.also.items()}
+    for name, other in also.items():
+        if "agent" in other and (agent := config.eval.each[name].agent):
+            other["agent"] = change(agent).model_dump()
     measured = config.eval.model_copy(update={"agent": config.eval.agent and change(config.eval.agent), "also": also})
     return config.model_copy(update={"agent": change(config.agent), "kinds": kinds, "eval": measured})
 
@@ -91,12 +87,6 @@ def _as_examples(option: object) -> tuple[Example, ...]:
         ) from None
 
 
-def _agents(config: Config) -> Iterable[Agent]:
-    kinds, evaluations = config.kinds.values(), config.eval.each.values()
-    candidates = [config.agent, *(kind.agent for kind in kinds), *(each.agent for each in evaluations)]
-    return [agent for agent in candidates if agent is not None and agent.name in _TAKE_EXAMPLES]
-
-
 def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]) -> list[Example]:
     chosen: list[Example] = []
     for task in sorted(trained, key=lambda task: (derive_seed("examples", task.id), task.id)):
@@ -109,9 +99,8 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
             write(form, example.path, example.before.encode(), example.after.encode())
         except patching.Inexpressible:
             continue
-        if evaluates(example):
-            continue
-        chosen.append(example)
+        if not evaluates(example):
+            chosen.append(example)
     if len(chosen) < most:
         raise ConfigError(
             f"agent.options.examples={most}, and {len(chosen)} of {len(trained)} training tasks can be examples: of one"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.config.sections.tasks import Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices
+from coderepairrl.plan.devices import Split
 from coderepairrl.plan.examples import Examples, read, steps
-from coderepairrl.plan.learner import check_teacher, settings
-from coderepairrl.plan.model import LocalModel, choose_engine, folder, writer
-from coderepairrl.plan.numerics import resolved
-from coderepairrl.plan.plan import AgentPlan, ServingPlan, evaluation, require_trackers
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.learner import resolved, settings
+from coderepairrl.plan.parts import Check, part, raise_all
+from coderepairrl.plan.plan import EvaluationPlan, PolicyPlan, require_trackers
 from coderepairrl.plan.sizing import GB, learner_alone
+from coderepairrl.plan.terms import AgentPlan
 
 OF_ATTEMPTS = (
     *("train.advantage", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
@@ -27,65 +24,90 @@ OF_ATTEMPTS = (
 """Settings with a meaning only for learning from attempts (more: `learn.settings.OF_SAMPLES`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImitationPlan(ServingPlan):
+class ImitationPlan(PolicyPlan):
     """A run that learns from examples."""
 
-    model: LocalModel
-    learner: LearnSettings
-    devices: devices.Split
-    examples: Examples
-    rollouts: AgentPlan | None
-    """Evaluations on tasks; None if no tasks are named, or none are due."""
-    doubt: str
-    """Warning that it may not fit."""
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.given = config
+
+    @part
+    def examples(self) -> Examples:
+        """Examples to learn from."""
+        return read(self.given.data, self.folder, self.codec)
+
+    @part
+    def timed(self) -> Config:
+        """Configuration with the steps that follow from `data.epochs`."""
+        config, data = self.given, self.given.data
+        if data.epochs is not None and self.can_make("examples"):
+            run = config.run.model_copy(update={"steps": steps(data, len(self.examples.train))})
+            config = config.model_copy(update={"run": run})
+        return resolved(config)
+
+    @part
+    def learner(self) -> LearnSettings:
+        """Settings of the learner."""
+        return settings(self.timed)
+
+    @part
+    def evaluates(self) -> bool:
+        """Whether tasks are attempted."""
+        evaluation = self.given.eval
+        return evaluation.is_due and (self.given.tasks != Tasks() or bool(evaluation.source))
+
+    @part
+    def devices(self) -> Split:
+        """GPUs of engine and learner."""
+        return devices.split(self.given, self.evaluates and self.engine.capabilities.uses_gpus)
+
+    @part
+    def rollouts(self) -> AgentPlan | None:
+        """Evaluations on tasks; None if no tasks are named, or none are due."""
+        if not self.evaluates:
+            return None
+        plan = EvaluationPlan(self)
+        plan.given = self.timed
+        raise_all(plan.errors())
+        return plan
+
+    @part
+    def config(self) -> Config:
+        """Configuration with what is measured, and with steps."""
+        return self.rollouts.config if self.rollouts else self.timed
+
+    @part
+    def doubt(self) -> str:
+        """Warning that the learner may not fit on a GPU, or an empty string."""
+        longest = self.examples.longest
+        estimate = learner_alone(self.timed, self.learner, longest)
+        if estimate is None or estimate[0] <= estimate[1]:
+            return ""
+        needed, limit = (size / GB for size in estimate)
+        return (
+            f"this may not fit: a learner needs about {needed:.0f} GB for rows of {longest:,} tokens, and a GPU has"
+            f" {limit:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower"
+            " data.max_tokens, or share the model among processes (train.strategy=fsdp2)"
+        )
+
+    def _checks(self) -> list[Check]:
+        return [
+            *super()._checks(),
+            lambda: _check_meaning(self.given),
+            lambda: require_packages(self.learner),
+            lambda: devices.require_secret(self.given),
+            lambda: _check_measured(self.given, self.examples),
+            lambda: require_trackers(self.given.log),
+            lambda: self.engine.check_model(self.folder) if self.evaluates else None,
+            lambda: self.engine.require() if self.evaluates else None,
+        ]
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
     """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan.plan.resolve`."""
-    problems = Problems()
-    problems.attempt(lambda: _check_meaning(config))
-    model = problems.attempt(lambda: folder(config))
-    adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
-    codec, forks = writer(config, model, problems)
-    examples = problems.attempt(lambda: read(config.data, model.value, codec.value))
-    if examples and config.data.epochs is not None:
-        count = steps(config.data, len(examples.value.train))
-        config = config.model_copy(update={"run": config.run.model_copy(update={"steps": count})})
-    config = resolved(config)
-    learner = problems.attempt(lambda: settings(config))
-    if learner:
-        problems.attempt(lambda: check_teacher(config, model.value))
-        problems.attempt(lambda: require_packages(learner.value))
-        problems.attempt(lambda: devices.require_secret(config))
-    if examples:
-        problems.attempt(lambda: _check_measured(config, examples.value))
-    engine, needs = choose_engine(config, problems)
-    chosen = problems.attempt(
-        lambda: LocalModel(model.value, codec.value, forks.value, engine.value, needs.value, adapter.value)
-    )
-    when = config.eval.before or config.eval.after or bool(config.eval.every)
-    due = when and (config.tasks != Tasks() or bool(config.eval.source))
-    split = problems.attempt(lambda: devices.split(config, due and engine.value.capabilities.uses_gpus))
-    rollouts = None
-    if due:
-        problems.attempt(lambda: engine.value.check_model(model.value))
-        problems.attempt(lambda: engine.value.require())
-        rollouts = evaluation(config, chosen, problems)
-        config = rollouts.value.config if rollouts else config
-    else:
-        problems.attempt(lambda: require_trackers(config.log))
-    doubt = problems.attempt(lambda: _doubt(config, learner.value, examples.value.longest))
-    problems.report()
-    return ImitationPlan(
-        config=config,
-        model=chosen.value,
-        learner=learner.value,
-        devices=split.value,
-        examples=examples.value,
-        rollouts=rollouts.value if rollouts else None,
-        doubt=doubt.value,
-    )
+    plan = ImitationPlan(config)
+    raise_all(plan.errors())
+    return plan
 
 
 def _check_meaning(config: Config) -> None:
@@ -110,16 +132,3 @@ def _check_measured(config: Config, examples: Examples) -> None:
             f"data.held_out={data.held_out:g} of the tasks is none of {len({each.task for each in examples.train})}",
             fix="raise it, or set data.held_out=0",
         )
-
-
-def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:
-    """Warning that the learner may not fit on a GPU, or an empty string."""
-    estimate = learner_alone(config, learner, longest)
-    if estimate is None or estimate[0] <= estimate[1]:
-        return ""
-    needed, limit = (size / GB for size in estimate)
-    return (
-        f"this may not fit: a learner needs about {needed:.0f} GB for rows of {longest:,} tokens, and a GPU has"
-        f" {limit:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower data.max_tokens,"
-        " or share the model among processes (train.strategy=fsdp2)"
-    )

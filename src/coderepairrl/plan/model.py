@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -18,14 +19,14 @@ from coderepairrl.config import Config
 from coderepairrl.config.sections.base import Section
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.plan import devices
+from coderepairrl.plan.parts import Check, Parts, errors_of, part
 from coderepairrl.plan.policies import load_policy
-from coderepairrl.plan.problems import Made, Problems
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
 from coderepairrl.tokens.verify import verify
-from coderepairrl.types import Capabilities, EngineNeeds
+from coderepairrl.types import Capabilities, EngineNeeds, Limits
 
 RELAY = "relay"
 """Engine of models served by others."""
@@ -104,55 +105,211 @@ class Use(NamedTuple):
     """Overrides for a model that comes without settings."""
 
 
-def named(
-    model: str, overrides: Sequence[str], use: Use, problems: Problems, *, settings_of: Path | None = None
-) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
-    """Resolve `model` (a URL, a TOML file, or a name for `models.named`) and its settings.
+class ServingPlan(Parts):
+    """A model that replies to external agents (``crrl serve``)."""
+
+    given: part[Config]
+    """Configuration as it was read."""
+    model: part[LocalModel | RemoteModel]
+
+    @part
+    def config(self) -> Config:
+        """Configuration with ``auto`` and defaults resolved."""
+        return self.given
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of an episode."""
+        rollout = self.config.rollout
+        return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
+
+
+class LocalPlan(ServingPlan):
+    """A model in a folder, its codec and its engine."""
+
+    folder: part[Path]
+    adapter: part[Path | None]
+    """Folder of adapters on the model."""
+    ranks: part[list[int]]
+    """Ranks of the adapters that the engine loads."""
+
+    @part
+    def codec(self) -> Codec:
+        """Codec for the model's tokenizer and template."""
+        return tokens.load(self.folder, renderer=self.given.model.renderer, thinking=self.given.model.thinking)
+
+    @part
+    def model(self) -> LocalModel:
+        """The model, with where token ids cannot be extended exactly."""
+        return LocalModel(self.folder, self.codec, verify(self.codec).forks, self.engine, self.needs, self.adapter)
+
+    @part
+    def engine(self) -> EngineSpec:
+        """The engine."""
+        return engine_of(self.given)
+
+    @part
+    def room(self) -> EngineNeeds:
+        """Room for adapters if the engine takes any."""
+        return adapter_needs(self.engine, self.ranks)
+
+    @part
+    def needs(self) -> EngineNeeds:
+        """What is needed of the engine."""
+        return self.room
+
+
+class NamedPlan(ServingPlan):
+    """A model that the user of a command names."""
+
+    def __init__(self, name: str, overrides: Sequence[str], use: Use, settings_of: Path | None) -> None:
+        super().__init__()
+        self.name, self.all_overrides, self.use, self.settings_of = name, overrides, use, settings_of
+        self.overrides = [each for each in overrides if not errors_of([partial(self.check_override, each)])]
+
+    @property
+    def path(self) -> str:
+        """Path or URL of the model."""
+        return self.given.model.path if is_toml(self.name) else self.name
+
+    def check_override(self, override: str) -> None:
+        """Raise `ConfigError` for a setting without a meaning for the command."""
+        key, _ = configs.parse_override(override)
+        if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
+            raise ConfigError(f"{self.use.command} has no use for {key}", fix=nearest(key, self.use.used))
+        if key.startswith("model") and is_url(self.name):
+            raise ConfigError(f"{key} is for models that are served here, not for {self.name}")
+
+    def load_config(self, run: Path | None = None, *more: str) -> Config:
+        """Settings of a TOML file, else of `settings_of`, else of `run`, else the command's defaults with `more`."""
+        if is_toml(self.name):
+            return configs.load(Path(self.name).expanduser(), self.overrides)
+        overrides = [*more, *self.overrides]
+        if self.settings_of is not None and not self.settings_of.is_dir():
+            return configs.load(self.settings_of, overrides)
+        if (handed_over := self.settings_of or run) is not None:
+            return load_policy(handed_over, overrides, self.use.used)
+        plain = configs.parse_options([*self.use.defaults, *overrides])
+        config = configs.validate(plain, self.use.command, self.overrides)
+        # the shipped config that trains this shipped model knows how agents must speak to it
+        trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == self.name)
+        return next((configs.load(path, overrides) for path in trainers), config)
+
+    def _checks(self) -> list[Check]:
+        return [partial(self.check_override, each) for each in self.all_overrides]
+
+
+class FolderPlan(NamedPlan, LocalPlan):
+    """A named model that is served here."""
+
+    @part
+    def found(self) -> models.Named:
+        """Folder, adapters and run."""
+        found = models.named(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
+        if not any(found.folder.glob("*.safetensors")):
+            raise UsageError(
+                f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
+            )
+        return found
+
+    @part
+    def given(self) -> Config:
+        """Settings; those of a checkpoint's run are data only."""
+        return self.load_config(self.found.run if not is_toml(self.name) and self.can_make("found") else None)
+
+    @part
+    def folder(self) -> Path:
+        """Folder of the weights."""
+        return self.found.folder
+
+    @part
+    def adapter(self) -> Path | None:
+        """Folder of adapters on them."""
+        return self.found.adapter if self.can_make("found") else None
+
+    @part
+    def ranks(self) -> list[int]:
+        """Rank of the adapters."""
+        return [] if self.adapter is None else [weights.adapter_rank(self.adapter)]
+
+    @part
+    def needs(self) -> EngineNeeds:
+        """Room for adapters, and GPUs."""
+        return replace(self.room, gpus=devices.serving(self.given, self.engine.capabilities))
+
+    def _checks(self) -> list[Check]:
+        return [
+            *super()._checks(),
+            lambda: self.engine.check_model(self.folder),
+            lambda: self.engine.require(),
+        ]
+
+
+class UrlPlan(NamedPlan):
+    """A named model that others serve."""
+
+    @part
+    def given(self) -> Config:
+        """Settings."""
+        return self.load_config(None, f"engine={RELAY}")
+
+    @part
+    def url(self) -> str:
+        """Base URL."""
+        parts = urlsplit(self.path)
+        if parts.username or parts.password or parts.query:
+            # it is shown and recorded
+            raise UsageError(f"the URL at {parts.hostname} has a secret in it", fix="keys come from --key-env")
+        return self.path.rstrip("/")
+
+    @part
+    def options(self) -> RelayOptions:
+        """Options of the endpoint."""
+        engine, fields = self.given.engine, RelayOptions.model_fields
+        if engine.name != RELAY:
+            raise ConfigError(f"engine {engine.name!r} cannot serve {self.url}", fix=f'engine = "{RELAY}"')
+        if unknown := [option for option in engine.options if option not in fields]:
+            raise ConfigError(f"engine {RELAY!r} has no option {unknown[0]!r}", fix=nearest(unknown[0], fields))
+        try:
+            return RelayOptions(**engine.options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"engine.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    @part
+    def model(self) -> RemoteModel:
+        """The endpoint."""
+        variable = self.options.key_env
+        key = os.environ.get(variable or "OPENAI_API_KEY", "")
+        if variable and not key:
+            raise UsageError(f"the environment variable {variable} is not set", fix=f"export {variable}=...")
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError(
+                f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="is there a line break in it?"
+            )
+        return RemoteModel(self.url, self.options, key)
+
+
+def name_model(name: str, overrides: Sequence[str], use: Use, settings_of: Path | None = None) -> FolderPlan | UrlPlan:
+    """Plan to serve the model `name` (a URL, a TOML file, or a name for `models.named`), and its settings.
 
     Settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped config
     that trains the model; else `use.defaults`. `settings_of`, a TOML file or run, replaces them.
     """
-    overrides = _useful(overrides, use, problems)
-
-    def loaded(run: Path | None, given: Sequence[str]) -> Config:
-        if settings_of is not None and not settings_of.is_dir():
-            return configs.load(settings_of, given)
-        if (handed_over := settings_of or run) is not None:
-            return load_policy(handed_over, given, use.used)
-        plain = configs.validate(configs.parse_options([*use.defaults, *given]), use.command, overrides)
-        return _trainer_of(model, given) or plain
-
-    if _is_url(model):
-        relay_overrides = []
-        for override in overrides:
-            key, _ = configs.parse_override(override)
-            if key.startswith("model"):
-                problems.add(ConfigError(f"{key} is for models that are served here, not for {model}"))
-            else:
-                relay_overrides.append(override)
-        config = problems.attempt(lambda: loaded(None, [f"engine={RELAY}", *relay_overrides]))
-        return config, _remote(model, config, problems)
-    if Path(model).suffix == ".toml":
-        config = problems.attempt(lambda: configs.load(Path(model).expanduser(), overrides))
-        if config and _is_url(config.value.model.path):
-            return config, _remote(config.value.model.path, config, problems)
-        named_model = problems.attempt(lambda: _with_weights(config.value.model.path))
-    else:
-        named_model = problems.attempt(lambda: _with_weights(model))
-        run = named_model.value.run if named_model else None
-        config = problems.attempt(lambda: loaded(run, overrides))
-    return config, _local(config.value, named_model, problems) if config else Made([])
+    url = UrlPlan(name, overrides, use, settings_of)
+    served = is_url(name) or (is_toml(name) and url.can_make("given") and is_url(url.given.model.path))
+    return url if served else FolderPlan(name, overrides, use, settings_of)
 
 
-def folder(config: Config) -> Path:
+def initial_model(config: Config) -> Path:
     """Folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
-    model_folder = models.folder(config.model.path, weights=config.model.init == "weights")
+    folder = models.folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
-            weights.tensors(model_folder)  # headers alone
+            weights.tensors(folder)  # headers alone
         except EngineFault as error:
             raise UsageError(str(error), fix="fetch that file again, or set model.init=random") from error
-    return model_folder
+    return folder
 
 
 def relayed(model_name: str, key_env: str | None) -> list[str]:
@@ -180,105 +337,11 @@ def adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:
     return EngineNeeds(adapter_rank=rank, adapters=len(ranks))
 
 
-def choose_engine(config: Config, problems: Problems) -> tuple[Made[EngineSpec], Made[EngineNeeds]]:
-    """Engine of `config`, with room for the adapters that are trained."""
-    lora = config.train.lora
-    engine = problems.attempt(lambda: engine_of(config))
-    return engine, problems.attempt(lambda: adapter_needs(engine.value, [] if lora is None else [lora.rank]))
+def is_url(name: str) -> bool:
+    """Whether others serve the model `name`."""
+    return name.startswith(("http://", "https://"))
 
 
-def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made[Codec], Made[tuple[str, ...]]]:
-    """Codec of the model in `folder`, and where it cannot extend prompts exactly."""
-    model = config.model
-    codec = problems.attempt(lambda: tokens.load(folder.value, renderer=model.renderer, thinking=model.thinking))
-    return codec, problems.attempt(lambda: verify(codec.value).forks)
-
-
-def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]:
-
-    def check(override: str) -> str:
-        key, _ = configs.parse_override(override)
-        if not any(key == each or key.startswith(f"{each}.") for each in use.used):
-            raise ConfigError(f"{use.command} has no use for {key}", fix=nearest(key, use.used))
-        return override
-
-    checked = [problems.attempt(lambda override=override: check(override)) for override in overrides]  # type: ignore[misc]
-    return [each.value for each in checked if each]
-
-
-def _local(config: Config, found: Made[models.Named], problems: Problems) -> Made[LocalModel | RemoteModel]:
-    folder = problems.attempt(lambda: found.value.folder)
-    adapter = found.value.adapter if found else None
-    codec, forks = writer(config, folder, problems)
-    engine = problems.attempt(lambda: engine_of(config))
-    ranks = problems.attempt(lambda: [] if adapter is None else [weights.adapter_rank(adapter)])
-    room = problems.attempt(lambda: adapter_needs(engine.value, ranks.value))
-    problems.attempt(lambda: engine.value.check_model(folder.value))
-    problems.attempt(lambda: engine.value.require())
-    needs = problems.attempt(lambda: replace(room.value, gpus=devices.serving(config, engine.value.capabilities)))
-    return problems.attempt(
-        lambda: LocalModel(folder.value, codec.value, forks.value, engine.value, needs.value, adapter)
-    )
-
-
-def _is_url(model: str) -> bool:
-    return model.startswith(("http://", "https://"))
-
-
-def _remote(url: str, config: Made[Config], problems: Problems) -> Made[LocalModel | RemoteModel]:
-    def address() -> str:
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query:
-            # it is shown and recorded
-            raise UsageError(f"the URL at {parts.hostname} has a secret in it", fix="keys come from --key-env")
-        return url.rstrip("/")
-
-    def options() -> RelayOptions:
-        if config.value.engine.name != RELAY:
-            raise ConfigError(
-                f"engine {config.value.engine.name!r} cannot serve {base_url.value}", fix=f'engine = "{RELAY}"'
-            )
-        return _options(config.value)
-
-    base_url = problems.attempt(address)
-    chosen = problems.attempt(options)
-    key = problems.attempt(lambda: _key(chosen.value.key_env))
-    return problems.attempt(lambda: RemoteModel(base_url.value, chosen.value, key.value))
-
-
-def _options(config: Config) -> RelayOptions:
-    fields = RelayOptions.model_fields
-    for option in config.engine.options:
-        if option not in fields:
-            raise ConfigError(f"engine {RELAY!r} has no option {option!r}", fix=nearest(option, fields))
-    try:
-        return RelayOptions(**config.engine.options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"engine.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-
-def _key(variable: str) -> str:
-    key = os.environ.get(variable or "OPENAI_API_KEY", "")
-    if variable and not key:
-        raise UsageError(f"the environment variable {variable} is not set", fix=f"export {variable}=...")
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError(
-            f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="is there a line break in it?"
-        )
-    return key
-
-
-def _with_weights(model: str) -> models.Named:
-    named_model = models.named(models.fetch(model) if models.is_hub_name(model) else model)
-    if not any(named_model.folder.glob("*.safetensors")):
-        raise UsageError(
-            f"{named_model.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
-        )
-    return named_model
-
-
-def _trainer_of(model: str, overrides: Sequence[str]) -> Config | None:
-    """Shipped config that trains this shipped model, and so knows how agents must speak to it."""
-    trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == model)
-    return next((configs.load(path, overrides) for path in trainers), None)
+def is_toml(name: str) -> bool:
+    """Whether `name` is a file of settings, one of which names the model."""
+    return Path(name).suffix == ".toml"

@@ -9,6 +9,7 @@ from coderepairrl.agents import recipe
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, several
 from coderepairrl.plan.model import RELAY
+from coderepairrl.plan.terms import agent_settings, evaluation_setting
 from coderepairrl.registry import nearest
 
 
@@ -22,25 +23,18 @@ def check_names(config: Config) -> None:
 
 
 def _wrong(config: Config) -> Iterator[ConfigError]:
-    evaluations, kinds = config.eval.each, config.kinds
-    agents_of = {"agent": config.agent} | {f"kinds.{name}.agent": kind.agent for name, kind in kinds.items()}
-    agents_of |= {
-        f"{'eval' if name == 'eval' else f'eval.also.{name}'}.agent": each.agent for name, each in evaluations.items()
-    }
-    for key, agent in agents_of.items():
-        if agent is not None and not recipe.is_recipe(agent.name):
+    for key, agent in agent_settings(config).items():
+        if not recipe.is_recipe(agent.name):
             yield from _unknown(f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.recipe_names()})
     yield from _unknown("engine.name", "engine", [config.engine.name], {*engines.SHIPPED, RELAY})
     yield from _unknown("sandbox.name", "sandbox", [config.sandbox.name], {*sandbox.SHIPPED, "auto"})
     sources = {"tasks.source": config.tasks.source}
     sources |= {f"tasks.sources.{at}.source": each.source for at, each in enumerate(config.tasks.sources)}
-    sources |= {
-        f"{'eval' if name == 'eval' else f'eval.also.{name}'}.source": each.source for name, each in evaluations.items()
-    }
+    sources |= {f"{evaluation_setting(name)}.source": each.source for name, each in config.eval.each.items()}
     for key, source in sources.items():
         yield from _unknown(key, "task source", filter(None, [source]), tasks.SHIPPED)
     paid = {"reward": config.reward, "eval.reward": config.eval.reward}
-    paid |= {f"kinds.{name}.reward": kind.reward for name, kind in kinds.items()}
+    paid |= {f"kinds.{name}.reward": kind.reward for name, kind in config.kinds.items()}
     for key, named in paid.items():
         yield from _unknown(key, "reward", named, {*rewards.SHIPPED, *rewards.PRESETS})
 

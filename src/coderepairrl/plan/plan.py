@@ -2,310 +2,384 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
-from coderepairrl import models, rewards
+from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.config.sections.tasks import Data
-from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
+from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices
 from coderepairrl.plan.curriculum import curriculum
+from coderepairrl.plan.devices import Split
 from coderepairrl.plan.few_shot import has_examples, with_examples
-from coderepairrl.plan.kinds import check_kinds, make_kinds
-from coderepairrl.plan.learned import check_learned
-from coderepairrl.plan.learner import check_teacher, settings
-from coderepairrl.plan.model import LocalModel, RemoteModel, Use, choose_engine, folder, named, writer
-from coderepairrl.plan.numerics import check_clip, clip, resolved
-from coderepairrl.plan.place import Place, choose_place, limits
-from coderepairrl.plan.problems import Made, Problems
+from coderepairrl.plan.learner import check_clip, check_teacher, clip, resolved, settings
+from coderepairrl.plan.model import (
+    LocalModel,
+    LocalPlan,
+    RemoteModel,
+    ServingPlan,
+    Use,
+    initial_model,
+    name_model,
+)
+from coderepairrl.plan.parts import Check, errors_of, make_each, part, raise_all
 from coderepairrl.plan.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
 from coderepairrl.plan.rewarding import settle_measure, settle_rewards
-from coderepairrl.plan.route import check_route
-from coderepairrl.plan.tasks import check_references, check_workspaces, read_collected, read_tasks
-from coderepairrl.plan.workers import check_executor, require_ray
+from coderepairrl.plan.tasks import TaskReader, check_learned, check_references, check_workspaces
+from coderepairrl.plan.terms import AgentPlan, JudgedPlan, check_executor, check_kinds, require_ray
 from coderepairrl.processes.extras import require_extra
-from coderepairrl.protocols import EngineSpec
 from coderepairrl.rollout import Curriculum, Share, Terms
-from coderepairrl.types import EngineNeeds, Limits, Task
-
-T = TypeVar("T")
+from coderepairrl.types import EngineNeeds, Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingPlan:
-    """A model that replies to external agents (``crrl serve``)."""
+class WithModel(ServingPlan):
+    """A plan for a model that another plan serves."""
 
-    config: Config
-    """Configuration with ``auto`` resolved."""
-    model: LocalModel | RemoteModel
+    def __init__(self, served: ServingPlan) -> None:
+        super().__init__()
+        self.served = served
 
-    @property
-    def limits(self) -> Limits:
-        """Limits of an episode."""
-        return limits(self.config)
+    @part
+    def given(self) -> Config:
+        """Configuration of the model."""
+        return self.served.config
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentPlan(ServingPlan):
-    """An agent that works on tasks with the model (``crrl fix``, evaluation)."""
-
-    place: Place
-    kinds: Mapping[str, Terms]
-    """Terms of attempts by kind of task; ``""`` is for all others."""
-    eval_tasks: Mapping[str, tuple[Task, ...]]
-    """Held-out tasks by name of the evaluation: all, or a sample."""
-
-    @property
-    def reward_versions(self) -> dict[str, int]:
-        """Formula version of each reward, by name."""
-        weighted = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
-        return rewards.versions_of(reward for reward, _ in weighted)
+    @part
+    def model(self) -> LocalModel | RemoteModel:
+        """The model."""
+        return self.served.model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(AgentPlan):
-    """A training run."""
+class RepairPlan(WithModel, AgentPlan):
+    """An attempt at one task, without rewards (``crrl fix``)."""
 
-    model: LocalModel
-    """The initial policy, or the shape of a random one. Its engine is on the run's own GPUs."""
-    curriculum: Curriculum
-    """Training tasks, and their order."""
-    learner: LearnSettings
-    devices: devices.Split
-    in_turn: bool
-    """Engine and learner share a GPU, and the engine measures free memory as it starts."""
-    clip: str
-    """Description of when the importance ratio is clipped."""
-    rewards_in_words: Mapping[str, str]
-    """Description of training rewards and of what evaluations measure, with reasons for defaults."""
-    prompt: LongestPrompt | None
-    """The longest prompt; None for a resumed run, which was checked at its start."""
-    too_long: tuple[str, ...]
-    """Training tasks left out because their prompts are longer (`tasks.too_long`)."""
-    lacking: tuple[PrerequisiteError, ...]
-    """Prerequisites of engine or learner that this machine lacks."""
+    task: part[Task]
+
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """No evaluation."""
+        return {}
+
+    @part
+    def kinds(self) -> dict[str, Terms]:
+        """The same terms for every kind of task."""
+        return {"": Terms(self.place.agent, self.place.sandbox, self.limits, {})}
+
+    def _checks(self) -> list[Check]:
+        return [*super()._checks(), lambda: check_local_prompts(self, self.kinds, [self.task])]
+
+
+class TaskPlan(JudgedPlan):
+    """Attempts at the tasks that a configuration names."""
+
+    @part
+    def reader(self) -> TaskReader:
+        """Reader of the tasks."""
+        return TaskReader(self.given)
+
+    @part
+    def sources(self) -> tuple[Share, ...]:
+        """Training tasks by source; none if nothing needs them."""
+        needed = self.learns or has_examples(self.given, drawn=True)
+        return self.reader.training_tasks() if needed else ()
+
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """Held-out tasks by name of the evaluation: all, or a sample."""
+        return self.reader.evaluated_tasks()
+
+    @part
+    def evaluated(self) -> tuple[Task, ...]:
+        """Held-out tasks of all evaluations."""
+        return tuple(chain.from_iterable(self.eval_tasks.values()))
+
+    @part
+    def agent_config(self) -> Config:
+        """Configuration with the examples that agents are shown."""
+        if not has_examples(self.given):
+            return self.given
+        return with_examples(self.given, tasks_of(self.sources), self.evaluated)
+
+    def check_workspaces(self, tasks: Sequence[Task]) -> None:
+        """Raise the errors of workspaces that cannot be opened, and of images that the sandbox cannot open."""
+        if self.can_make("place"):
+            check_workspaces(tasks, self.place.sandbox.check_image)
+        else:
+            check_workspaces(tasks)
+
+
+class EvaluationPlan(WithModel, TaskPlan):
+    """Evaluation of a model; with `collects`, on the training tasks that training leaves out."""
+
+    learns = False
+
+    def __init__(self, served: ServingPlan, *, collects: bool = False) -> None:
+        super().__init__(served)
+        self.collects = collects
+
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """Tasks by name of the evaluation: all, or a sample."""
+        return self.reader.collected_tasks() if self.collects else self.reader.evaluated_tasks()
+
+    @part
+    def config(self) -> Config:
+        """Configuration with what is measured."""
+        config = self.agent_config
+        return config if config.eval.reward or config.reward else settle_measure(config, self.evaluated)
+
+    def check_any_tasks(self) -> None:
+        """Raise `TaskError` if no evaluation has a task."""
+        if not self.evaluated:
+            raise TaskError(
+                "no evaluation has a held-out task",
+                fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
+            )
+
+    def check_prompts(self, name: str) -> None:
+        """Raise `ConfigError` for prompts of the evaluation `name` that leave no room for a reply."""
+        kinds = {kind: terms.of(name) for kind, terms in self.kinds.items()}
+        check_local_prompts(self, kinds, self.eval_tasks[name])
+
+    def _checks(self) -> list[Check]:
+        return [
+            *super()._checks(),
+            lambda: check_kinds(self.kinds, self.evaluated),
+            lambda: self.check_workspaces(self.evaluated),
+            lambda: make_each(self.check_prompts, self.eval_tasks),
+            lambda: require_trackers(self.given.log),
+            lambda: check_executor(self.given, remote=isinstance(self.model, RemoteModel)),
+            lambda: require_ray(self.given),
+            self.check_any_tasks,
+        ]
+
+
+class PolicyPlan(LocalPlan):
+    """A policy to train, and its learner."""
+
+    @part
+    def folder(self) -> Path:
+        """Folder of the initial model."""
+        return initial_model(self.given)
+
+    @part
+    def adapter(self) -> Path | None:
+        """Folder of adapters on it."""
+        return models.named(self.given.model.path).adapter
+
+    @part
+    def learner(self) -> LearnSettings:
+        """Settings of the learner."""
+        return settings(self.given)
+
+    @part
+    def ranks(self) -> list[int]:
+        """Rank of the trained adapters."""
+        lora = self.given.train.lora
+        return [] if lora is None else [lora.rank]
+
+    def _checks(self) -> list[Check]:
+        return [*super()._checks(), lambda: check_teacher(self.given, self.folder)]
+
+
+class Plan(PolicyPlan, TaskPlan):
+    """A training run; `resumed` leaves out the checks of a run's start."""
+
+    learns = True
+
+    def __init__(self, config: Config, *, resumed: bool) -> None:
+        super().__init__()
+        self.given, self.resumed = resolved(config), resumed
+
+    @part
+    def devices(self) -> Split:
+        """GPUs of engine and learner."""
+        return devices.split(self.given, self.engine.capabilities.uses_gpus)
+
+    @part
+    def needs(self) -> EngineNeeds:
+        """Room for adapters, GPUs, and sleep if the learner has these by turns."""
+        gpus = self.devices.engine.get(devices.VISIBLE)
+        devices.check_turns(self.given, self.engine)
+        return replace(self.room, gpus=gpus, sleep=devices.have_turns(self.given))
+
+    @part
+    def in_turn(self) -> bool:
+        """Whether engine and learner share a GPU, and the engine measures free memory as it starts."""
+        return devices.have_turns(self.given) or bool(devices.shared(self.given, self.engine.capabilities.uses_gpus))
+
+    @part
+    def settled(self) -> tuple[Config, dict[str, str]]:
+        """Configuration with rewards, and a description of these."""
+        config = self.agent_config
+        if config.reward:
+            return settle_rewards(config, (), ())
+        return settle_rewards(config, tasks_of(self.sources), () if config.eval.reward else self.evaluated)
+
+    @part
+    def config(self) -> Config:
+        """Configuration with rewards, and with ``auto`` resolved."""
+        return self.settled[0]
+
+    @part
+    def rewards_in_words(self) -> dict[str, str]:
+        """Description of training rewards and of what evaluations measure, with reasons for defaults."""
+        return self.settled[1]
+
+    @part
+    def kept(self) -> tuple[Share, ...]:
+        """Training tasks by source, without those whose prompts are too long (`tasks.too_long`)."""
+        if self.config.tasks.too_long != "drop":
+            return self.sources
+        return without_too_long(self.config, self.model, self.kinds, self.sources)
+
+    @part
+    def trained(self) -> tuple[Task, ...]:
+        """Tasks of `kept`."""
+        return tasks_of(self.kept)
+
+    @part
+    def too_long(self) -> tuple[str, ...]:
+        """Training tasks that were left out because their prompts are too long."""
+        kept = {task.id for task in self.trained}
+        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept)
+
+    @part
+    def curriculum(self) -> Curriculum:
+        """Training tasks, and their order."""
+        return curriculum(self.config, self.kept)
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
         """Training tasks of all sources."""
-        return tuple(chain.from_iterable(source.tasks for source in self.curriculum.sources))
+        return tasks_of(self.curriculum.sources)
+
+    @part
+    def prompt(self) -> LongestPrompt | None:
+        """The longest prompt; None for a resumed run, which was checked at its start."""
+        if self.resumed:
+            return None
+        prompted = (*self.evaluated, *self.trained) if self.config.eval.is_due else self.trained
+        return check_prompts(self.config, self.model, self.kinds, prompted)
+
+    @part
+    def clip(self) -> str:
+        """Description of when the importance ratio is clipped."""
+        return clip(self.config, self.learner)
+
+    @part
+    def lacking(self) -> tuple[PrerequisiteError, ...]:
+        """Prerequisites of engine or learner that this machine lacks."""
+        checks: list[Check] = [
+            lambda: require_trackers(self.given.log),
+            lambda: require_ray(self.given),
+            lambda: self.engine.require(self.needs),
+            lambda: require_packages(self.learner),
+            lambda: devices.require_secret(self.given),
+        ]
+        errors = (each for error in errors_of(checks) for each in getattr(error, "problems", (error,)))
+        return tuple(each for each in errors if isinstance(each, PrerequisiteError))
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes whose groups make up a step."""
+        return self.config.rollout.tasks_per_step * self.config.rollout.group_size
+
+    @property
+    def refilled_per_step(self) -> int:
+        """Most further episodes of a step, in place of groups that teach nothing."""
+        return self.config.curriculum.refill * self.config.rollout.group_size
 
     def require(self) -> None:
         """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
-        if self.lacking:
-            raise several(self.lacking)
+        raise_all(self.lacking)
 
-
-def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> ServingPlan:
-    """Resolve `model` and the settings it is served with. Raises as `Problems.report`."""
-    config, chosen = named(model, overrides, use, problems)
-    problems.report()
-    return ServingPlan(config=config.value, model=chosen.value)
-
-
-def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[Task], problems: Problems) -> AgentPlan:
-    """Like `resolve_serving`, with an agent for `task` and no rewards."""
-    config, chosen = named(model, overrides, use, problems)
-    if not config:
-        problems.report()
-    place = choose_place(config.value, problems)
-    kinds = problems.attempt(lambda: {"": Terms(place.value.agent, place.value.sandbox, limits(config.value), {})})
-    problems.attempt(lambda: _check_prompts(config.value, chosen.value, kinds.value, [task.value]))
-    problems.report()
-    return AgentPlan(config=config.value, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks={})
-
-
-def _check_prompts(
-    config: Config, model: LocalModel | RemoteModel, kinds: Mapping[str, Terms], tasks: Sequence[Task]
-) -> LongestPrompt | None:
-    return check_prompts(config, model, kinds, tasks) if isinstance(model, LocalModel) else None
-
-
-def resolve_evaluation(
-    model: str,
-    overrides: Sequence[str],
-    use: Use,
-    *,
-    settings_of: Path | None = None,
-    collects: bool = False,
-) -> AgentPlan:
-    """Like `resolve_serving`, with held-out tasks (of `settings_of` if given) and how they are judged.
-
-    Without a named reward the tasks decide (`reward_for`). With `collects`, the training tasks that training leaves out
-    replace the held-out ones. Raises `TaskError` without tasks.
-    """
-    problems = Problems()
-    base_config, chosen = named(model, overrides, use, problems, settings_of=settings_of)
-    if not base_config:
-        problems.report()
-    plan = evaluation(base_config.value, chosen, problems, collects=collects)
-    problems.report()
-    config = plan.value.config
-    config = config.model_copy(
-        update={"model": config.model.model_copy(update={"path": _pinned(model, config, chosen)})}
-    )
-    return replace(plan.value, config=config)
-
-
-def evaluation(
-    config: Config,
-    chosen: Made[LocalModel] | Made[LocalModel | RemoteModel],
-    problems: Problems,
-    *,
-    collects: bool = False,
-) -> Made[AgentPlan]:
-    """Evaluations of the model `chosen`, as in `resolve_evaluation`."""
-    if collects:
-        eval_tasks = read_collected(config, problems)
-        train = read_tasks(config, problems)[0] if has_examples(config, drawn=True) else Made[tuple[Share, ...]]([()])
-    else:
-        train, eval_tasks = read_tasks(config, problems, training=has_examples(config, drawn=True))
-    everything = tuple(chain(*_or(eval_tasks, {}).values()))
-    config = _shown_examples(config, train, everything, problems)
-    place = choose_place(config, problems)
-    settled = problems.attempt(lambda: settle_measure(config, everything))
-    config = _or(settled, config)
-
-    def check_first_requests(name: str, tasks: Sequence[Task]) -> None:
-        problems.attempt(
-            lambda: _check_prompts(config, chosen.value, {k: terms.of(name) for k, terms in kinds.value.items()}, tasks)
-        )
-
-    measured = problems.attempt(lambda: rewards.make(settled.value.eval.reward or config.reward))
-    kinds = make_kinds(config, (measured, measured, place), eval_tasks, problems)
-    problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
-    check_workspaces(everything, place, problems)
-    for name, held_out in _or(eval_tasks, {}).items():
-        check_first_requests(name, held_out)
-    problems.attempt(lambda: require_trackers(config.log))
-    problems.attempt(lambda: check_executor(config, remote=isinstance(chosen.value, RemoteModel)))
-    problems.attempt(lambda: require_ray(config))
-    if eval_tasks and not everything:
-        problems.add(
-            TaskError(
-                "no evaluation has a held-out task",
-                fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
-            )
-        )
-    return problems.attempt(
-        lambda: AgentPlan(
-            config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
-        )
-    )
-
-
-def _shown_examples(
-    config: Config, train: Made[tuple[Share, ...]], evaluated: Sequence[Task], problems: Problems
-) -> Config:
-    if not has_examples(config):
-        return config
-    trained = [task for share in _or(train, ()) for task in share.tasks]
-    changed = problems.attempt(lambda: with_examples(config, trained, evaluated))
-    return _or(changed, config)
-
-
-def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) -> str:
-    """A name that finds the same model again."""
-    if Path(model).suffix == ".toml":
-        return config.model.path
-    if models.is_hub_name(model) and isinstance(chosen.value, LocalModel):
-        return f"{model.partition('@')[0]}@{chosen.value.folder.name}"
-    run = isinstance(chosen.value, LocalModel) and not model.startswith("builtin:")
-    return chosen.value.name if run else model
+    def _checks(self) -> list[Check]:
+        at_start: list[Check] = [
+            lambda: check_clip(self.given),
+            lambda: check_references(self.config, self.trained, self.paid),
+            lambda: check_learned(self.given, self.trained) if self.folder else None,
+        ]
+        return [
+            *super()._checks(),
+            *([] if self.resumed else at_start),
+            lambda: check_learns_from_rewards(self.given),
+            lambda: check_executor(self.given),
+            lambda: devices.check_route(self.given, self.engine),
+            lambda: self.engine.check_model(self.folder),
+            lambda: check_kinds(self.kinds, (*self.evaluated, *self.trained)),
+            lambda: self.check_workspaces(
+                [task for name in ("evaluated", "trained") if self.can_make(name) for task in getattr(self, name)]
+            ),
+            lambda: check_overlong(self.config, self.model, self.kinds),  # a resumed run may have new limits
+        ]
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
-    """Resolve and check every part of `config`. Raises as `Problems.report`.
+    """Resolve and check every part of `config`. Raises as `raise_all`.
 
     What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a
     run's start.
     """
-    config = resolved(config)
-    problems = Problems()
-    if not resumed:
-        problems.attempt(lambda: check_clip(config))
-    problems.attempt(lambda: _check_learns_from_rewards(config))
-    problems.attempt(lambda: check_executor(config))
-    learner = problems.attempt(lambda: settings(config))
-    model = problems.attempt(lambda: folder(config))
-    if learner:
-        problems.attempt(lambda: check_teacher(config, model.value))
-    adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
-    codec, forks = writer(config, model, problems)
-    read, eval_tasks = read_tasks(config, problems)
-    sources = read
-    config = _shown_examples(config, read, tuple(chain(*_or(eval_tasks, {}).values())), problems)
-    place = choose_place(config, problems)
-    engine, needs, split = _engine(config, model, problems)
-    settled = problems.attempt(lambda: settle_rewards(config, read, eval_tasks))
-    config = settled.value[0] if settled else config
-    paid = problems.attempt(lambda: rewards.make(settled.value[0].reward))
-    measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
-    kinds = make_kinds(config, (paid, measured, place), eval_tasks, problems)
-    policy = problems.attempt(
-        lambda: LocalModel(model.value, codec.value, forks.value, engine.value, needs.value, adapter.value)
-    )
-    if config.tasks.too_long == "drop":
-        sources = problems.attempt(lambda: without_too_long(config, policy.value, kinds.value, read.value))
-    if not resumed:
-        problems.attempt(
-            lambda: check_references(config, [task for share in sources.value for task in share.tasks], paid.value)
-        )
-    ordered = problems.attempt(lambda: curriculum(config, sources.value))
-    trained = tuple(chain(*(source.tasks for source in _or(sources, ()))))
-    if not resumed:
-        problems.attempt(lambda: check_learned(config, trained) if model else None)
-    everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
-    problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
-    check_workspaces(everything, place, problems)
-    prompted_tasks = everything if config.eval.before or config.eval.every or config.eval.after else trained
-    prompt = problems.attempt(
-        lambda: None if resumed else check_prompts(config, policy.value, kinds.value, prompted_tasks)
-    )
-    problems.attempt(lambda: check_overlong(config, policy.value, kinds.value))  # a resumed run may have new limits
-    lacking = _lacking(config, engine, needs, learner)
-    if problems.found:
-        for each in lacking:
-            problems.add(each)
-        problems.report()
-    return Plan(
-        config=config,
-        model=policy.value,
-        curriculum=ordered.value,
-        eval_tasks=eval_tasks.value,
-        place=place.value,
-        kinds=kinds.value,
-        learner=learner.value,
-        devices=split.value,
-        in_turn=devices.have_turns(config) or bool(devices.shared(config, engine.value.capabilities.uses_gpus)),
-        clip=clip(config, learner.value),
-        rewards_in_words=settled.value[1],
-        prompt=prompt.value,
-        too_long=_left_out(read.value, sources.value),
-        lacking=lacking,
-    )
+    plan = Plan(config, resumed=resumed)
+    if errors := plan.errors():
+        raise_all([*errors, *plan.lacking])
+    return plan
 
 
-def _left_out(read: Sequence[Share], kept: Sequence[Share]) -> tuple[str, ...]:
-    """Ids of the tasks in `read` that `kept` lacks, by source."""
-    pairs = ((source, {task.id for task in share.tasks}) for source, share in zip(read, kept, strict=True))
-    return tuple(task.id for source, ids in pairs for task in source.tasks if task.id not in ids)
+def resolve_evaluation(
+    name: str, overrides: Sequence[str], use: Use, *, settings_of: Path | None = None, collects: bool = False
+) -> AgentPlan:
+    """Resolve the model `name`, its settings, and held-out tasks (of `settings_of` if given) and how they are judged.
+
+    Without a named reward the tasks decide (`reward_for`). With `collects`, the training tasks that training leaves out
+    replace the held-out ones. Raises `TaskError` without tasks, and as `raise_all`.
+    """
+    served = name_model(name, overrides, use, settings_of)
+    plan = EvaluationPlan(served, collects=collects)
+    raise_all([*served.errors(), *plan.errors()])
+    model = plan.config.model.model_copy(update={"path": _pinned(name, plan)})
+    return plan.replace(config=plan.config.model_copy(update={"model": model}))
+
+
+def _pinned(name: str, plan: AgentPlan) -> str:
+    """A name that finds the same model again."""
+    if Path(name).suffix == ".toml":
+        return plan.config.model.path
+    if not isinstance(plan.model, LocalModel) or name.startswith("builtin:"):
+        return name
+    return f"{name.partition('@')[0]}@{plan.model.folder.name}" if models.is_hub_name(name) else plan.model.name
+
+
+def resolve_serving(name: str, overrides: Sequence[str], use: Use, *checks: Check) -> ServingPlan:
+    """Resolve the model `name` and the settings it is served with. Raises as `raise_all`, with errors of `checks`."""
+    plan = name_model(name, overrides, use)
+    raise_all([*errors_of(checks), *plan.errors()])
+    return plan
+
+
+def check_local_prompts(plan: AgentPlan, kinds: Mapping[str, Terms], tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for prompts that leave no room for a reply of a model that is served here."""
+    if isinstance(plan.model, LocalModel):
+        check_prompts(plan.config, plan.model, kinds, tasks)
+
+
+def tasks_of(shares: Iterable[Share]) -> tuple[Task, ...]:
+    """Tasks of all sources."""
+    return tuple(chain.from_iterable(share.tasks for share in shares))
 
 
 def require_trackers(names: Sequence[str]) -> None:
     """Raise `PrerequisiteError` (`Several` for more) for trackers that are not installed."""
-    absent = Problems()
-    for name in names:
-        absent.attempt(lambda name=name: require_extra(name, f"log={name}"))  # type: ignore[misc]
-    absent.report()
+    make_each(lambda name: require_extra(name, f"log={name}"), names)
 
 
-def _check_learns_from_rewards(config: Config) -> None:
+def check_learns_from_rewards(config: Config) -> None:
+    """Raise `ConfigError` for settings of `crrl sft`."""
     if config.train.algorithm == "sft":
         raise ConfigError(
             "train.algorithm=sft learns from examples, not from attempts at tasks",
@@ -313,36 +387,3 @@ def _check_learns_from_rewards(config: Config) -> None:
         )
     if config.data != Data():
         raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")
-
-
-def _engine(
-    config: Config, model: Made[Path], problems: Problems
-) -> tuple[Made[EngineSpec], Made[EngineNeeds], Made[devices.Split]]:
-    """Engine, what the run needs of it, and the GPUs of each child process."""
-
-    def needed() -> EngineNeeds:
-        gpus = split.value.engine.get(devices.VISIBLE)
-        devices.check_turns(config, engine.value)
-        return replace(room.value, gpus=gpus, sleep=devices.have_turns(config))
-
-    engine, room = choose_engine(config, problems)
-    split = problems.attempt(lambda: devices.split(config, engine.value.capabilities.uses_gpus))
-    problems.attempt(lambda: check_route(config, engine.value))
-    problems.attempt(lambda: engine.value.check_model(model.value))
-    return engine, problems.attempt(needed), split
-
-
-def _lacking(
-    config: Config, engine: Made[EngineSpec], needs: Made[EngineNeeds], learner: Made[LearnSettings]
-) -> tuple[PrerequisiteError, ...]:
-    absent = Problems()
-    absent.attempt(lambda: require_trackers(config.log))
-    absent.attempt(lambda: require_ray(config))
-    absent.attempt(lambda: engine.value.require(needs.value))
-    absent.attempt(lambda: require_packages(learner.value))
-    absent.attempt(lambda: devices.require_secret(config))
-    return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))
-
-
-def _or(made: Made[T], otherwise: T) -> T:
-    return made.value if made else otherwise

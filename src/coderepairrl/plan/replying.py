@@ -14,8 +14,7 @@ from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import merge, rounded
 from coderepairrl.plan import devices
-from coderepairrl.plan.model import LocalModel, RemoteModel, adapter_needs, engine_of
-from coderepairrl.plan.plan import ServingPlan
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, adapter_needs, engine_of
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout import SupervisedEngine
@@ -106,8 +105,12 @@ async def opening(plans: Sequence[ServingPlan], part: Part, log_dir: Path) -> As
     if not part.shared:
         yield replying
         return
-    async with AsyncExitStack() as engines_of_part:
-        yield (await _Shared.start([plans[each] for each in part.numbers], engines_of_part, log_dir)).replying
+    shared = _Shared([plans[each] for each in part.numbers], log_dir)
+    try:
+        await shared.serve()
+        yield shared.replying
+    finally:
+        await shared.close()
 
 
 class _Shared:
@@ -120,14 +123,6 @@ class _Shared:
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
 
-    @classmethod
-    async def start(cls, plans: Sequence[ServingPlan], parts: AsyncExitStack, log_dir: Path) -> _Shared:
-        """Start an engine that runs until `parts` close. Raises as `replying`."""
-        shared = cls(plans, log_dir)
-        parts.push_async_callback(shared._close)
-        await shared._served()
-        return shared
-
     @asynccontextmanager
     async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
         """Like the function `replying`."""
@@ -135,7 +130,7 @@ class _Shared:
         version = next(self._version(number) for number, each in enumerate(self._plans) if each is plan)
 
         async def start() -> Engine:
-            return (await self._served()).at(version)
+            return (await self.serve()).at(version)
 
         engine = SupervisedEngine(await start(), start, restarts=plan.config.run.retries)
         yield PolicySource(plan.model.codec, engine)
@@ -143,7 +138,7 @@ class _Shared:
     def _version(self, number: int) -> int:
         return 0 if self._adapters[number] is None else number + 1
 
-    async def _served(self) -> Engine:
+    async def serve(self) -> Engine:
         """Engine with all adapters, restarted if it has died."""
         model = self._plans[0].model
         assert isinstance(model, LocalModel)
@@ -153,7 +148,7 @@ class _Shared:
                     await self._engine.health()
                     return self._engine
                 except EngineFault:
-                    await self._close()
+                    await self.close()
             engine = await self._spec.start(model.folder, log_dir=self._log_dir, needs=self._needs)
             try:
                 for number, adapter in enumerate(self._adapters):
@@ -166,7 +161,8 @@ class _Shared:
             self._engine = engine
             return engine
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close the engine, if it runs."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 
 from coderepairrl.config import Config, validate
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.problems import Made
 from coderepairrl.plan.tasks import is_attempted_twice
 from coderepairrl.printable import counted
-from coderepairrl.rollout import Share
 from coderepairrl.types import Task
 
 VERIFIED_REFERENCES = 4
@@ -18,22 +15,22 @@ VERIFIED_REFERENCES = 4
 
 
 def settle_rewards(
-    config: Config, sources: Made[tuple[Share, ...]], evaluations: Made[Mapping[str, tuple[Task, ...]]]
+    config: Config, training_tasks: Iterable[Task], evaluated_tasks: Iterable[Task]
 ) -> tuple[Config, dict[str, str]]:
-    """Fill in rewards and ``tasks.verified_references``, and describe them.
+    """Fill in rewards and ``tasks.verified_references``, and describe them. The tasks matter if no reward is named.
 
     Raises `ConfigError` if the tasks have no common measure, or a setting contradicts the rewards.
     """
     most, reasons = config.tasks.verified_references or 0, {"train": "", "evaluations": ""}
     if not config.reward:
-        trained = _judged_alike(config, chain.from_iterable(share.tasks for share in sources.value))
+        trained = _judged_alike(config, training_tasks)
         data = config.model_dump(exclude_none=True)
         data["reward"] = reward_for(trained, pays=True)
         reasons["train"] = f" (no reward is named, and of {_what_they_have(trained)})"
         if config.tasks.verified_references is None and "hybrid" in data["reward"]:
             most = VERIFIED_REFERENCES if is_attempted_twice(config, len(trained)) else 0
         if not config.eval.reward:
-            held_out = _judged_alike(config, chain.from_iterable(evaluations.value.values()))
+            held_out = _judged_alike(config, evaluated_tasks)
             data["eval"]["reward"] = reward_for(held_out)
             reasons["evaluations"] = f" (eval.reward names none, and of {_what_they_have(held_out)})"
         validate(data, "the reward that follows from the tasks")
@@ -47,9 +44,7 @@ def settle_rewards(
 
 
 def settle_measure(config: Config, tasks: Iterable[Task]) -> Config:
-    """Fill in what evaluations on `tasks` measure. Raises as `reward_for`."""
-    if config.eval.reward or config.reward:
-        return config
+    """Fill in what evaluations on `tasks` measure, if nothing names it. Raises as `reward_for`."""
     measured = reward_for(_judged_alike(config, tasks))
     return config.model_copy(update={"eval": config.eval.model_copy(update={"reward": measured})})
 

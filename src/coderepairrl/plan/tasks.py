@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from coderepairrl import tasks
+from coderepairrl import models, tasks
 from coderepairrl.config import Config
 from coderepairrl.config.sections.evaluation import Eval
 from coderepairrl.config.sections.tasks import Curriculum, Source, Tasks
 from coderepairrl.environments import check_environments
-from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.plan.place import Place
-from coderepairrl.plan.problems import Made, Problems
+from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
+from coderepairrl.plan.parts import errors_of, make_each, raise_all
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, derive_seed
+from coderepairrl.runs.folder import read_learned
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.prepare import with_diffed_references
@@ -31,87 +32,83 @@ _TASKS_NAMED = 3
 """Number of tasks that cannot be opened with a message each; the others are counted."""
 
 
-def read_tasks(
-    config: Config, problems: Problems, *, training: bool = True
-) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
-    """Training tasks by source, and held-out ones by evaluation."""
-    settings, sources_read = config.tasks, dict[str, Made[_Source]]()
-    sources = settings.sources or (Source(source=settings.source, options=settings.options),)
+class TaskReader:
+    """Training tasks and held-out ones; each source is read once."""
 
-    def key(source: str, options: Mapping[str, Any]) -> str:
-        return json.dumps([source, options], sort_keys=True, default=repr)
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sources = config.tasks.sources or (Source(source=config.tasks.source, options=config.tasks.options),)
+        self._kinds = {_key(each.source, each.options): each.kind for each in self.sources}
+        self._results: dict[str, _Source | CodeRepairError] = {}
 
-    kinds = {key(each.source, each.options): each.kind for each in sources}
+    def read(self, source: str, options: Mapping[str, Any]) -> _Source:
+        """Tasks of a source. Raises `CodeRepairError`, for the same source the same."""
+        key = _key(source, options)
+        if key not in self._results:
+            try:
+                self._results[key] = _read(source, options, self._kinds.get(key, ""))
+            except CodeRepairError as error:
+                self._results[key] = error
+        result = self._results[key]
+        if isinstance(result, CodeRepairError):
+            raise result
+        return result
 
-    def read(source: str, options: Mapping[str, Any]) -> Made[_Source]:
-        at = key(source, options)
-        if at not in sources_read:
-            sources_read[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
-        return sources_read[at]
+    def training_tasks(self) -> tuple[Share, ...]:
+        """Training tasks by source, without those held out. Raises `TaskError` if none is left."""
+        return self._shares(self.config.tasks.holdout or 0.0)
 
-    def train() -> tuple[Share, ...]:
-        shares = []
-        for each in sources:
-            there = read(each.source, each.options).value
-            tasks.check_trainable(there.evaluation_set)
-            everything = there.tasks
-            selected = _split(everything, settings.split)
-            if not selected:
-                splits = ", ".join(sorted({task.split for task in everything}))
-                raise TaskError(
-                    f"{each.source} has no task in split {settings.split!r}", fix=f"splits it has: {splits or 'none'}"
-                )
-            left = tuple(task for task in selected if not held_out(task.id, settings.holdout or 0.0))
-            if not left:
-                raise TaskError(
-                    f"tasks.holdout={settings.holdout:g} leaves none of the {len(selected)} tasks of {each.source}",
-                    fix="hold out less: crrl collect takes what is held out, training the rest",
-                )
-            shares.append(Share(with_diffed_references(left), each.weight))
-        _once(task for share in shares for task in share.tasks)
-        return tuple(shares)
+    def _shares(self, holdout: float) -> tuple[Share, ...]:
+        shares = tuple(make_each(lambda each: self._share(each, holdout), self.sources))
+        _check_unique(task for share in shares for task in share.tasks)
+        return shares
 
-    def measured() -> Mapping[str, tuple[Task, ...]]:
-        selected = {}
-        for name, there in config.eval.each.items():
-            named = [(there.source, there.options)]
-            if not there.source:  # that of the training tasks, or all of them
-                named = [(each.source, there.options or each.options) for each in sources]
-            named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
-            everything = [task for source, options in named for task in read(source, options).value.tasks]
-            selected[name] = with_diffed_references(
-                sample(_split(everything, there.split), there.tasks, config.run.seed)
+    def _share(self, named: Source, holdout: float) -> Share:
+        source, split = self.read(named.source, named.options), self.config.tasks.split
+        tasks.check_trainable(source.evaluation_set)
+        selected = _split(source.tasks, split)
+        if not selected:
+            splits = ", ".join(sorted({task.split for task in source.tasks}))
+            raise TaskError(f"{named.source} has no task in split {split!r}", fix=f"splits it has: {splits or 'none'}")
+        left = tuple(task for task in selected if not held_out(task.id, holdout))
+        if not left:
+            raise TaskError(
+                f"tasks.holdout={holdout:g} leaves none of the {len(selected)} tasks of {named.source}",
+                fix="hold out less: crrl collect takes what is held out, training the rest",
             )
-            _once(selected[name])
+        return Share(with_diffed_references(left), named.weight)
+
+    def evaluated_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """Held-out tasks by evaluation: all, or a sample."""
+        evaluations = self.config.eval.each
+        return dict(zip(evaluations, make_each(self._evaluated, evaluations.values()), strict=True))
+
+    def _evaluated(self, evaluation: Eval) -> tuple[Task, ...]:
+        named = [(evaluation.source, evaluation.options)]
+        if not evaluation.source:  # that of the training tasks, or all of them
+            named = [(each.source, evaluation.options or each.options) for each in self.sources]
+        named = list({_key(*each): each for each in named}.values())  # training may take two splits of one source
+        everything = [task for each in named for task in self.read(*each).tasks]
+        selected = sample(_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed)
+        selected = with_diffed_references(selected)
+        _check_unique(selected)
         return selected
 
-    return problems.attempt(train) if training else Made([]), problems.attempt(measured)
-
-
-def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tuple[Task, ...]]]:
-    """Tasks that `crrl collect` attempts, by evaluation."""
-    share = collected_share(config)
-    without_holdout = {"tasks": config.tasks.model_copy(update={"holdout": None}), "eval": Eval()}
-    sources, _ = read_tasks(config.model_copy(update=without_holdout), problems)
-
-    def collected() -> Mapping[str, tuple[Task, ...]]:
+    def collected_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """Tasks that `crrl collect` attempts, by evaluation."""
+        share = collected_share(self.config)
+        shares = self._shares(0.0)
         left_out = [
-            replace(each, tasks=tuple(task for task in each.tasks if held_out(task.id, share)))
-            for each in sources.value
+            replace(each, tasks=tuple(task for task in each.tasks if held_out(task.id, share))) for each in shares
         ]
-        _once(task for each in left_out for task in each.tasks)
         if not any(each.tasks for each in left_out):
             raise TaskError(
-                f"none of the {sum(len(each.tasks) for each in sources.value)} tasks is among the {share:g} that are"
+                f"none of the {sum(len(each.tasks) for each in shares)} tasks is among the {share:g} that are"
                 " collected from",
                 fix="collect from a larger share: tasks.holdout=0.5",
             )
-        return {
-            name: sample_sources(left_out, evaluation.tasks, config.run.seed)
-            for name, evaluation in config.eval.each.items()
-        }
-
-    return problems.attempt(collected)
+        seed, evaluations = self.config.run.seed, self.config.eval.each
+        return {name: sample_sources(left_out, evaluation.tasks, seed) for name, evaluation in evaluations.items()}
 
 
 def collected_share(config: Config) -> float:
@@ -124,6 +121,10 @@ class _Source(NamedTuple):
 
     tasks: list[Task]
     evaluation_set: str
+
+
+def _key(source: str, options: Mapping[str, Any]) -> str:
+    return json.dumps([source, options], sort_keys=True, default=repr)
 
 
 def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
@@ -143,36 +144,29 @@ def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
     return tuple(task for task in everything if task.split == split)
 
 
-def _once(some: Iterable[Task]) -> None:
+def _check_unique(some: Iterable[Task]) -> None:
     for name, count in Counter(task.id for task in some).items():
         if count > 1:
             raise TaskError(f"there are {count} tasks {name}", fix="leave all but one out: ids are unique in a run")
 
 
-def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
-    """Report workspaces that cannot be opened, a few by name, and changed environments."""
-    everything = list(everything)
-    check_image = place.value.sandbox.check_image if place else lambda _: None
-    refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), check_image))
-    for error in refused[:_TASKS_NAMED]:
-        problems.add(error)
-    if (more := len(refused) - _TASKS_NAMED) > 0:
-        problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify lists them"))
-    problems.attempt(lambda: check_environments(everything))
+def check_workspaces(everything: Sequence[Task], check_image: Callable[[str], None] = lambda _: None) -> None:
+    """Raise the errors of workspaces that cannot be opened, a few by name, and of changed environments."""
 
+    def check_files(task: Task) -> None:
+        try:
+            for workspace in filter(None, (task.workspace, task.checks.workspace)):
+                check_workspace(workspace, check_image)
+        except TaskError as error:
+            raise TaskError(f"task {task.id}: {error}", fix=error.fix) from error
 
-def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterator[TaskError]:
-    for task in some:
-        try:
-            environment_of(task)
-        except TaskError as error:
-            yield error
-        try:
-            check_workspace(task.workspace, check_image)
-            if task.checks.workspace:
-                check_workspace(task.checks.workspace, check_image)
-        except TaskError as error:
-            yield TaskError(f"task {task.id}: {error}", fix=error.fix)
+    distinct = {task.workspace: task for task in everything if task.workspace}.values()
+    checks = [partial(check, task) for task in distinct for check in (environment_of, check_files)]
+    errors = errors_of(checks)
+    if (more := len(errors) - _TASKS_NAMED) > 0:
+        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify lists them")
+        errors = [*errors[:_TASKS_NAMED], counted]
+    raise_all([*errors, *errors_of([partial(check_environments, everything)])])
 
 
 def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
@@ -232,3 +226,31 @@ def is_attempted_twice(config: Config, tasks: int) -> bool:
     """Whether any of this many training `tasks` may be attempted in two steps."""
     attempts = config.run.steps * config.rollout.tasks_per_step
     return config.curriculum != Curriculum() or not 0 < attempts <= tasks
+
+
+def learned_by(model: str) -> frozenset[str]:
+    """Ids of the tasks whose trajectories `model`, or the run it began from, has learned.
+
+    Raises `UsageError` for an unknown model, `RunError` for damage.
+    """
+    named_model = models.named(model)
+    return read_learned(named_model.run or named_model.adapter or named_model.folder)
+
+
+def check_learned(config: Config, tasks: Iterable[Task]) -> None:
+    """Raise `TaskError` if the model has learned trajectories of training `tasks`, unless ``tasks.learned=train``."""
+    if config.tasks.learned == "train" or config.model.init == "random":
+        return
+    learned_ids = learned_by(config.model.path)
+    everything = [task.id for task in tasks]
+    both = [name for name in everything if name in learned_ids]
+    if not both:
+        return
+    share = collected_share(config)
+    apart = all(held_out(name, share) for name in both) and not all(held_out(name, share) for name in everything)
+    raise TaskError(
+        f"{config.model.path} was fine-tuned on trajectories of {len(both)} of the {len(everything)} training tasks,"
+        f" for example {both[0]}: what it earns there says little of what it learns",
+        fix=(f"train on the others: tasks.holdout={share:g}; if " if apart else "train on others; if ")
+        + "you mean it, tasks.learned=train",
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.terms import tasks_by_kind
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.rewards.verify import Trial, trials
 from coderepairrl.rewards.verify import verify as ask
-from coderepairrl.types import Task
 
 OFF = "off: tasks.verify=false"
 NOTHING = "nothing: no reward that measures repair, or no task with a reference"
@@ -46,18 +46,14 @@ def planned(plan: Plan) -> dict[str, list[Trial]]:
     """Trials by kind of task: of training rewards, and of evaluations'."""
     if not plan.config.tasks.verify:
         return {}
-    when, seed = plan.config.eval, plan.config.run.seed
-    evaluates = when.before or when.every or when.after
+    seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
+    trained, measured = (tasks_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
-
-        def own(tasks: Iterable[Task], kind: str = kind) -> list[Task]:
-            return [task for task in tasks if (task.kind if task.kind in plan.kinds else "") == kind]
-
-        kind_trials = trials(own(plan.train_tasks), terms.rewards["train"], seed)
+        kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)
         for name in [*plan.eval_tasks][:1]:  # all evaluations measure the same
-            kind_trials += trials(own(held_out.values()), terms.rewards[name], seed)
+            kind_trials += trials(measured.get(kind, []), terms.rewards[name], seed)
         if kind_trials:
             once = {(trial.task.id, trial.task.split, trial.reward.name): trial for trial in kind_trials}
             trials_by_kind[kind] = list(once.values())

@@ -12,9 +12,8 @@ from coderepairrl import tasks
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import UsageError
-from coderepairrl.plan.model import named
-from coderepairrl.plan.plan import AgentPlan
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.model import name_model
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.registry import nearest, nearest_run
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, resolve
@@ -111,8 +110,8 @@ def _resolve(
     """Run `resolve` with other `agents`; the settings' agent keeps its options."""
     if agents:
         use = COLLECT if collects else USE
-        config, _ = named(model, settings, use, Problems(), settings_of=settings_of)
-        agent = config.value.agent if config else Agent()  # what is wrong is reported below
+        served = name_model(model, settings, use, settings_of)
+        agent = served.config.agent if served.can_make("config") else Agent()  # `resolve` reports errors
         settings = [*settings, *_side_by_side(agents, agent)]
     return resolve(model, settings, settings_of=settings_of, collects=collects)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.errors import HealthGateError, RunError, UsageError
-from coderepairrl.plan.plan import AgentPlan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import dump
@@ -58,7 +58,7 @@ def resolve(
     for name, tasks in plan.eval_tasks.items():
         for task in tasks:
             if task.id == task_id:
-                return Trial(replace(plan, eval_tasks={name: (task,)}), task, output)
+                return Trial(plan.replace(eval_tasks={name: (task,)}), task, output)
     task_ids = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
     raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
 

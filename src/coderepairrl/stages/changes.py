@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.numerics import check_clip
+from coderepairrl.plan.learner import check_clip
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History

@@ -14,7 +14,6 @@ from coderepairrl.learn.stitch import Account
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import settings
 from coderepairrl.plan.plan import Plan, resolve
-from coderepairrl.plan.problems import Problems
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
 from coderepairrl.plan.verify import as_planned, verify
@@ -111,21 +110,24 @@ def _what_may_not_fit(config: Config) -> str:
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
     """Preview a run without starting it; return known parts and the problem."""
     preview: dict[str, Any] = {}
-    problems, parts = Problems(), Problems()
-    resolved = parts.attempt(lambda: resolve(config))
-    if sized := problems.attempt(lambda: needs(config)):
-        preview["needs"] = sized.value
-    for each in parts.found:
-        problems.add(each)
-    if resolved:
-        plan = resolved.value
+    errors: list[CodeRepairError] = []
+    try:
+        preview["needs"] = needs(config)
+    except CodeRepairError as error:
+        errors.append(error)
+    try:
+        plan = resolve(config)
+    except CodeRepairError as error:
+        errors.append(error)
+    else:
         if plan.lacking:
             lacking = several(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
-            problems.add(lacking)
+            errors.append(lacking)
         preview |= as_shown(plan, folder or life_cycle.folder_of(config))
-    preview["verdict"] = _verdict(preview, problems.found)
-    return preview, several(problems.found) if problems.found else None
+    problem = several(errors) if errors else None
+    preview["verdict"] = _verdict(preview, getattr(problem, "problems", (problem,)) if problem else ())
+    return preview, problem
 
 
 def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
@@ -153,8 +155,7 @@ def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
     config, held_out = plan.config, plan.eval_tasks
-    steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
-    times, refill = sum(evaluation_due(config, step) for step in range(steps + 1)), config.curriculum.refill
+    steps, times = config.run.steps, sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
     attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
     return {
         "run": str(folder.path),
@@ -167,9 +168,9 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "reward": dict(plan.rewards_in_words),
         "verify": as_planned(plan),
         "steps": steps,
-        "episodes_per_step": per_step,
-        "training_episodes": per_step * steps,
-        **({"refilled_at_most": refill * config.rollout.group_size * steps} if refill else {}),
+        "episodes_per_step": plan.episodes_per_step,
+        "training_episodes": plan.episodes_per_step * steps,
+        **({"refilled_at_most": plan.refilled_per_step * steps} if plan.refilled_per_step else {}),
         "epochs": round(plan.curriculum.passes(steps), 2),
         "evaluations": times * sum(map(bool, held_out.values())),
         "evaluation_episodes": times * attempts,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, several
-from coderepairrl.plan.learned import learned_by
 from coderepairrl.plan.model import LocalModel, Use
-from coderepairrl.plan.plan import AgentPlan, resolve_evaluation
+from coderepairrl.plan.plan import resolve_evaluation
 from coderepairrl.plan.replying import Opens, opening, parts, replying
-from coderepairrl.plan.tasks import collected_share
+from coderepairrl.plan.tasks import collected_share, learned_by
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import until_interrupted

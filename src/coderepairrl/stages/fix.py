@@ -12,10 +12,11 @@ from typing import Any
 
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.gateway import Gateway
-from coderepairrl.plan.model import Use
-from coderepairrl.plan.plan import AgentPlan, resolve_attempt
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.model import ServingPlan, Use, name_model
+from coderepairrl.plan.parts import part, raise_all
+from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.plan.replying import replying
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import STOPPING
@@ -44,17 +45,38 @@ class Repair:
     plan: AgentPlan
 
 
+class _Repair(RepairPlan):
+    """Repair of a user's bug."""
+
+    def __init__(self, repository: Path, issue: Path, served: ServingPlan) -> None:
+        super().__init__(served)
+        self.paths = repository, issue
+
+    @part
+    def repository(self) -> Repository:
+        """The user's repository, which is clean."""
+        return open_repository(self.paths[0])
+
+    @part
+    def issue(self) -> str:
+        """Description of the bug."""
+        return read_issue(self.paths[1])
+
+    @part
+    def task(self) -> Task:
+        """The bug, in a copy of the repository."""
+        return self.repository.task(self.issue)
+
+
 def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
     """Plan the repair by `model` of the bug that the file `issue` describes, in the clean `repository`.
 
-    Raises as `Problems.report`.
+    Raises as `parts.raise_all`.
     """
-    problems = Problems()
-    opened = problems.attempt(lambda: open_repository(repository))
-    text = problems.attempt(lambda: read_issue(issue))
-    task = problems.attempt(lambda: opened.value.task(text.value))
-    plan = resolve_attempt(model, overrides, USE, task, problems)
-    return Repair(opened.value, task.value, plan)
+    served = name_model(model, overrides, USE)
+    plan = _Repair(repository, issue, served)
+    raise_all([*served.errors(), *plan.errors()])
+    return Repair(plan.repository, plan.task, plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         if problem is not None:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
-        return config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size, hours
+        return preview["training_episodes"], hours
     if init == "random" and not any(models.folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
         return 0, None
     source = Path(configs.shipped().get(job.source, job.source)).expanduser()

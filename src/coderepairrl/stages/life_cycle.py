@@ -22,9 +22,10 @@ from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunE
 from coderepairrl.learn import Learner
 from coderepairrl.plan.conditions import TRAINING, conditions, differences
 from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.learned import learned_by
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.plan import AgentPlan, Plan
+from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.tasks import learned_by
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import Log, RunFolder, open_run

@@ -16,8 +16,8 @@ from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded, survived, torchrun_command
 from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.plan import AgentPlan, Plan
-from coderepairrl.plan.workers import worker_setup
+from coderepairrl.plan.plan import Plan
+from coderepairrl.plan.terms import AgentPlan, worker_setup
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Executor, LocalExecutor, Rollout, SupervisedEngine, Terms, Ticket, warm_up
 from coderepairrl.rollout.ray_executor import ray_executor
@@ -102,7 +102,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
 def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
     """Report evaluations without tasks, the sandbox's choice, and forking conversations."""
     evaluation = plan.config.eval
-    if evaluation.before or evaluation.every or evaluation.after:
+    if evaluation.is_due:
         for name, held_out in plan.eval_tasks.items():
             if not held_out:
                 split = evaluation.each[name].split
@@ -300,7 +300,6 @@ async def _executor(
             config,
             source.codec,
             sandbox=plan.place.sandbox.name,
-            evaluations=plan.eval_tasks,
             learns=isinstance(plan, Plan),
         ),
         source.engine,

@@ -20,9 +20,8 @@ from coderepairrl import config as configs
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.gateway.server import check_free
-from coderepairrl.plan.model import LocalModel, RemoteModel, Use
-from coderepairrl.plan.plan import ServingPlan, resolve_serving
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
+from coderepairrl.plan.plan import resolve_serving
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import Interrupted, allow_open_files, until_interrupted
@@ -61,16 +60,14 @@ class Places:
 
 
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `Problems.report`."""
-    problems = Problems()
+    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `parts.raise_all`."""
 
     def check_log() -> None:
         if log is not None:
             with _advising():
                 RunFolder(log).require_free()
 
-    problems.attempt(check_log)
-    return resolve_serving(model, overrides, USE, problems)
+    return resolve_serving(model, overrides, USE, check_log)
 
 
 async def serve(

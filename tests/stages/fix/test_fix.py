@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
-from coderepairrl.plan.plan import AgentPlan, resolve_attempt
-from coderepairrl.plan.problems import Problems
+from coderepairrl.plan.model import name_model
+from coderepairrl.plan.parts import raise_all
+from coderepairrl.plan.plan import RepairPlan
+from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.stages.fix import USE
 from coderepairrl.types import Task
 from commands import CRRL
@@ -28,9 +30,10 @@ DONE = "It adds now."
 
 
 def chosen(model: str, *overrides: str) -> AgentPlan:
-    problems = Problems()
-    task = problems.attempt(lambda: Task("mine", "It fails.", "", "dir:.", b""))
-    return resolve_attempt(model, ["sandbox=scripted", *overrides], USE, task, problems)
+    plan = RepairPlan(name_model(model, ["sandbox=scripted", *overrides], USE))
+    plan.task = Task("mine", "It fails.", "", "dir:.", b"")
+    raise_all([*plan.served.errors(), *plan.errors()])
+    return plan
 
 
 def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:

@@ -50,6 +50,11 @@ class Eval(Section):
     """Further evaluations at the same steps, by name, each with what differs: `{greedy = {temperature = 0}}`."""
 
     @property
+    def is_due(self) -> bool:
+        """Whether training evaluates at all."""
+        return self.before or self.after or bool(self.every)
+
+    @property
     def each(self) -> dict[str, Eval]:
         """All evaluations by name, this one as ``eval``; those of `also` extend its `options`, or name a source."""
         base = self.model_dump(exclude={"also"})

@@ -1,0 +1,106 @@
+"""Parts of plans, each made once by a plain constructor; what is wrong with all of them is reported together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+from coderepairrl.errors import CodeRepairError, several
+
+A = TypeVar("A")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Check = Callable[[], object]
+"""Raises `CodeRepairError` for what is wrong."""
+
+
+class part(Generic[T_co]):
+    """A property of `Parts`, made on first use. Once that has failed, each use raises the same error."""
+
+    def __init__(self, make: Callable[[Any], T_co]) -> None:
+        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
+
+    def __get__(self, parts: Parts, owner: type) -> T_co:
+        if self.name not in parts.made:
+            try:
+                parts.made[self.name] = self.make(parts)
+            except CodeRepairError as error:
+                parts.made[self.name] = _Failed(error)
+        made = parts.made[self.name]
+        if isinstance(made, _Failed):
+            raise made.error
+        return made  # type: ignore[no-any-return]
+
+    def __set__(self, parts: Parts, value: Any) -> None:
+        parts.made[self.name] = value
+
+
+class _Failed:
+    def __init__(self, error: CodeRepairError) -> None:
+        self.error = error
+
+
+class Parts:
+    """Parts that may need each other, and checks of them.
+
+    >>> from coderepairrl.errors import ConfigError
+    >>> def fail(text): raise ConfigError(text)
+    >>> class Shop(Parts):
+    ...     @part
+    ...     def model(self): fail("no such model")
+    ...     @part
+    ...     def codec(self): return len(self.model)
+    ...     def _checks(self): return [lambda: fail("no such reward")]
+    >>> raise_all(Shop().errors())
+    Traceback (most recent call last):
+    coderepairrl.errors.Several: no such model
+    no such reward
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def _checks(self) -> list[Check]:
+        return []
+
+    def errors(self) -> list[CodeRepairError]:
+        """Make every part in order of definition, then run the checks; return errors, some more than once."""
+        members = {name: each for base in reversed(type(self).__mro__) for name, each in vars(base).items()}
+        makes = [partial(getattr, self, name) for name, each in members.items() if isinstance(each, part)]
+        return errors_of([*makes, *self._checks()])
+
+    def can_make(self, name: str) -> bool:
+        """Whether the part `name` can be made. Its error is left to `errors`."""
+        return not errors_of([partial(getattr, self, name)])
+
+    def replace(self, **parts: Any) -> Self:
+        """A copy with other `parts`; those that were made from them stay."""
+        other = copy(self)
+        other.made = self.made | parts
+        return other
+
+
+def errors_of(checks: Iterable[Check]) -> list[CodeRepairError]:
+    """Errors of all `checks`."""
+    errors = []
+    for check in checks:
+        try:
+            check()
+        except CodeRepairError as error:
+            errors.append(error)
+    return errors
+
+
+def raise_all(errors: Sequence[CodeRepairError]) -> None:
+    """Raise `errors`, if any, as one: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`."""
+    if errors:
+        raise several(errors)
+
+
+def make_each(make: Callable[[A], T], values: Iterable[A]) -> list[T]:
+    """`make` of each value. Raises the errors of all that fail together."""
+    results: list[T] = []
+    raise_all(errors_of([partial(lambda value: results.append(make(value)), value) for value in values]))
+    return results

@@ -1,0 +1,226 @@
+"""Terms of attempts: agent, sandbox, limits and rewards, for each kind of task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from coderepairrl import agents, rewards, sandbox
+from coderepairrl.config import Config
+from coderepairrl.config.sections.episodes import Agent as AgentSettings
+from coderepairrl.config.sections.episodes import TaskKind
+from coderepairrl.errors import ConfigError
+from coderepairrl.plan.model import ServingPlan
+from coderepairrl.plan.parts import Check, make_each, part, raise_all
+from coderepairrl.protocols import Agent, SandboxBackend
+from coderepairrl.registry import nearest
+from coderepairrl.rewards import Weighted
+from coderepairrl.rollout import Terms, ray_cluster
+from coderepairrl.rollout.worker import WorkerSetup
+from coderepairrl.sandbox import Choice
+from coderepairrl.tokens import Codec
+from coderepairrl.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Agent and sandbox, not started."""
+
+    agent: Agent
+    sandbox: SandboxBackend
+    choice: Choice
+    """Reason for that sandbox."""
+
+
+class AgentPlan(ServingPlan):
+    """An agent that works on tasks with the model (``crrl fix``, evaluation)."""
+
+    kinds: part[dict[str, Terms]]
+    """Terms of attempts by kind of task; ``""`` is for all others."""
+    eval_tasks: part[dict[str, tuple[Task, ...]]]
+    """Held-out tasks by name of the evaluation: all, or a sample."""
+
+    @property
+    def reward_versions(self) -> dict[str, int]:
+        """Formula version of each reward, by name."""
+        weighted = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
+        return rewards.versions_of(reward for reward, _ in weighted)
+
+    @part
+    def agent_config(self) -> Config:
+        """Settings, with the examples that agents are shown."""
+        return self.given
+
+    @part
+    def agents(self) -> dict[str, Agent]:
+        """Agents by the setting that names them."""
+        settings = agent_settings(self.agent_config)
+        made = make_each(lambda each: agents.make(each.name, **each.options), settings.values())
+        return dict(zip(settings, made, strict=True))
+
+    @part
+    def choice(self) -> Choice:
+        """The named sandbox, or the strongest that works here."""
+        return sandbox.choose(self.given.sandbox.name)
+
+    @part
+    def places(self) -> dict[str, Place]:
+        """Agents in their sandboxes, by the setting that names the agent."""
+        return {key: Place(agent, self.make_sandbox(agent.binds), self.choice) for key, agent in self.agents.items()}
+
+    @part
+    def place(self) -> Place:
+        """Agent of the run, and its sandbox."""
+        return self.places["agent"]
+
+    def make_sandbox(self, binds: Sequence[str]) -> SandboxBackend:
+        """Make the sandbox; `binds` are host folders that its commands see."""
+        try:
+            backend = sandbox.make(self.choice.name, binds, **self.given.sandbox.options)
+        except ConfigError as error:
+            if not self.choice.fix:
+                raise  # else the option was meant for the stronger one
+            raise ConfigError(f"{error} ({self.choice})", fix=error.fix) from error
+        backend.require()
+        return backend
+
+    def _checks(self) -> list[Check]:
+        return [
+            lambda: self.can_make("agents") or self.make_sandbox(()),
+            lambda: make_each(lambda it: sandbox.check_agent(self.choice, it.name, it.not_in), self.agents.values()),
+        ]
+
+
+class JudgedPlan(AgentPlan):
+    """Attempts that rewards judge, by kind of task."""
+
+    learns: bool
+    """Whether attempts are made to learn from, not for evaluations alone."""
+
+    @part
+    def config(self) -> Config:
+        """Settings, with rewards."""
+        return self.agent_config
+
+    @part
+    def measured(self) -> list[Weighted]:
+        """Rewards of evaluations."""
+        return rewards.make(self.config.eval.reward or self.config.reward)
+
+    @part
+    def paid(self) -> list[Weighted]:
+        """Rewards of training."""
+        return rewards.make(self.config.reward) if self.learns and self.config.eval.reward else self.measured
+
+    @part
+    def paid_by_kind(self) -> dict[str, list[Weighted]]:
+        """Rewards of kinds of tasks that name some."""
+        named = {name: kind.reward for name, kind in self.given.kinds.items() if kind.reward}
+        return dict(zip(named, make_each(rewards.make, named.values()), strict=True))
+
+    @part
+    def kinds(self) -> dict[str, Terms]:
+        """Terms of attempts by kind of task; ``""`` is for all others."""
+        return {name: self.terms_of(name, kind) for name, kind in {"": TaskKind(), **self.config.kinds}.items()}
+
+    def terms_of(self, name: str, kind: TaskKind) -> Terms:
+        """Terms of the tasks of `kind`."""
+        evaluations = self.config.eval.each
+        place = self.places["agent" if kind.agent is None else f"kinds.{name}.agent"]
+        others = {
+            phase: self.places[f"{evaluation_setting(phase)}.agent"]
+            for phase, each in evaluations.items()
+            if each.agent
+        }
+        if kind.agent not in (None, self.config.agent):
+            others = {}  # kinds of tasks keep their agent
+        paid = self.paid_by_kind.get(name)
+        phases = {"train": paid or self.paid, **dict.fromkeys(evaluations, paid or self.measured)}
+        own = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
+        if "tokens" in own:  # a reply is no longer than the whole
+            own.setdefault("turn_tokens", min(self.limits.turn_tokens, own["tokens"]))
+        return Terms(
+            place.agent,
+            place.sandbox,
+            replace(self.limits, **own),
+            phases,
+            self.config.rollout.side_calls,
+            {phase: (each.agent, each.sandbox) for phase, each in others.items()},
+        )
+
+
+def worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) -> WorkerSetup:
+    """Setup for attempts under `config` in the chosen `sandbox`; without `learns`, for evaluations only."""
+    if codec.loaded_from is None:
+        raise AssertionError("a plan's codec is loaded from a folder")
+    if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
+        config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"name": sandbox})})
+    return WorkerSetup(codec.loaded_from, partial(make_terms, config, learns))
+
+
+def make_terms(config: Config, learns: bool) -> Mapping[str, Terms]:
+    """Terms of each kind of task, with the parts of `config` made on this machine. Raises as `raise_all`."""
+    plan = JudgedPlan()
+    plan.given, plan.learns = config, learns
+    raise_all(plan.errors())
+    return plan.kinds
+
+
+def agent_settings(config: Config) -> dict[str, AgentSettings]:
+    """Agents of the run, of kinds of tasks and of evaluations, by the setting that names them."""
+    kinds = {f"kinds.{name}.agent": kind.agent for name, kind in config.kinds.items()}
+    evaluations = {f"{evaluation_setting(name)}.agent": each.agent for name, each in config.eval.each.items()}
+    return {key: each for key, each in {"agent": config.agent, **kinds, **evaluations}.items() if each is not None}
+
+
+def evaluation_setting(name: str) -> str:
+    """Setting of the evaluation `name`."""
+    return name if name == "eval" else f"eval.also.{name}"
+
+
+def tasks_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
+    """Tasks by the key of their terms in `kinds`."""
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.kind if task.kind in kinds else "", []).append(task)
+    return groups
+
+
+def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:
+    """Raise `ConfigError` for a kind without tasks, and a task without the workspace its agent needs."""
+    first_of_kind: dict[str, Task] = {}
+    for task in tasks:
+        first_of_kind.setdefault(task.kind, task)
+        terms = kinds.get(task.kind) or kinds[""]
+        if not task.workspace and terms.agent.placement == "sandbox":
+            raise ConfigError(
+                f"task {task.id} has no workspace, and agent {terms.agent.name} works in one",
+                fix=f'give its kind an agent on the host: [kinds.{task.kind or "NAME"}] agent = "direct"',
+            )
+    if absent := sorted(kinds.keys() - first_of_kind.keys() - {""}):
+        raise ConfigError(f"kinds.{absent[0]}: no task is of this kind", fix=nearest(absent[0], sorted(first_of_kind)))
+
+
+def check_executor(config: Config, *, remote: bool = False) -> None:
+    """Raise `ConfigError` for what attempts on other machines cannot do. `remote`: others serve the model."""
+    if config.rollout.executor == "local":
+        return
+    if remote:
+        raise ConfigError(
+            "attempts with a model that somebody else serves are made on one machine, for they hardly load it",
+            fix="leave rollout.executor out",
+        )
+    address = config.rollout.ray.address
+    if (address not in ("auto", "local") and not address.rpartition(":")[2].isdecimal()) or "://" in address:
+        raise ConfigError(
+            f"rollout.ray.address={address}: the run itself is on a machine of the cluster, so no client's address will"
+            " do",
+            fix="auto, local, or HOST:PORT of the cluster's head (ray start prints it)",
+        )
+
+
+def require_ray(config: Config) -> None:
+    """Raise `PrerequisiteError` if Ray is needed and not installed, or its cluster is unreachable."""
+    if config.rollout.executor == "ray" and config.rollout.ray.address:  # which `check_executor` requires
+        ray_cluster.head(config.rollout.ray.address)

@@ -20,7 +20,7 @@ from typing import Any
 
 from coderepairrl import agents, sandbox
 from coderepairrl.agents import recipe
-from coderepairrl.agents.recipe import installed, installed_program
+from coderepairrl.agents.recipe import installed_program, installed_versions
 from coderepairrl.learn.stitch import stitch
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -58,9 +58,9 @@ async def main(names: list[str], outside: bool) -> None:
             model = FAMILIES[family].write(folder / "model", learn_vocabulary(), max_position_embeddings=1 << 16)
             folder.chmod(0o755)
             script = SCRIPTS[recipe.agent_label(name)]
-            agent = agents.make(name)
+            agent = agents.make_agent(name)
             spent = _processor()
-            options = {"backend": sandbox.make("unsafe-local")} if outside else {}
+            options = {"backend": sandbox.make_backend("unsafe-local")} if outside else {}
             played = await play(agent, script, folder=folder, model=model, context=RECOMMENDED.tokens, **options)
             print(row(name, family, played, _processor() - spent), flush=True)
 
@@ -98,5 +98,5 @@ def row(name: str, family: str, outcome: Any, processor: float) -> str:
 
 if __name__ == "__main__":
     chosen = [word for word in sys.argv[1:] if word != "--outside"]
-    found = [name for name in recipe.recipe_names() if installed(name, recipe.load_recipe(name))]
+    found = [name for name in recipe.recipe_names() if installed_versions(name, recipe.load_recipe(name))]
     asyncio.run(main(chosen or found, outside="--outside" in sys.argv))

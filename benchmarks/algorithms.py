@@ -27,7 +27,7 @@ from coderepairrl.learn import RECIPES, LearnSettings, group_advantages
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.stats.replicates import replicated, replicated_difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
-from coderepairrl.tokens import load
+from coderepairrl.tokens import load_codec
 from coderepairrl.types import Sample
 from workshop.tiny.measure import held_out
 from workshop.tiny.simulate import Attempt, Simulation
@@ -71,7 +71,7 @@ class Run:
         self.trainer = Trainer(MODEL, self.settings)
         self.config = ModelConfig.read(MODEL)
         tiny = TinyModel(self.config, slots=64, context=TOKENS)
-        self.simulation = Simulation(load(MODEL), tiny, calls=5, turn_tokens=96, tokens=TOKENS)
+        self.simulation = Simulation(load_codec(MODEL), tiny, calls=5, turn_tokens=96, tokens=TOKENS)
         self.rng, self.generator = Random(seed), torch.Generator().manual_seed(seed)
         self.pool = [mutant for mutant in mutants() if mutant.split == "train"]
         self.held_out = held_out("test", count, quoted=True)

@@ -154,7 +154,7 @@ async def serve(rounds: int, kinds: list[str]) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Timed)
     with tempfile.TemporaryDirectory() as folder:
-        codec = tokens.load(_model(Path(folder)))
+        codec = tokens.load_codec(_model(Path(folder)))
         engine = Instant([*codec.encode("I look at the parser, then I run the tests."), codec.stop_ids[0]])
         gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=lambda *_: None)
         await gateway.start()

@@ -32,9 +32,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "bugs":
-        backend = sandbox.make("bwrap", **ROOM)
+        backend = sandbox.make_backend("bwrap", **ROOM)
         options = {"workspace": "native", "all_native": True, "clone": given.clone}
-        bugs = list(tasks.make("bugsinpy", path=str(given.path), project=given.project, **options))
+        bugs = list(tasks.make_source("bugsinpy", path=str(given.path), project=given.project, **options))
         first = {bug.environment: bug.id for bug in reversed(bugs)}  # environments are built side by side
         bugs.sort(key=lambda bug: bug.id != first[bug.environment])
         asyncio.run(hold_each(bugs, backend, given.out, given.jobs))

@@ -105,7 +105,7 @@ async def main() -> None:
     """Print the table."""
     packages = str(Path(pytest.__file__).parents[1])
     env = {"PYTHONPATH": packages, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    backend = sandbox.make("bwrap", binds=(packages,), env=env)
+    backend = sandbox.make_backend("bwrap", binds=(packages,), env=env)
     print("| runner | a patch that | by the exit code alone | graded |\n|---|---|---|---|")
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)

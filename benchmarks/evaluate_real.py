@@ -91,7 +91,7 @@ def main() -> int:
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.work / "model")).save_pretrained(
         given.work / "model"
     )
-    made = tasks.make(given.source, **parse_options(given.options))
+    made = tasks.make_source(given.source, **parse_options(given.options))
     test = sorted((task for task in made if task.split == "test"), key=lambda each: each.id)
     by_hash = sorted(test, key=lambda each: hashlib.sha256(each.id.encode()).hexdigest())
     repaired = by_hash[: round(given.share * len(test))]

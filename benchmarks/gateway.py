@@ -98,7 +98,7 @@ async def _echo(request: web.Request) -> web.Response:
 async def serve(sessions: int, calls: int) -> None:
     """Both servers in one process; a client in another; prints the comparison."""
     with tempfile.TemporaryDirectory() as folder:
-        codec = tokens.load(_model(Path(folder)))
+        codec = tokens.load_codec(_model(Path(folder)))
     end = codec.stop_ids[0]
     engine = Instant([*codec.encode("I look at the parser, then I run the tests."), end])
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=lambda *_: None)

@@ -26,7 +26,7 @@ from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.errors import ConfigError, exit_on_error
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.plan import Plan, resolve
+from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.simple import repeated_failures
@@ -36,7 +36,7 @@ from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
 from coderepairrl.stats.paired import difference
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, functions, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, corpus_functions, exercise, mutants
 from coderepairrl.tasks.mutants.judge import judge
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
@@ -48,7 +48,7 @@ PATCHES = {reward.name: reward() for reward in (PatchEdits, PatchLines)}
 
 def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str, float]]:
     """For each attempt tests, empty patch, limit, and the rewards that it is paid, by name."""
-    by_name = {(f.module, f.name): f for f in functions()}
+    by_name = {(f.module, f.name): f for f in corpus_functions()}
     jobs = []
     for attempt in attempts:
         module = attempt.exercise.mutant.function.module
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as of `crrl hello`")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    experiment = Experiment(resolve(configs.load("hello", options.overrides)))
+    experiment = Experiment(plan_run(configs.load_config("hello", options.overrides)))
     steps = experiment.config.run.steps
     before = json.loads(options.before.read_text()) if options.before else experiment.measure(options.attempts)
     if options.out:

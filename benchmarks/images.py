@@ -29,7 +29,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from coderepairrl.environments import prepare_images
-from coderepairrl.sandbox import make
+from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Task
 
 PARTS = (
@@ -188,7 +188,7 @@ def others(layout: Layout, work: Path) -> None:
 
 async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False) -> None:
     """Open one, one more and `many` sandboxes, in each of which one file is written then, and its status asked."""
-    backend = make("bwrap", copy=copy)
+    backend = make_backend("bwrap", copy=copy)
     backend.require()
     task = Task("t", "", "", workspace, b"")
     timer.again()

@@ -178,7 +178,7 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
 def quoted(episode: Episode) -> str:
     """How a reply of ``repair`` names the text that it would replace."""
     *_, asked, reply = (str(message["content"]) for message in episode.turns[-1].messages)
-    found = patching.read_blocks(reply)
+    found = patching.parse_blocks(reply)
     if not found:
         return "no block"
     search, shown = list(found[0].search), asked.split("```")[-2].splitlines()[1:]

@@ -47,7 +47,7 @@ from transformers.utils import logging as hf_logging  # noqa: E402
 from coderepairrl.config.sections.train import Lora  # noqa: E402
 from coderepairrl.learn import LearnSettings  # noqa: E402
 from coderepairrl.learn.learner import init_random  # noqa: E402
-from coderepairrl.learn.pack import pack  # noqa: E402
+from coderepairrl.learn.pack import pack_samples  # noqa: E402
 from coderepairrl.learn.policy import Policy  # noqa: E402
 from coderepairrl.learn.trainer import Trainer  # noqa: E402
 from coderepairrl.types import Sample  # noqa: E402
@@ -98,7 +98,7 @@ def build_rows(count: int, length: tuple[int, int] | None = None, seed: int = 0)
 
 def bare_contestant(model: Path, samples: list[Sample], *, everywhere: bool) -> Contestant:
     policy = Policy.load(model)
-    batch = pack(samples)
+    batch = pack_samples(samples)
 
     def run() -> None:
         out = policy.model(

@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.stages import Stages, Turns
 from coderepairrl import config as configs
-from coderepairrl.plan.plan import Plan, resolve
+from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.rollout import Curriculum, Share
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
@@ -66,7 +66,7 @@ def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -
     own = [f"run.dir={folder}", f"run.steps={steps}", f"run.checkpoint_every={steps}"]
     never = ["eval.before=false", "eval.after=false", "rollout.seconds=3600"]
     preset = "qwen2.5-coder-0.5b-cpu" if mix == "turn" else "hello"
-    plan = resolve(configs.load(preset, [*own, *never, *MIXES[mix], *overrides]))
+    plan = plan_run(configs.load_config(preset, [*own, *never, *MIXES[mix], *overrides]))
     tasks = alike(plan) if mix == "equal" else plan.train_tasks
     per_step, seed = plan.config.rollout.tasks_per_step, plan.config.run.seed
     return plan.replace(curriculum=Curriculum(sources=(Share(tasks),), per_step=per_step, seed=seed))

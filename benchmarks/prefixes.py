@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack
+from coderepairrl.learn.pack import MicroBatch, cut_rows, distinct, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import PASSES_PER_TREE
 from coderepairrl.types import Sample
@@ -68,7 +68,7 @@ def end_to_end(samples: list[Sample], micro_tokens: int) -> Iterator[MicroBatch]
     part: list[Sample] = []
     for sample in [*samples, None]:
         if part and (sample is None or sum(len(row.ids) for row in (*part, sample)) > micro_tokens):
-            yield joined([pack([row]) for row in part])
+            yield joined([pack_samples([row]) for row in part])
             part = []
         part += [sample] if sample else []
 
@@ -96,8 +96,8 @@ def rows_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) ->
 
 
 def tree_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) -> float:
-    parts = cut([sample.ids for sample in samples], micro_tokens, tree_tokens=PASSES_PER_TREE * micro_tokens)
-    return sum(pull(policy, pack([samples[at] for at in part], micro_tokens)) for part in parts)
+    parts = cut_rows([sample.ids for sample in samples], micro_tokens, tree_tokens=PASSES_PER_TREE * micro_tokens)
+    return sum(pull(policy, pack_samples([samples[at] for at in part], micro_tokens)) for part in parts)
 
 
 def pull(policy: Policy, batch: MicroBatch) -> float:

@@ -98,7 +98,7 @@ async def main() -> None:
             env = {"OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_KVCACHE_SPACE": "2"}
             chosen["vllm"] = {"python": options.vllm, "dtype": "float32", "env": env, "args": ["--enforce-eager"]}
         for name, settings in chosen.items():
-            engine = await engines.make(name, context=1024, **settings).start(options.folder, log_dir=logs)
+            engine = await engines.make_engine(name, context=1024, **settings).start(options.folder, log_dir=logs)
             parts.push_async_callback(engine.close)
             contestants[name] = engine
         if "generate" not in options.skip:

@@ -44,8 +44,8 @@ SCRIPT = (Say("Look."), Shell("ls -R . | head -50"), Say("Repair."), Write("note
 
 def terms() -> Mapping[str, Terms]:
     """How all attempts are made, on whichever machine."""
-    backend = sandbox.make(sandbox.choose().name)
-    paid = rewards.make({"patch_lines": 1.0})
+    backend = sandbox.make_backend(sandbox.choose().name)
+    paid = rewards.make_rewards({"patch_lines": 1.0})
     return {"": Terms(ScriptedAgent(SCRIPT), backend, Limits(seconds=120.0), {"train": paid})}
 
 
@@ -78,7 +78,7 @@ def memory() -> tuple[int, int, int]:
 @asynccontextmanager
 async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argparse.Namespace) -> AsyncIterator[Executor]:
     """The executor of that name."""
-    codec = tokens.load(models.folder("builtin:tiny"))
+    codec = tokens.load_codec(models.model_folder("builtin:tiny"))
     if name == "local":
         gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=log.turn)
         with scratch("benchmark") as home:
@@ -104,7 +104,7 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
 
 async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One executor's numbers."""
-    codec = tokens.load(models.folder("builtin:tiny"))
+    codec = tokens.load_codec(models.model_folder("builtin:tiny"))
     said = codec.encode("so " * WORDS)[: WORDS - 1]
     engine = ScriptedEngine(lambda ids, sampling, seed: [*said, *codec.stop_ids[:1]])
     tasks, endings, peak = list(HandmadeSource()), Counter[str](), (0, 0, 0)

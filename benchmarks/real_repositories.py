@@ -39,7 +39,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.environments import Specification, build
 from coderepairrl.protocols import EngineSpec, Reward, SandboxBackend
 from coderepairrl.runs import RunFolder
-from coderepairrl.tasks.prepare import prepare
+from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import EngineNeeds, Episode, Sampling, Score, Task
 from images import Layout, programs
 
@@ -294,9 +294,9 @@ async def images(given: argparse.Namespace) -> None:
     write(given.work / "all.jsonl", list(rows.values()))
     write(given.work / "native.jsonl", [rows[name] for name in NATIVE])
     options = {"workspace": "native", "clone": given.clone, "for_training": True}
-    ready = {task.id: task for task in tasks.make("swe_bench", path=str(given.work / "all.jsonl"), **options)}
+    ready = {task.id: task for task in tasks.make_source("swe_bench", path=str(given.work / "all.jsonl"), **options)}
     began = time.monotonic()
-    await prepare([ready[name] for name in NATIVE], say=print)
+    await prepare_tasks([ready[name] for name in NATIVE], say=print)
     asked = {name: Specification.parse(ready[name].environment) for name in IMAGES}
     folders = [(await build(each)).folder for each in asked.values()]
     print(f"six environments: {time.monotonic() - began:.0f} s (those in the cache are verified)")
@@ -312,14 +312,16 @@ async def images(given: argparse.Namespace) -> None:
     write(given.work / "images.jsonl", made)
     began = time.monotonic()
     options = {"workspace": "image", "for_training": True}
-    done = await prepare(tasks.make("swe_bench", path=str(given.work / "images.jsonl"), **options), say=print)
+    done = await prepare_tasks(
+        tasks.make_source("swe_bench", path=str(given.work / "images.jsonl"), **options), say=print
+    )
     print(f"three images unpacked: {time.monotonic() - began:.0f} s")
     for image in done.images:
         report = image.image.report or {}
         print(f"  {report['files']} files, {report['bytes'] >> 20} MiB, {report['shared'] >> 20} of it shared,"
               f" removed {report['removed']}")  # fmt: skip
-    backend = sandbox.make("bwrap", memory=4 << 30)
-    for task in tasks.make("swe_bench", path=str(given.work / "images.jsonl"), **options):
+    backend = sandbox.make_backend("bwrap", memory=4 << 30)
+    for task in tasks.make_source("swe_bench", path=str(given.work / "images.jsonl"), **options):
         mirror = given.clone.format(repository=rows[task.id]["repo"])
         print(f"attacks on {task.id}: {await attack(backend, task, mirror, rows[task.id])}")
     backend.close()

@@ -70,7 +70,7 @@ class Refactored:
     name = "refactored"
 
     def __init__(self, n: int = 80, split: str = "train", quoted: float = 1.0) -> None:
-        self._source = tasks.make("mutants", split=split, n=n, quoted=quoted)
+        self._source = tasks.make_source("mutants", split=split, n=n, quoted=quoted)
 
     def prepare(self) -> None:
         """See `TaskSource.prepare`."""
@@ -83,7 +83,7 @@ class Refactored:
 
 def refactored(task: Task) -> bytes:
     """The reference of a mutant with every name of the function changed that it assigns or takes."""
-    [file] = rewards.parse(task.reference)
+    [file] = rewards.parse_patch(task.reference)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "repo", file.new)
         shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"))
@@ -158,7 +158,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) -> str:
     """Markdown: AUC within an issue, by what attempts are compared with. Intervals resample issues."""
-    [(reward, _)] = rewards.make(name)
+    [(reward, _)] = rewards.make_rewards(name)
     if not isinstance(reward, TextReward):
         raise UsageError(f"reward {name} does not compare two diffs", fix="name patch_edits or patch_lines")
     groups: dict[str, list[Attempt]] = {}
@@ -269,7 +269,7 @@ def _check_alike(further: Sequence[Path], alone: Sequence[Path]) -> None:
     """Both sides must have the same seeds and settings but for what is compared."""
 
     def settings(path: Path) -> dict[str, Any]:
-        data = configs.load(path).model_dump()
+        data = configs.load_config(path).model_dump()
         data["run"] = {key: value for key, value in data["run"].items() if key not in ("name", "dir")}
         most = data["tasks"].pop("verified_references")
         if bool(most) != (path in further):

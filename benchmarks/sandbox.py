@@ -25,7 +25,7 @@ from pathlib import Path
 
 from coderepairrl.processes.meter import cpu_seconds
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.sandbox import make
+from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Task
 
 TARGET = 2.0
@@ -38,9 +38,9 @@ def percentile(values: list[float], share: float) -> float:
 
 async def cpu_of_episodes(name: str, count: int) -> dict[str, list[float]]:
     """CPU seconds of each, in batches of eight."""
-    backends = {name: make(name)}
+    backends = {name: make_backend(name)}
     if name == "bwrap":
-        backends |= {f"{name}, fork=false": make(name, fork=False)}
+        backends |= {f"{name}, fork=false": make_backend(name, fork=False)}
     seconds: dict[str, list[float]] = {}
 
     async def episode(backend: SandboxBackend) -> None:
@@ -98,7 +98,7 @@ async def at_once(backend: SandboxBackend, task: Task, rounds: int, note: Callab
 
 
 async def measure(name: str, rounds: int) -> dict[str, list[float]]:
-    backend = make(name)
+    backend = make_backend(name)
     seconds: dict[str, list[float]] = {}
 
     def note(row: str, started: float) -> None:

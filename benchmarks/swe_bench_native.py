@@ -126,10 +126,10 @@ def chosen(given: argparse.Namespace, **options: bool) -> list[Task]:
     """The instances of the table that have a specification."""
     if given.specifications:
         gym = {"workspace": "native", "specifications": given.specifications, "clone": given.clone}
-        return list(tasks.make("swe_gym", path=str(given.rows), **gym))
+        return list(tasks.make_source("swe_gym", path=str(given.rows), **gym))
     options = {"all_native": True, **options}
     native = {"name": given.name, "workspace": "native", "clone": given.clone}
-    return list(tasks.make("swe_bench", path=str(given.rows), **native, **options))
+    return list(tasks.make_source("swe_bench", path=str(given.rows), **native, **options))
 
 
 def offline(given: argparse.Namespace) -> None:
@@ -139,7 +139,7 @@ def offline(given: argparse.Namespace) -> None:
         raise SystemExit(f"{cache} is not empty: set CRRL_CACHE to a new folder")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "tasks.jsonl")
-        catalog.export(by_hash(chosen(given, all_native=False))[: given.number], source)
+        catalog.export_tasks_jsonl(by_hash(chosen(given, all_native=False))[: given.number], source)
         began = time.monotonic()
         prepare = [CRRL, "tasks", "prepare", "jsonl", f"path={source}"]
         done = subprocess.run(prepare, stderr=subprocess.PIPE, text=True, check=False)
@@ -274,7 +274,7 @@ def main() -> None:
     if given.what == "offline":
         offline(given)
         return
-    backend = sandbox.make("bwrap", **ROOM)
+    backend = sandbox.make_backend("bwrap", **ROOM)
     asyncio.run({"instances": instances, "predictions": predictions, "inside": inside}[given.what](given, backend))
 
 

@@ -61,7 +61,7 @@ def test_an_endless_recursion_of_ours_keeps_its_traceback() -> None:
 def test_what_a_policy_or_a_server_nests_too_deep_is_text() -> None:
     """It ended the attempt of `crrl fix`, and `crrl hello`."""
     deep = "[" * 100_000
-    assert trace._call("shell", deep)
+    assert trace._format_call("shell", deep)
     assert hello._call(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
     assert not remote_answer.is_json(deep.encode())
     assert server._reason(deep)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 
 TRL = Path(__file__).parents[1] / "examples" / "trl_reward"
 
@@ -27,7 +27,7 @@ def load(path: Path) -> ModuleType:
 
 def test_the_reward_for_trl_and_verl_pays_repairs_and_no_junk() -> None:
     reward = load(TRL / "reward.py")
-    references = [task.reference.decode() for task in make("mutants", split="train", n=8)]
+    references = [task.reference.decode() for task in make_source("mutants", split="train", n=8)]
     answers = [f"Repaired:\n\n```diff\n{diff}```\n" for diff in references]
     assert reward.repair(answers, reference=references, prompts=answers, trainer_state=None) == [1.0] * 8
     assert reward.repair(["I do not know.", ""], reference=references[:2]) == [0.0, 0.0]

@@ -13,11 +13,11 @@ import pytest
 
 import coderepairrl
 from coderepairrl import attempt, compare, evaluate, grade, score
-from coderepairrl.agents.fences import write
+from coderepairrl.agents.fences import format_reply
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.errors import ConfigError, RunError, UsageError
 from coderepairrl.sandbox.contents import files_at_hand
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.tasks.patches import patched, paths
 from coderepairrl.types import Task
 
@@ -57,7 +57,7 @@ def test_mistakes_of_the_caller_are_errors() -> None:
 
 
 def test_thousands_of_pairs_take_seconds() -> None:
-    tasks = make("mutants", split="train", n=50)
+    tasks = make_source("mutants", split="train", n=50)
     references = [task.reference.decode() for task in tasks]
     began = time.process_time()
     values = [score(patch, reference) for reference in references for patch in references[:20]]
@@ -85,7 +85,7 @@ def test_the_guide_is_true() -> None:
 
 
 def test_several_patches_of_a_task_are_graded(isolating: None, capfd: pytest.CaptureFixture[str]) -> None:
-    [first, second] = make("mutants", split="unseen", n=2, quoted=0)
+    [first, second] = make_source("mutants", split="unseen", n=2, quoted=0)
     tasks = [first, second]
     pairs = [
         (second.id, second.reference.decode()),
@@ -108,14 +108,14 @@ def repair_of(task: Task) -> str:
     before = files_at_hand(task.workspace, [path])[path]
     after = patched(before or b"", task.reference)
     assert before is not None and after is not None
-    return write("function", path, before, after)
+    return format_reply("function", path, before, after)
 
 
 async def test_attempts_are_made_and_measured(
     tmp_path: Path, isolating: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = make("mutants", split="unseen", n=2, quoted=0)
+    first, second = make_source("mutants", split="unseen", n=2, quoted=0)
     options = {"n": 2, "quoted": 0, "agent": "direct", "agent.options.format": "function"}
     settings = {**options, "engine.options.model_name": "x", "run.retries": 0}
     async with ScriptedEndpoint([Answer(repair_of(second)), Answer("I do not know."), Answer(status=401)]) as server:

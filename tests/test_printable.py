@@ -128,7 +128,7 @@ async def late(text):
     import asyncio
     asyncio.get_running_loop().call_exception_handler({{"message": text, "exception": ValueError(text)}})
 def print_result(text):
-    output.show(output.table({{text: text, "deeper": {{text: [text]}}}}))
+    output.show(output.format_nested({{text: text, "deeper": {{text: [text]}}}}))
 @cli.app.command()
 def attack() -> None:
     {COMMANDS[what]}

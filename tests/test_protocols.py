@@ -85,7 +85,7 @@ HELLO = ["run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=6", "eva
 
 async def test_a_step_of_hello_uses_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
     """Two tasks, six times each so that rewards differ, an update of the weights, and an evaluation of them."""
-    summary = await stages.run(config.load("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
+    summary = await stages.run_training(config.load_config("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
     assert (summary["steps"], summary["version"]) == (1, 1)
     assert {f"sandbox {sandbox.choose().name}", "engine tiny", "agent nano", "task source mutants"} < {*made}
     assert {"reward patch_edits", "reward tests"} < {*made}
@@ -129,7 +129,7 @@ async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
 
 
 async def exam(kind: str, name: str, **options: Any) -> list[Finding]:
-    findings = [finding async for finding in exams.examine(kind, name, options)]
+    findings = [finding async for finding in exams.run_exam(kind, name, options)]
     assert findings
     return findings
 
@@ -147,11 +147,11 @@ async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> No
 
 
 async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
-    source = tasks.make("handmade", split="test")
+    source = tasks.make_source("handmade", split="test")
     tasks.write_jsonl(list(source)[:1], tmp_path / "tasks.jsonl")
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     for name, options in (("handmade", {}), ("mutants", {"n": 2}), ("jsonl", {"path": str(tmp_path / "tasks.jsonl")})):
-        findings = await task_source.examine(tasks.make(name, **options), backend, limit=2)
+        findings = await task_source.examine_task_source(tasks.make_source(name, **options), backend, limit=2)
         assert findings and not failed(findings), name
     assert len(await verify_tasks(source, backend, limit=1)) == 2
 
@@ -172,7 +172,7 @@ async def test_the_exam_of_engines_uses_no_more(made: list[str]) -> None:
 
 
 def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:
-    on_state, on_patch = rewards.on_state_and_patch(rewards.make({"state_tests": 1.0, "tests": 1.0}))
+    on_state, on_patch = rewards.on_state_and_patch(rewards.make_rewards({"state_tests": 1.0, "tests": 1.0}))
     assert [reward.name for reward, _ in on_state] == ["state_tests"]
     assert [reward.name for reward, _ in on_patch] == ["tests"]
 
@@ -180,9 +180,9 @@ def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:
 def test_a_part_used_beside_its_protocol_fails(made: list[str]) -> None:
     """The control: what the proxy keeps out is there, and asking for it is noticed even where nobody fails."""
     with pytest.raises(AttributeError, match="limits is no part"):
-        cast(Any, sandbox.make("bwrap")).limits  # noqa: B018
-    assert not hasattr(engines.make("tiny"), "slots")
-    assert engines.make("tiny").name == "tiny"
+        cast(Any, sandbox.make_backend("bwrap")).limits  # noqa: B018
+    assert not hasattr(engines.make_engine("tiny"), "slots")
+    assert engines.make_engine("tiny").name == "tiny"
     assert [problem.split()[0] for problem in beside] == ["limits", "slots"]
     beside.clear()
 
@@ -200,8 +200,8 @@ class Unrelated:
 
 def test_what_a_class_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match=r"is no Agent: it lacks run") as lacking:
-        agents.make(f"{__name__}:Bare")
+        agents.make_agent(f"{__name__}:Bare")
     assert "define run" in lacking.value.fix
     with pytest.raises(ConfigError, match="it lacks compare, drawn, on_state, repairs") as underived:
-        rewards.make(f"{__name__}:Unrelated")
+        rewards.make_rewards(f"{__name__}:Unrelated")
     assert "derive it from coderepairrl.protocols.Reward" in underived.value.fix

@@ -12,8 +12,8 @@ from coderepairrl.errors import ConfigError
 
 
 def test_a_shipped_name_and_an_import_path() -> None:
-    assert registry.resolve("engine", "path", {"path": "pathlib:Path"}) is Path
-    assert registry.resolve("engine", "pathlib:Path", {}) is Path
+    assert registry.resolve_class("engine", "path", {"path": "pathlib:Path"}) is Path
+    assert registry.resolve_class("engine", "pathlib:Path", {}) is Path
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_shipped_name_and_an_import_path() -> None:
 )
 def test_what_cannot_be_found(name: str, message: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        registry.resolve("engine", name, {"tiny": "pathlib:Path"})
+        registry.resolve_class("engine", name, {"tiny": "pathlib:Path"})
     assert fix in caught.value.fix
 
 
@@ -35,7 +35,7 @@ def test_an_error_inside_a_users_module_is_theirs(tmp_path: Path, monkeypatch: p
     (tmp_path / "mine_needs.py").write_text("import something_not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="something_not_installed"):
-        registry.resolve("engine", "mine_needs:Engine", {})
+        registry.resolve_class("engine", "mine_needs:Engine", {})
 
 
 def test_types_are_those_of_a_configuration() -> None:
@@ -62,12 +62,12 @@ class Red:
 
 def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
     shipped = {"red": f"{__name__}:Red", "path": "pathlib:PurePath"}
-    assert registry.make("lamp", "red", shipped, Lamp, {"watts": 9}).watts == 9
+    assert registry.make_part("lamp", "red", shipped, Lamp, {"watts": 9}).watts == 9
     with pytest.raises(ConfigError, match="'red': missing a required argument: 'watts'"):
-        registry.make("lamp", "red", shipped, Lamp, {})
+        registry.make_part("lamp", "red", shipped, Lamp, {})
     with pytest.raises(ConfigError, match="no option 'wats'"):
-        registry.make("lamp", "red", shipped, Lamp, {"wats": 9})
+        registry.make_part("lamp", "red", shipped, Lamp, {"wats": 9})
     with pytest.raises(ConfigError, match=r"'red': option watts: .*integer, not '9'"):
-        registry.make("lamp", "red", shipped, Lamp, {"watts": "9"})
+        registry.make_part("lamp", "red", shipped, Lamp, {"watts": "9"})
     with pytest.raises(ConfigError, match="'path' is no Lamp"):
-        registry.make("lamp", "path", shipped, Lamp, {})
+        registry.make_part("lamp", "path", shipped, Lamp, {})

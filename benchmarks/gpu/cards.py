@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.sizing import estimate
 from coderepairrl.plan.sizing.estimate import GB, Estimate
 from coderepairrl.plan.sizing.fit import nearest
@@ -51,7 +51,7 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
             "gpu": {"memory_gb": memory},
         }
     )
-    found = estimate(given, settings(given))
+    found = estimate(given, learn_settings(given))
     return found if isinstance(found, Estimate) else None
 
 
@@ -129,9 +129,7 @@ def main() -> None:
                 given = planned(size, base, memory, "turns", 0.9, options.tokens) if options.nearest else None
                 if given is not None and fit == "-":
                     try:
-                        print(
-                            f"    {memory:g} GB: {' '.join(nearest(given, settings)) or 'nothing that is tried fits'}"
-                        )
+                        print(f"    {memory:g} GB: {' '.join(nearest(given, learn_settings)) or 'nothing tried fits'}")
                     except ConfigError as error:
                         print(f"    {memory:g} GB: {error}")
 

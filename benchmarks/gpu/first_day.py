@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from coderepairrl import models
-from coderepairrl.engines.vllm.server import default_python, installed
+from coderepairrl.engines.vllm.server import default_python, installed_vllm
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.plan.sizing import PUBLISHED
 from learner import TOY  # benchmarks/gpu, where this script is
@@ -88,7 +88,7 @@ def list_steps(python: str, work: Path, *, toy: bool) -> list[Step]:
 
 def write_shape(folder: Path, shape: dict[str, Any]) -> None:
     """A model folder without weights: `shape`, with the tokenizer of the policy that ships."""
-    shutil.copytree(models.named("builtin:tiny").folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(models.resolve_model("builtin:tiny").folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     tokens = json.loads((folder / "config.json").read_text())
     kept = {key: value for key, value in tokens.items() if key == "vocab_size" or key.endswith("token_id")}
     (folder / "config.json").write_text(json.dumps({**shape, **kept, "architectures": ["Qwen3ForCausalLM"]}))
@@ -134,7 +134,7 @@ def main() -> None:
         parser.error("there is no GPU: only --toy makes sense here")
     end, failed = time.monotonic() + options.seconds, False
     try:
-        vllm = " ".join(installed(options.python, {}))
+        vllm = " ".join(installed_vllm(options.python, {}))
     except PrerequisiteError as error:
         vllm, problem = "", str(error)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

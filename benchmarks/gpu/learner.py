@@ -58,7 +58,7 @@ from transformers.utils import logging as hf_logging
 
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.pack import micro_batches, pack
+from coderepairrl.learn.pack import micro_batches, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import PUBLISHED, Architecture, learner_memory
@@ -292,7 +292,7 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
         logprobs=(0.0, *[-11.0] * (len(longest.ids) - 1)),
         versions=(-1, *[0] * (len(longest.ids) - 1)),
     )
-    batch = pack([every]).to(DEVICE)
+    batch = pack_samples([every]).to(DEVICE)
     size = len(batch.at_N) * given.config.vocab_size
 
     def ours(logits: int) -> Contestant:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coderepairrl import stages
-from coderepairrl.config import Config, load, shipped
+from coderepairrl.config import Config, load_config, shipped
 
 HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour", "what ends an episode")
 NONE = {
@@ -28,7 +28,7 @@ def table(overrides: Sequence[str] = ()) -> list[str]:
     """In Markdown, a row for each preset that makes episodes on GPUs."""
     rows: list[Sequence[str]] = [HEAD, ("---",) * len(HEAD)]
     for name in sorted(shipped() - NONE.keys()):
-        config = load(name, overrides)
+        config = load_config(name, overrides)
         rows.append(_row(name, config, stages.needs(config)))
     return [f"| {' | '.join(row)} |" for row in rows]
 

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help="where models are written")
     options = parser.parse_args()
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    source, failed = models.folder(options.model, weights=True), False
+    source, failed = models.model_folder(options.model, weights=True), False
     for form in options.formats:
         with tempfile.TemporaryDirectory(dir=options.scratch) as work:
             try:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
-from coderepairrl.learn.pack import pack
+from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.types import Sample
 from learner import DEVICE, SIZES, build_model, free, group, setting  # benchmarks/gpu, where this script is
@@ -39,7 +39,7 @@ def compute(model: Path, size: str, batches: list[list[Sample]], precision: str)
     trained = sum(sum(sample.trained) for batch in batches for sample in batch)
     logprobs = []
     for batch in batches:
-        logp_N = policy.logprobs(pack(batch), 1.0)
+        logp_N = policy.logprobs(pack_samples(batch), 1.0)
         (logp_N.sum() / trained).backward()  # type: ignore[no-untyped-call]
         logprobs.append(logp_N.detach().float().cpu())
     gradients = {name: p.grad.float().cpu() for name, p in policy.parameters.items() if p.grad is not None}

@@ -157,7 +157,7 @@ def main() -> None:
         given.config.head_dim = 32  # vLLM's kernels for CPUs know no smaller heads
     with tempfile.TemporaryDirectory() as name:
         model = build_model(given.config, given.dtype, Path(name) / "model")
-        for file in models.folder("builtin:tiny").glob("*token*"):  # which vLLM wants to see
+        for file in models.model_folder("builtin:tiny").glob("*token*"):  # which vLLM wants to see
             shutil.copy(file, model)
         result = asyncio.run(turns(model, Path(name) / "work", options))
     print(json.dumps({"device": str(DEVICE), "size": options.size, **result}))

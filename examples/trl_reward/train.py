@@ -18,8 +18,8 @@ from reward import repair_line
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
-from coderepairrl.models import folder
-from coderepairrl.tasks import make
+from coderepairrl.models import model_folder
+from coderepairrl.tasks import make_source
 from coderepairrl.types import Task
 
 
@@ -36,7 +36,7 @@ def build_rows(tasks: Iterable[Task]) -> Iterator[dict[str, str]]:
 
 def train(output: Path, steps: int = 2) -> GRPOTrainer:
     """Train for `steps` steps of 4 tasks with 8 answers; return the trainer."""
-    tiny = folder("builtin:tiny")  # configuration and tokenizer; the weights are drawn
+    tiny = model_folder("builtin:tiny")  # configuration and tokenizer; the weights are drawn
     arguments = GRPOConfig(
         output_dir=str(output),
         max_steps=steps,
@@ -57,7 +57,7 @@ def train(output: Path, steps: int = 2) -> GRPOTrainer:
         model=AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny)),
         reward_funcs=repair_line,
         args=arguments,
-        train_dataset=Dataset.from_list(list(build_rows(make("mutants", split="train", n=64)))),
+        train_dataset=Dataset.from_list(list(build_rows(make_source("mutants", split="train", n=64)))),
         processing_class=AutoTokenizer.from_pretrained(tiny),
     )
     trainer.train()

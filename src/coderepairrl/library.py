@@ -45,7 +45,7 @@ def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits
         value = chosen.compare(oracle, diff)
     except rewards.MalformedPatch:
         try:
-            rewards.parse(oracle)
+            rewards.parse_patch(oracle)
         except rewards.MalformedPatch as problem:
             raise UsageError(f"the reference: {problem}", fix=problem.fix) from problem
         return 0.0
@@ -79,7 +79,7 @@ def grade(
 ) -> list[Verdict]:
     """Run a benchmark's tests on pairs of task id and patch, `jobs` at a time; return verdicts in order.
 
-    `tasks` is a task source with `options`, or its tasks, read once for many calls (`coderepairrl.tasks.make`). Several
+    `tasks` is a task source with `options`, or its tasks, read once for many calls (`tasks.make_source`). Several
     patches may be for one task. Raises `ConfigError` for an unknown source or option, `UsageError` for an unknown task,
     `TaskError` for one without checks, `PrerequisiteError` where no sandbox works.
 
@@ -90,17 +90,17 @@ def grade(
     from coderepairrl.processes.scratch import scratch
     from coderepairrl.stages import grade as grading
     from coderepairrl.stages.predictions import Prediction
-    from coderepairrl.tasks.catalog import load
+    from coderepairrl.tasks.catalog import load_source
 
-    source = load(tasks, options or {}) if isinstance(tasks, str) else tasks
+    source = load_source(tasks, options or {}) if isinstance(tasks, str) else tasks
     predictions = [Prediction(task, str(number), _diff_bytes(patch)) for number, (task, patch) in enumerate(patches)]
     if not predictions:
         return []
-    by_id, predictions, _ = grading.chosen(predictions, source)
+    by_id, predictions, _ = grading.choose_predictions(predictions, source)
     choice = sandboxes.choose(sandbox)
     _warn_if_weaker(choice)
     with scratch("grade") as folder:
-        backend = sandboxes.make(choice.name)
+        backend = sandboxes.make_backend(choice.name)
         graded = _run_blocking(grading.grade(predictions, by_id, backend, folder / "verdicts.jsonl", jobs=jobs))
     return [
         Verdict(each.instance, None if each.fault else each.resolved, each.fault or each.problem, each.seconds)
@@ -129,8 +129,8 @@ def attempt(
     from coderepairrl.stages.trace import Trace
 
     what, place, model = str(source), None if output is None else Path(output), _policy_name(policy)
-    trial = attempting.resolve(what, task, _as_overrides(settings), policy=model, output=place)
-    return _run_blocking(attempting.attempt(trial, Trace(quiet=True)))
+    trial = attempting.plan_trial(what, task, _as_overrides(settings), policy=model, output=place)
+    return _run_blocking(attempting.make_shown_attempt(trial, Trace(quiet=True)))
 
 
 def evaluate(

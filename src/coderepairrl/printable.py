@@ -22,7 +22,7 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[2Jb\u202ec\x9d52;\n")
     'a␛[2Jb⟨U+202E⟩c⟨U+009D⟩52;\n'
     """
-    return _UNUSUAL.sub(_shown, text)
+    return _UNUSUAL.sub(_escape_match, text)
 
 
 def printable(text: str) -> str:
@@ -78,7 +78,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def _shown(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     char = found[0]
     if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
         return char

@@ -60,7 +60,7 @@ def nearest_run(folder: Path) -> str:
     return nearest(folder.name, runs) if runs else ""
 
 
-def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
+def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     """Class of `name`: a key of `shipped` (values are import paths) or ``module:Class``.
 
     `kind` is used in messages. Modules that are not installed are looked for in the current folder. Raises
@@ -169,17 +169,17 @@ def check_positive(options: Mapping[str, Any], name: str) -> None:
         raise ConfigError(f"engine.options.{name} must be a number above 0, not {value!r}")
 
 
-def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
-    """Make the class of `name` (`resolve`) with `options`; ensure that it is a `protocol`.
+def make_part(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
+    """Make the class of `name` (`resolve_class`) with `options`; ensure that it is a `protocol`.
 
     Raises `ConfigError` for unknown names or options (with the nearest), missing or mistyped options, and classes that
     lack members of `protocol`.
     """
-    return instance(kind, name, resolve(kind, name, shipped), protocol, options)
+    return instance(kind, name, resolve_class(kind, name, shipped), protocol, options)
 
 
 def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[str, Any]) -> Any:
-    """Make the resolved class `found`, as `make`."""
+    """Make the resolved class `found`, as `make_part`."""
     _check_members(kind, name, protocol, getattr(found, "__abstractmethods__", ()))
     check_options(kind, name, found, options)
     try:

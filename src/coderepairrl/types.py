@@ -219,7 +219,7 @@ class Turn:
         return len(self.output) + len(self.tail)
 
 
-def path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
+def turn_path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
     """Turns from a root or fork to `leaf`, each extending the one before. `turns` are indexed by `Turn.index`."""
     chain: list[Turn] = []
     at: int | None = leaf
@@ -285,7 +285,7 @@ def offered(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Tool schemas offered to turn `leaf`; none in logs of older versions."""
     if not turns[leaf].tools:
         return ()
-    return next((turn.schemas for turn in reversed(path(turns, leaf)) if turn.schemas), ())
+    return next((turn.schemas for turn in reversed(turn_path(turns, leaf)) if turn.schemas), ())
 
 
 def leaves(turns: Sequence[Turn]) -> Iterator[int]:

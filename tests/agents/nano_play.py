@@ -62,5 +62,5 @@ async def play(
     sandbox = FolderSandbox(root, files)
     task = Task("toy/add", ISSUE, "python", f"dir:{root}", b"")
     async with ScriptedEndpoint(answers) as server:
-        report = await agents.make(agent, **options).run(task, sandbox, server.endpoint(limits))
+        report = await agents.make_agent(agent, **options).run(task, sandbox, server.endpoint(limits))
         return Outcome(report, server.requests, sandbox)

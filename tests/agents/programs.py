@@ -270,7 +270,7 @@ class Loud(Agent):
 def sandbox_or_skip(agent: Agent) -> Any:
     """The machine's best sandbox, or why there is none (an error in CI)."""
     try:
-        return sandbox.make(sandbox.choose().name, getattr(agent, "binds", ()))
+        return sandbox.make_backend(sandbox.choose().name, getattr(agent, "binds", ()))
     except PrerequisiteError as error:
         if os.environ.get("CI") == "true":
             raise
@@ -296,7 +296,7 @@ async def play(
     `delay`: seconds before each 64 tokens.
     `forced`: the logprobs are those of the weights in `model`; otherwise they are invented.
     """
-    codec = tokens.load(model)
+    codec = tokens.load_codec(model)
     prepare(codec)
     asked = 0
     side: list[int] = []
@@ -335,7 +335,10 @@ async def play(
                 gateway,
                 {
                     "": Terms(
-                        Loud(agent, said), backend, limits or RECOMMENDED, {"train": rewards.make({"patch_lines": 1.0})}
+                        Loud(agent, said),
+                        backend,
+                        limits or RECOMMENDED,
+                        {"train": rewards.make_rewards({"patch_lines": 1.0})},
                     )
                 },
             ),

@@ -16,7 +16,7 @@ from coderepairrl import agents, sandbox, tokens
 from coderepairrl.agents.agentless import SYSTEM, draft, passing
 from coderepairrl.agents.localising import Source, elements_named, lines_named
 from coderepairrl.agents.scripted import Answer, FolderSandbox
-from coderepairrl.checks.agent import examine
+from coderepairrl.checks.agent import examine_agent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError, GatewayFault
 from coderepairrl.gateway import Gateway, PolicySource
@@ -94,7 +94,7 @@ async def test_tests_leave_the_workspace_as_it_was_in_every_sandbox(tmp_path: Pa
     for choice in sandbox.available():
         if not choice.ok or choice.name not in ("bwrap", "sandlock"):
             continue
-        async with sandbox.make(choice.name).open(task) as box:
+        async with sandbox.make_backend(choice.name).open(task) as box:
             good, other = await draft(box, [right]), await draft(box, [new])
             assert good is not None and other is not None
             assert [await passing(box, each, "./run.sh", 30) for each in (good, other)] == [True, False], choice.name
@@ -133,14 +133,14 @@ async def test_its_endings(tmp_path: Path) -> None:
         await play(tmp_path / "d", Answer(status=502), agent="agentless", files=CODE)
     for options in ({"samples": 0}, {"files": "all"}, {"test_seconds": 0}, {"sample": 2}):
         with pytest.raises(ConfigError):
-            agents.make("agentless", **options)
+            agents.make_agent("agentless", **options)
 
 
 async def test_the_reference_may_say_which_files(tmp_path: Path) -> None:
     """Which is known of the agent before it runs."""
-    agent = agents.make("agentless", files="oracle", samples=1)
-    assert agent.reads_reference and agents.make("direct", files="oracle").reads_reference
-    assert not agents.make("agentless").reads_reference and not agents.make("nano").reads_reference
+    agent = agents.make_agent("agentless", files="oracle", samples=1)
+    assert agent.reads_reference and agents.make_agent("direct", files="oracle").reads_reference
+    assert not agents.make_agent("agentless").reads_reference and not agents.make_agent("nano").reads_reference
     from coderepairrl.agents.scripted import ScriptedEndpoint
 
     (tmp_path / "repo").mkdir()
@@ -153,7 +153,7 @@ async def test_the_reference_may_say_which_files(tmp_path: Path) -> None:
 
 
 async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[str]) -> tuple[list[str], bytes, int]:
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     end = codec.tokenizer.added["<|im_end|>"]
     said = iter(replies)
     engine = ScriptedEngine(lambda ids, sampling, seed: [*codec.encode(next(said)), end], context=8192)
@@ -163,7 +163,7 @@ async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[s
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("episode", limits=Limits(tokens=8000), seed=0)
-    agent = agents.make("agentless", samples=len(replies) - 3)
+    agent = agents.make_agent("agentless", samples=len(replies) - 3)
     report = await agent.run(task, box, session.endpoint)
     turns = await gateway.close(session)
     await gateway.stop()
@@ -185,7 +185,7 @@ async def test_every_question_is_recorded_token_for_token(tmp_path: Path, miniat
 
 @pytest.mark.parametrize("name", ["agentless", "direct"])
 async def test_the_exam(name: str) -> None:
-    checks = await examine(agents.make(name))
+    checks = await examine_agent(agents.make_agent(name))
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == 11
 

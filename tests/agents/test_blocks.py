@@ -20,10 +20,10 @@ from coderepairrl.agents.patching import (
     answer_part,
     apply_blocks,
     blocks_between,
-    read_blocks,
+    parse_blocks,
     write_blocks,
 )
-from coderepairrl.rewards import parse
+from coderepairrl.rewards import parse_patch
 from coderepairrl.tasks.patches import patched
 
 LITE = Path(__file__).parents[2] / "../shared/data/swebench/swebench_lite.jsonl.gz"
@@ -49,7 +49,7 @@ def test_any_change_makes_the_round_trip(before: str, after: str, context_lines:
     if b"\n" not in old:  # what line ends a file has that has none, no block says
         new = after.encode()
     blocks = blocks_between("a.py", old, new, context_lines)
-    assert read_blocks(write_blocks(blocks)) == blocks
+    assert parse_blocks(write_blocks(blocks)) == blocks
     assert apply_blocks(old, blocks) == new
     assert all(block.search for block in blocks[1:])
 
@@ -71,7 +71,7 @@ def test_changes_that_no_blocks_make() -> None:
 
 def _reconstructed(patch: bytes) -> tuple[str, bytes]:
     """Path and file before a patch: what its hunks show where it belongs, in lines that occur nowhere else."""
-    [file] = parse(patch)
+    [file] = parse_patch(patch)
     before: list[bytes] = []
     for hunk, start in zip(file.hunks, re.findall(rb"^@@ -(\d+)", patch, re.M), strict=True):
         before += [b"# line %d" % n for n in range(len(before) + 1, int(start))]
@@ -91,7 +91,7 @@ def test_references_of_swe_bench_lite_make_the_round_trip(context_lines: int) ->
         path, before = _reconstructed(patch)
         after = patched(before, patch) or b""
         blocks = blocks_between(path, before, after, context_lines)
-        said = read_blocks(write_blocks(blocks))
+        said = parse_blocks(write_blocks(blocks))
         assert said == blocks and {block.path for block in said} <= {path}
         assert before != after == apply_blocks(before, said), path
         count += len(blocks)
@@ -115,7 +115,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_markers_are_read(reply: str) -> None:
-    assert read_blocks(reply) == [Block("a.py", ("x",), ("y",))]
+    assert parse_blocks(reply) == [Block("a.py", ("x",), ("y",))]
 
 
 @pytest.mark.parametrize(
@@ -123,23 +123,25 @@ def test_malformed_markers_are_read(reply: str) -> None:
     ["", "SEARCH\nx\n=======\ny\nREPLACE", "<<<<<<< SEARCH\nx\n=======\ny\n", "<<<<<<< SEARCH\nx\n>>>>>>> REPLACE"],
 )
 def test_what_is_no_block(reply: str) -> None:
-    assert read_blocks(reply) == []
+    assert parse_blocks(reply) == []
 
 
 def test_lines_between_markers_of_one_length_may_look_like_others() -> None:
     title = ("Title", "=====", "")
-    assert read_blocks(write_blocks([Block("a.rst", title, title)])) == [Block("a.rst", title, title)]
+    assert parse_blocks(write_blocks([Block("a.rst", title, title)])) == [Block("a.rst", title, title)]
     assert write_blocks([Block("", ("=======",), ())]).startswith("<<<<<<<< SEARCH\n=======\n========\n")
 
 
 def test_answers() -> None:
     plain = "a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n"
     other = plain.replace("y", "z")
-    assert read_blocks(answer_part(plain)) == read_blocks(
+    assert parse_blocks(answer_part(plain)) == parse_blocks(
         answer_part(f"<think>\n{other}</think>\n<answer>\n{plain}</answer>")
     )
-    assert read_blocks(answer_part(plain)) == read_blocks(answer_part(f"{other}\n<answer>\n{plain}</answer>\n{other}"))
-    assert read_blocks(answer_part(f"<think>\n{plain}")) == []
+    assert parse_blocks(answer_part(plain)) == parse_blocks(
+        answer_part(f"{other}\n<answer>\n{plain}</answer>\n{other}")
+    )
+    assert parse_blocks(answer_part(f"<think>\n{plain}")) == []
 
 
 def test_whole_lines_that_occur_once() -> None:
@@ -153,7 +155,7 @@ def test_whole_lines_that_occur_once() -> None:
 @given(st.lists(st.sampled_from(("a.py", "<<<<<<< SEARCH", "<< SEARCH", "=======", "=====", ">>>>>>> REPLACE", "x"))))
 def test_reading_never_fails(lines: list[str]) -> None:
     text = "\n".join(lines)
-    found = read_blocks(text)
+    found = parse_blocks(text)
     assert len(found) <= min(text.count("SEARCH"), text.count("REPLACE"))
     wanted = re.compile(r"<<<<<<< SEARCH\nx\n=======\nx\n>>>>>>> REPLACE")
     assert len(found) >= len(wanted.findall(text))
@@ -162,5 +164,5 @@ def test_reading_never_fails(lines: list[str]) -> None:
 @pytest.mark.parametrize("piece", ["a.py\n<<<<<<< SEARCH\n", "=======\n", "a.py\n<<<<<<< SEARCH\n=======\n", ">>\n"])
 def test_no_reply_keeps_the_controller_busy(piece: str) -> None:
     began = time.process_time()
-    assert read_blocks("a.py\n<<<<<<< SEARCH\n" + piece * 20_000) == []
+    assert parse_blocks("a.py\n<<<<<<< SEARCH\n" + piece * 20_000) == []
     assert time.process_time() - began < 5.0

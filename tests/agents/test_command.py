@@ -11,9 +11,9 @@ from programs import ISSUE, Outcome, Reply, call, check_repair, play
 from coderepairrl import agents, sandbox
 from coderepairrl.agents.command import Command, Program
 from coderepairrl.agents.recipe import agent_label, load_recipe, recipe_names
-from coderepairrl.agents.texts import fill
+from coderepairrl.agents.texts import fill_template
 from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from coderepairrl.types import Ending, Limits
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
@@ -112,7 +112,7 @@ async def test_what_a_program_printed_is_kept_beside_its_episode(
     printed = outcome.episode.printed
     assert printed.startswith("first\n") and printed.endswith("xxx\nlast\n") and "characters left out" in printed
     assert len(printed) < 9_000
-    *_, verdict = (record for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict")
+    *_, verdict = (record for record in read_records(tmp_path / "log.jsonl") if record["type"] == "verdict")
     assert verdict["verdict"]["printed"] == printed
 
 
@@ -155,7 +155,7 @@ async def test_placeholders_and_standard_input(tmp_path: Path, miniature: Path) 
     ],
 )
 def test_a_placeholder_is_filled_whatever_brace_stands_beside_it(text: str, filled: str) -> None:
-    assert fill(text, model="m", tokens=9) == filled
+    assert fill_template(text, model="m", tokens=9) == filled
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_placeholder_is_filled_whatever_brace_stands_beside_it(text: str, fill
 )
 def test_wrong_recipes_are_refused_at_the_door(options: dict[str, Any], hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        agents.make("command", **options)
+        agents.make_agent("command", **options)
     assert hint in f"{raised.value} {raised.value.fix}"
 
 
@@ -185,14 +185,14 @@ def test_a_shells_own_braces_are_no_placeholders() -> None:
 def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('argv = ["mine"]\nenv = { A = "1", B = "2" }\n')
-    agent = agents.make(str(file), env={"B": "3"})
+    agent = agents.make_agent(str(file), env={"B": "3"})
     assert isinstance(agent, Program)
     assert (agent.name, agent.recipe.env, agent.binds) == ("mine", {"A": "1", "B": "3"}, ())
     file.write_text("argv = [")
     with pytest.raises(ConfigError, match="no TOML"):
-        agents.make(str(file))
+        agents.make_agent(str(file))
     with pytest.raises(ConfigError, match="cannot be read"):
-        agents.make(str(tmp_path / "other.toml"))
+        agents.make_agent(str(tmp_path / "other.toml"))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -218,14 +218,14 @@ def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypa
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     for name in recipe_names():
         with pytest.raises(PrerequisiteError) as raised:
-            agents.make(name)
+            agents.make_agent(name)
         assert raised.value.fix == f"crrl agents install {name}"
     with pytest.raises(ConfigError) as unknown:
-        agents.make("mini-swe-agnet")
+        agents.make_agent("mini-swe-agnet")
     assert "mini-swe-agent" in unknown.value.fix
 
 
 def test_a_sandbox_shows_what_an_agent_needs(tmp_path: Path) -> None:
-    made: Any = sandbox.make("bwrap", ["/a"], binds=["/b"])
+    made: Any = sandbox.make_backend("bwrap", ["/a"], binds=["/b"])
     assert made._binds == ("/b", "/a")
-    sandbox.make("unsafe-local", ["/a"])  # hides nothing
+    sandbox.make_backend("unsafe-local", ["/a"])  # hides nothing

@@ -26,7 +26,7 @@ from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.rollout import Group, LocalExecutor, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
 from coderepairrl.runs import Log, logged_episodes
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from coderepairrl.stats import summarise
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Limits, Sampling, Task
 
@@ -66,7 +66,7 @@ async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(tmp_pat
     assert "ended with exit code 137: running sed" in episode.crash
     assert episode.reward == 1.0, "its repair stands"
     assert [len(turn.output) > 0 and not turn.masked for turn in episode.turns] == [True, True]
-    [again] = logged_episodes(read(tmp_path / "log.jsonl"))
+    [again] = logged_episodes(read_records(tmp_path / "log.jsonl"))
     assert again == episode
 
 
@@ -120,7 +120,7 @@ async def attempts(
     """A group, and all episodes that its log has. `spoil`: what is killed at the third model call."""
     (folder / "repo" / "calc").mkdir(parents=True)
     (folder / "repo" / "calc" / "add.py").write_text("def add(a, b):\n    return a - b\n")
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     mixed = Mixed(codec, good, count)
     backend = Watched(sandbox_or_skip(Command(**AGENT)))
     engines: list[ScriptedEngine] = []
@@ -152,7 +152,7 @@ async def attempts(
                         Command(**AGENT),
                         backend,
                         Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
-                        {"train": rewards.make({"patch_lines": 1.0})},
+                        {"train": rewards.make_rewards({"patch_lines": 1.0})},
                     )
                 },
             ),
@@ -164,7 +164,7 @@ async def attempts(
     finally:
         await gateway.stop()
         log.close()
-    return group, list(logged_episodes(read(folder / "log.jsonl")))
+    return group, list(logged_episodes(read_records(folder / "log.jsonl")))
 
 
 async def test_three_repairs_beside_five_crashes_are_no_flat_group(tmp_path: Path, miniature: Path) -> None:
@@ -265,7 +265,7 @@ async def test_an_agent_on_the_host_that_breaks_is_scored(tmp_path: Path, miniat
     episode = (await play(Host(end), [Reply("hi")], folder=tmp_path, model=miniature)).episode
     assert (episode.ending, episode.reason, episode.reward) == (Ending.CRASH, reason, 1.0), episode.fault
     assert len(episode.crash) < 50_000
-    [again] = logged_episodes(read(tmp_path / "log.jsonl"))
+    [again] = logged_episodes(read_records(tmp_path / "log.jsonl"))
     assert again == episode
 
 

@@ -81,7 +81,7 @@ async def test_its_endings(tmp_path: Path) -> None:
     with pytest.raises(GatewayFault):
         await direct(tmp_path / "b", Answer(status=502))
     with pytest.raises(ConfigError, match="files"):
-        agents.make("direct", files="some")
+        agents.make_agent("direct", files="some")
 
 
 TAGGED = f"<think>\nIt adds? {WRONG}\n</think>\n<answer>\n{REPAIR}</answer>\n"

@@ -24,12 +24,12 @@ from coderepairrl.agents.fences import (
     Unreadable,
     edit,
     fenced,
-    functions,
-    named,
-    read,
+    format_reply,
+    group_by_file,
+    parse_fences,
+    replace_functions,
     replaced,
     whole,
-    write,
 )
 from coderepairrl.agents.patching import Inexpressible, replace_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
@@ -72,14 +72,14 @@ def corpus(most: int = 1000) -> Iterator[tuple[str, bytes, bytes]]:
 
 
 async def made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes]]) -> list[str]:
-    """The ids of the changes which the reply that `write` makes of them does not make."""
+    """The ids of the changes which the reply that `format_reply` makes of them does not make."""
     (root := folder / "repo").mkdir(parents=True)
     sandbox = FolderSandbox(root, {f"{number}.py": before for number, (_, before, _) in enumerate(changes)})
     there = [f"{number}.py" for number in range(len(changes))]
     wrong = []
     for path, (task, before, after) in zip(there, changes, strict=True):
         try:
-            reply = f"The repair:\n\n{write(form, path, before, after)}\nThat is all."
+            reply = f"The repair:\n\n{format_reply(form, path, before, after)}\nThat is all."
         except Inexpressible:
             wrong.append(task)
             continue
@@ -180,30 +180,30 @@ SUM = ("sum(self.prices) - 1", "sum(self.prices)")
     ],
 )  # fmt: skip
 def test_functions_are_put_where_they_belong(code: str, after: str) -> None:
-    assert functions(METHODS, code) == after
+    assert replace_functions(METHODS, code) == after
 
 
 def test_a_block_without_the_imports_and_classes_of_the_file_is_not_the_whole_file() -> None:
     before = "import os\n\nclass P:\n    x = 1\n\nN = 3\n\ndef f():\n    return os.sep * N\n"
-    after = functions(before, "N = 4\n\ndef f():\n    return os.sep * (N + 1)\n")
+    after = replace_functions(before, "N = 4\n\ndef f():\n    return os.sep * (N + 1)\n")
     assert after == before.replace("os.sep * N", "os.sep * (N + 1)")
 
 
 def test_a_whole_file_may_stand_where_a_function_was_asked_for() -> None:
     text = "RATE = 2\n\n\ndef f(x):\n    return x * RATE\n"
-    assert functions(text, "RATE = 3\n\ndef f(x):\n    return x * RATE\n\nprint(f(2))") == (
+    assert replace_functions(text, "RATE = 3\n\ndef f(x):\n    return x * RATE\n\nprint(f(2))") == (
         "RATE = 3\n\ndef f(x):\n    return x * RATE\n\nprint(f(2))\n"
     )
-    assert functions(text, "RATE = 2\n\ndef f(x):\n    return x / RATE") == text.replace("*", "/")
+    assert replace_functions(text, "RATE = 2\n\ndef f(x):\n    return x / RATE") == text.replace("*", "/")
     alone = "def f(x):\n    return x\n"
-    assert functions(f'"""Text."""\n{alone}', f"import re\n{alone.replace('return x', 'return re.escape(x)')}") == (
-        f'"""Text."""\nimport re\n\n\n{alone.replace("return x", "return re.escape(x)")}'
-    )
+    assert replace_functions(
+        f'"""Text."""\n{alone}', f"import re\n{alone.replace('return x', 'return re.escape(x)')}"
+    ) == (f'"""Text."""\nimport re\n\n\n{alone.replace("return x", "return re.escape(x)")}')
 
 
 def test_imports_stay_outside_a_string_that_begins_on_the_line_of_the_last_import() -> None:
     before = 'import os; TEXT = """\nhello\n"""\n\ndef f(x):\n    return x\n'
-    after = functions(before, "import re\ndef f(x):\n    return re.escape(x)")
+    after = replace_functions(before, "import re\ndef f(x):\n    return re.escape(x)")
     assert after == 'import os; TEXT = """\nhello\n"""\nimport re\n\ndef f(x):\n    return re.escape(x)\n'
 
 
@@ -221,7 +221,7 @@ def test_imports_stay_outside_a_string_that_begins_on_the_line_of_the_last_impor
 )
 def test_what_makes_no_edit_says_why(code: str, problem: str) -> None:
     with pytest.raises(Unreadable, match=problem):
-        functions(METHODS, code)
+        replace_functions(METHODS, code)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_makes_no_edit_says_why(code: str, problem: str) -> None:
     ],
 )
 def test_blocks_name_their_file_in_many_ways(reply: str, path: str) -> None:
-    assert named("whole", reply, ["pkg/add.py", "notes.txt"], "pkg/add.py") == [(path, ["x\n"])]
+    assert group_by_file("whole", reply, ["pkg/add.py", "notes.txt"], "pkg/add.py") == [(path, ["x\n"])]
 
 
 def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
@@ -256,12 +256,15 @@ def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
         ("```sh\nls\n```", "no block"),
     ):
         with pytest.raises(Unreadable, match=problem):
-            named("function", reply, ["a.py", "b.py"])
+            group_by_file("function", reply, ["a.py", "b.py"])
     with pytest.raises(Unreadable, match="a fence within"):
-        named("whole", "```\nx\n```\ny\n```", ["a.py"], "a.py")
+        group_by_file("whole", "```\nx\n```\ny\n```", ["a.py"], "a.py")
     with pytest.raises(Unreadable, match="cut off"):
-        named("whole", "```\nx = ", ["a.py"], "a.py", cut_off=True)
-    assert [path for path, _ in named("whole", "a.py\n```\n1\n```\n```\n2\n```\na.py\n```\n3\n```", ["a.py"], "a.py")]
+        group_by_file("whole", "```\nx = ", ["a.py"], "a.py", cut_off=True)
+    assert [
+        path
+        for path, _ in group_by_file("whole", "a.py\n```\n1\n```\n```\n2\n```\na.py\n```\n3\n```", ["a.py"], "a.py")
+    ]
 
 
 @settings(deadline=None)
@@ -270,7 +273,7 @@ def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bo
     old = "\n".join(before) + "\n" * old_end
     reply = fenced("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n"
     try:
-        [(_, [code])] = named("whole", reply, [], "a")
+        [(_, [code])] = group_by_file("whole", reply, [], "a")
     except Unreadable as problem:
         assert "fence within" in str(problem) and not fenced_in
         return
@@ -319,8 +322,8 @@ async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp
 def test_a_hostile_reply_takes_no_time() -> None:
     began = time.monotonic()
     for reply in ("```\n" * 10_000, "`" * 50_000, "a.py " * 20_000 + "\n```\nx\n```", "~~~\n" + "```\n~~~~\n" * 4_999):
-        assert all(len(fence) == 4 for fence in read(reply))
-        named("whole", reply + "\n```\nx\n```", [f"{n}.py" for n in range(2000)], "1.py")
+        assert all(len(fence) == 4 for fence in parse_fences(reply))
+        group_by_file("whole", reply + "\n```\nx\n```", [f"{n}.py" for n in range(2000)], "1.py")
     same = "x\n" * 10_000
     edit("a.py", same, same + "x\n")
     replaced("def f():\n    pass\n" * 500 + "def g():\n    pass\n", ["def g():\n    return 1\n" * 500])

@@ -56,13 +56,13 @@ def asked(mine: str) -> int:
 
 def test_it_is_installed_once_and_then_known(mine: str) -> None:
     with pytest.raises(PrerequisiteError) as raised:
-        agents.make(mine)
+        agents.make_agent(mine)
     assert raised.value.fix == f"crrl agents install {mine}"
     target, versions = install_named(mine)
     assert versions == {"npm": {"@a/b": "1.2.3"}}
     assert install_named(mine) == (target, versions)
     assert asked(mine) == 1
-    agent = agents.make(mine)
+    agent = agents.make_agent(mine)
     assert isinstance(agent, Program)
     assert agent.binds == (str(target),)
     assert target.parent == agents_cache()
@@ -74,7 +74,7 @@ def test_an_installation_that_fails_is_none(mine: str) -> None:
     with pytest.raises(RunError, match="npm could not install @a/b@1.2.3"):
         install_named(mine)
     with pytest.raises(PrerequisiteError):
-        agents.make(mine)
+        agents.make_agent(mine)
     broken.unlink()
     target, _ = install_named(mine)
     assert (target / "npm" / "package-lock.json").exists()
@@ -85,7 +85,7 @@ def test_a_record_that_was_torn_is_none(mine: str) -> None:
     target, versions = install_named(mine)
     (target / "installed.json").write_text("")
     with pytest.raises(PrerequisiteError):
-        agents.make(mine)
+        agents.make_agent(mine)
     assert install_named(mine) == (target, versions)
     assert asked(mine) == 2
 
@@ -122,7 +122,7 @@ def test_another_version_is_another_installation(mine: str) -> None:
     before, _ = install_named(mine)
     Path(mine).write_text(RECIPE.replace("1.2.3", "1.2.4"))
     with pytest.raises(PrerequisiteError):
-        agents.make(mine)
+        agents.make_agent(mine)
     after, _ = install_named(mine)
     assert before != after
     assert before.exists()

@@ -10,7 +10,7 @@ from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
 from coderepairrl.agents.scripted import Answer, ScriptedAgent, ScriptedEndpoint
-from coderepairrl.checks.agent import examine
+from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits, Task
 
@@ -210,23 +210,23 @@ async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_refused_at_the_door(options: dict[str, object], hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        agents.make("nano", **options)
+        agents.make_agent("nano", **options)
     assert hint in f"{raised.value} {raised.value.fix}"
 
 
 def test_agents_are_named_or_imported() -> None:
-    assert agents.make("scripted").name == "scripted"
-    assert agents.make("coderepairrl.agents.nano:Nano").name == "nano"
+    assert agents.make_agent("scripted").name == "scripted"
+    assert agents.make_agent("coderepairrl.agents.nano:Nano").name == "nano"
     with pytest.raises(ConfigError) as raised:
-        agents.make("nanno")
+        agents.make_agent("nanno")
     assert "nano" in raised.value.fix
     for wrong in ("nowhere:Class", "json:nothing", "json:JSONDecoder", "collections:Counter"):
         with pytest.raises(ConfigError):
-            agents.make(wrong)
+            agents.make_agent(wrong)
 
 
 async def test_nano_passes_the_exam() -> None:
-    checks = await examine(agents.make("nano"))
+    checks = await examine_agent(agents.make_agent("nano"))
     assert [check for check in checks if not check.ok] == []
 
 
@@ -238,20 +238,20 @@ async def test_nano_passes_the_exam_in_a_real_sandbox(tmp_path: Path) -> None:
         if os.environ.get("CI") == "true":
             pytest.fail("bubblewrap does not work here")
         pytest.skip("bubblewrap does not work here")
-    backend = sandbox.make("bwrap")
-    checks = await examine(agents.make("nano"), backend)
+    backend = sandbox.make_backend("bwrap")
+    checks = await examine_agent(agents.make_agent("nano"), backend)
     assert [check for check in checks if not check.ok] == []
     (tmp_path / "add.py").write_text("x = 1\n")
     task = Task("toy/add", "x", "python", f"dir:{tmp_path}", b"")
     outputs = ["yes | head -2", "grep nothing add.py", "sleep 9"]
     async with ScriptedEndpoint([*map(shell, outputs), DONE]) as server, backend.open(task) as box:
-        report = await agents.make("nano", shell_seconds=0.5, nudge=False).run(task, box, server.endpoint())
+        report = await agents.make_agent("nano", shell_seconds=0.5, nudge=False).run(task, box, server.endpoint())
     assert [call.ok for call in report.tool_calls or ()] == [True, True, False]
     assert all(text in report.log for text in ("y\\ny", "no match", "timed out after 0.5 s"))
 
 
 async def test_the_exam_can_be_failed() -> None:
-    checks = await examine(ScriptedAgent())
+    checks = await examine_agent(ScriptedAgent())
     assert {check.name for check in checks if not check.ok} >= {
         "history is appended only",
         "edits arrive in the diff",

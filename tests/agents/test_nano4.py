@@ -10,8 +10,8 @@ from nano_play import DONE, FILES, Outcome, play
 
 from coderepairrl import agents
 from coderepairrl.agents.scripted import Answer
-from coderepairrl.agents.texts import Wording, fill, tool_schemas
-from coderepairrl.checks.agent import examine
+from coderepairrl.agents.texts import Wording, fill_template, tool_schemas
+from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits
 
@@ -80,17 +80,17 @@ async def test_each_tool_says_what_is_wrong(tmp_path: Path, name: str, arguments
 
 
 def test_its_texts_never_name_nanos_tools() -> None:
-    agent = agents.make("nano4")
+    agent = agents.make_agent("nano4")
     wording: Wording = agent.wording  # type: ignore[attr-defined]
     words = f"{wording.system} {wording.compact_system} {wording.full} {wording.compact} {wording.descriptions}"
     for word in ("apply_patch", "old_content", "{bash_", "shell "):
         assert word not in words
     assert "{shell_seconds}" in wording.system
-    assert fill(wording.system, shell_seconds=4, output_chars=9).count("{") == 0
+    assert fill_template(wording.system, shell_seconds=4, output_chars=9).count("{") == 0
     compact = tool_schemas("compact", {}, wording)
     assert compact[1]["function"]["parameters"]["properties"] == {"path": {"type": "string"}}
     with pytest.raises(ConfigError, match="apply_patch"):
-        agents.make("nano4", descriptions={"apply_patch": "x"})
+        agents.make_agent("nano4", descriptions={"apply_patch": "x"})
 
 
 async def test_a_file_written_back_is_no_change(tmp_path: Path) -> None:
@@ -100,4 +100,4 @@ async def test_a_file_written_back_is_no_change(tmp_path: Path) -> None:
 
 
 async def test_it_passes_the_exam() -> None:
-    assert [check for check in await examine(agents.make("nano4")) if not check.ok] == []
+    assert [check for check in await examine_agent(agents.make_agent("nano4")) if not check.ok] == []

@@ -23,7 +23,7 @@ TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
 async def episode(
     folder: Path, miniature: Path, replies: Sequence[str], limits: Limits
 ) -> tuple[AgentReport, tuple[Turn, ...], ScriptedEngine, bytes]:
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     added = codec.tokenizer.added
 
     def ids(text: str) -> list[int]:
@@ -47,7 +47,7 @@ async def episode(
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("episode", limits=limits, seed=0)
-    nano = agents.make("nano", system="compact", tools="compact")
+    nano = agents.make_agent("nano", system="compact", tools="compact")
     report = await nano.run(TASK, sandbox, session.endpoint)
     turns = await gateway.close(session)
     await gateway.stop()

@@ -37,7 +37,11 @@ def program(planted: str = "") -> Command:
 async def failing(agent: Command) -> list[str]:
     backend = sandbox_or_skip(agent)
     try:
-        return [f"{check.name}: {check.detail}" for check in await exam.examine_program(agent, backend) if not check.ok]
+        return [
+            f"{check.name}: {check.detail}"
+            for check in await exam.examine_agent_program(agent, backend)
+            if not check.ok
+        ]
     finally:
         backend.close()
 
@@ -74,7 +78,7 @@ async def test_side_calls_take_no_step_of_the_script() -> None:
     agent = program(TITLES)
     backend = sandbox_or_skip(agent)
     try:
-        checks = {check.name: check for check in await exam.examine_program(agent, backend)}
+        checks = {check.name: check for check in await exam.examine_agent_program(agent, backend)}
     finally:
         backend.close()
     assert [name for name, check in checks.items() if not check.ok] == []

@@ -36,7 +36,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def repair(name: str, script: Script, folder: Path, model: Path, **more: Any) -> Outcome:
     install_named(name)
-    return await play(agents.make(name), script, folder=folder, model=model, **more)
+    return await play(agents.make_agent(name), script, folder=folder, model=model, **more)
 
 
 def train_on(outcome: Outcome, policy: Path) -> None:
@@ -153,7 +153,7 @@ COPILOT = {
 @pytest.mark.parametrize("dialect", COPILOT)
 async def test_copilot_speaks_three_dialects(tmp_path: Path, policy: Path, dialect: str) -> None:
     install_named("copilot")
-    agent = agents.make("copilot", env=COPILOT[dialect])
+    agent = agents.make_agent("copilot", env=COPILOT[dialect])
     outcome = await play(agent, SCRIPTS["copilot"], folder=tmp_path, model=policy)
     turns = check_repair(outcome)
     assert bases(outcome) == [None, 0, 1, 2, 3]

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from coderepairrl.cli import EXAMPLES, app, main
-from coderepairrl.config import load, shipped
+from coderepairrl.config import load_config, shipped
 from coderepairrl.plan.names import check_names
 from commands import CRRL
 
@@ -119,7 +119,7 @@ def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: s
 
 @pytest.mark.parametrize("preset", sorted(shipped()))
 def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
-    check_names(load(preset))
+    check_names(load_config(preset))
 
 
 def test_one_task_is_one_task(tmp_path: Path) -> None:

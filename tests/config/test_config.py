@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import load, load_run, override, shipped, to_toml
+from coderepairrl.config import load_config, load_run, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode
@@ -19,8 +19,8 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_what_pays_by_default_and_what_the_bar_of_hello_measures(tmp_path: Path) -> None:
-    assert load(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {}
-    hello = load("hello", [])
+    assert load_config(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {}
+    hello = load_config("hello", [])
     repaired = {"patch_edits": 0.5, "tests": 0.5}
     assert hello.reward == {**repaired, "repeats": 0.1}
     assert hello.eval.reward == {**repaired, "patch_lines": 0.0, "patch_similarity": 0.0}
@@ -29,7 +29,7 @@ def test_what_pays_by_default_and_what_the_bar_of_hello_measures(tmp_path: Path)
 
 def test_overrides_and_short_sections(tmp_path: Path) -> None:
     file = write(tmp_path / "a.toml", '[run]\nname = "a"\n[engine]\nname = "tiny"\noptions = {slots = 4}\n')
-    config = load(file, ["train.lr=3e-6", "engine=vllm", "reward={patch_lines=0.6,tests=0.4}", "run.name=b-1"])
+    config = load_config(file, ["train.lr=3e-6", "engine=vllm", "reward={patch_lines=0.6,tests=0.4}", "run.name=b-1"])
     assert config.train.lr == 3e-6
     assert (config.engine.name, config.engine.options) == ("vllm", {})
     assert config.reward == {"patch_lines": 0.6, "tests": 0.4}
@@ -39,11 +39,11 @@ def test_overrides_and_short_sections(tmp_path: Path) -> None:
 def test_extends_one_level(tmp_path: Path) -> None:
     write(tmp_path / "base.toml", '[run]\nname = "base"\nsteps = 7\n[reward]\ntests = 1.0\n')
     child = write(tmp_path / "child.toml", 'extends = "base.toml"\nreward = "patch_lines"\n[run]\nname = "child"\n')
-    config = load(child)
+    config = load_config(child)
     assert (config.run.name, config.run.steps, config.reward) == ("child", 7, {"patch_lines": 1.0})
     grandchild = write(tmp_path / "grandchild.toml", 'extends = "child.toml"\n')
     with pytest.raises(ConfigError, match="itself extends"):
-        load(grandchild)
+        load_config(grandchild)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_extends_one_level(tmp_path: Path) -> None:
 def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, message: str, fix: str) -> None:
     file = write(tmp_path / "a.toml", '[run]\nname = "a"\n')
     with pytest.raises(ConfigError) as caught:
-        load(file, [override])
+        load_config(file, [override])
     assert message in str(caught.value)
     assert fix in caught.value.fix
     assert caught.value.exit_code is ExitCode.USAGE
@@ -75,7 +75,7 @@ def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
 
     def said(source: str | Path, *overrides: str) -> str:
         with pytest.raises(ConfigError) as caught:
-            load(source, overrides)
+            load_config(source, overrides)
         return str(caught.value)
 
     assert said("thesis", "train.lrr=1") == "override 'train.lrr=1': unknown key 'train.lrr'"
@@ -96,37 +96,37 @@ def test_unreadable_files(tmp_path: Path) -> None:
         broken = tmp_path / "broken.toml"
         broken.write_bytes(content.encode("utf-8", "surrogateescape"))
         with pytest.raises(ConfigError, match="broken.toml"):
-            load(broken)
+            load_config(broken)
     with pytest.raises(ConfigError, match="no config file"):
-        load(tmp_path / "missing.toml")
+        load_config(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="run"):
-        load(write(tmp_path / "nameless.toml", "[train]\nlr = 1.0\n"))
+        load_config(write(tmp_path / "nameless.toml", "[train]\nlr = 1.0\n"))
 
 
 def test_resolved_config_reads_back(tmp_path: Path) -> None:
-    config = load(write(tmp_path / "a.toml", '[run]\nname = "a"\n[tasks.options]\npath = "x.jsonl"\n'))
+    config = load_config(write(tmp_path / "a.toml", '[run]\nname = "a"\n[tasks.options]\npath = "x.jsonl"\n'))
     again = write(tmp_path / "again.toml", to_toml(config))
-    assert load(again) == config
+    assert load_config(again) == config
     assert tomllib.loads(to_toml(config))["train"]["algorithm"] == "gspo"
 
 
 def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> None:
     """`--resume` would go on with another loss, under the name of the one that the run began with."""
-    written = to_toml(load("hello")).replace(
+    written = to_toml(load_config("hello")).replace(
         "[train]\n", '[gateway]\naccept = []\n\n[train]\nhead = "model"\n"a.b" = 1\n'
     )
     (tmp_path / "run").mkdir()
     write(tmp_path / "run" / "config.toml", written)
     write(tmp_path / "run" / "run.json", "{}")
     with pytest.raises(ConfigError, match=r"has settings that this version lacks: gateway, train\.head, train\.a\.b"):
-        load(tmp_path / "run")
-    assert load_run(tmp_path / "run") == override(load("hello"), [f"run.dir={tmp_path}"])
+        load_config(tmp_path / "run")
+    assert load_run(tmp_path / "run") == override(load_config("hello"), [f"run.dir={tmp_path}"])
     assert load_run(tmp_path / "run", ["train.lr=1e-3"]).train.lr == 1e-3
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_config_parses(name: str) -> None:
-    assert load(name).run.name
+    assert load_config(name).run.name
 
 
 def test_the_reference_is_current() -> None:
@@ -142,4 +142,4 @@ def test_settings_in_the_documentation_exist(tmp_path: Path) -> None:
     configurations = [block for block in blocks if tomllib.loads(block).keys() <= Config.model_fields.keys()]
     assert len(configurations) >= 5
     for block in configurations:
-        load(write(tmp_path / "documented.toml", block), ["run.name=documented"])
+        load_config(write(tmp_path / "documented.toml", block), ["run.name=documented"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import explain, load, override, shipped
+from coderepairrl.config import explain, load_config, override, shipped
 from coderepairrl.config.secrets import secrets
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.stages import evaluation
@@ -44,14 +44,14 @@ HIDDEN = [
 @pytest.mark.parametrize("given", HIDDEN)
 def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="secret in clear") as refused:
-        load("hello", [given])
+        load_config("hello", [given])
     shown = f"{refused.value} {refused.value.fix}"
     assert SECRET not in shown and LOOKS_LIKE_ONE not in shown and "12345678" not in shown
     assert given.partition("=")[0] in shown and "environment variable" in shown
     for refuse in (
-        lambda: override(load("hello"), [given]),
+        lambda: override(load_config("hello"), [given]),
         lambda: explain("hello", [given]),
-        lambda: evaluation.resolve("builtin:tiny", [given]),
+        lambda: evaluation.plan_evaluation("builtin:tiny", [given]),
     ):
         with pytest.raises((ConfigError, UsageError)) as again:
             refuse()
@@ -62,7 +62,7 @@ def test_a_file_with_one_is_refused_by_its_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'[run]\nname = "a"\n[engine.options]\napi_key = {json.dumps(SECRET)}\n')
     with pytest.raises(ConfigError, match=r"mine\.toml: engine\.options\.api_key is a secret in clear") as refused:
-        load(file)
+        load_config(file)
     assert SECRET not in str(refused.value)
 
 
@@ -82,9 +82,9 @@ def test_a_file_with_one_is_refused_by_its_key(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_variables_placeholders_and_counts_are_none(given: str) -> None:
-    load("hello", [given])
+    load_config("hello", [given])
 
 
 def test_nothing_that_ships_has_one() -> None:
     for path in shipped().values():
-        assert not list(secrets(load(path).model_dump()))
+        assert not list(secrets(load_config(path).model_dump()))

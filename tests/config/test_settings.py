@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.config import explain, load
+from coderepairrl.config import explain, load_config
 
 
 def write(path: Path, text: str) -> Path:
@@ -36,7 +36,7 @@ def test_each_setting_says_who_set_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["hello", "thesis-32b"])
 def test_the_settings_are_the_config_that_is_run(name: str) -> None:
-    data = load(name).model_dump(mode="json")
+    data = load_config(name).model_dump(mode="json")
     for each in explain(name):
         value = data
         for part in each.key.split("."):
@@ -62,12 +62,12 @@ def test_the_command(tmp_path: Path) -> None:
 def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: Path) -> None:
     """Neither those of training nor of evaluation, which were of the same source."""
     text = 'extends = "hello"\n[run]\nname = "mine"\n[tasks]\nsource = "handmade"\n'
-    for config in (load(write(tmp_path / "mine.toml", text)), load("hello", ["tasks.source=handmade"])):
+    for config in (load_config(write(tmp_path / "mine.toml", text)), load_config("hello", ["tasks.source=handmade"])):
         assert (config.tasks.source, config.tasks.options, config.eval.options) == ("handmade", {}, {})
     more = text + "options = { n = 3 }\n[eval]\noptions = { n = 2 }\n"
-    config = load(write(tmp_path / "more.toml", more))
+    config = load_config(write(tmp_path / "more.toml", more))
     assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"n": 2})
-    config = load("hello", ["tasks.options.n=3", "tasks.source=jsonl", "eval.source=mutants"])
+    config = load_config("hello", ["tasks.options.n=3", "tasks.source=jsonl", "eval.source=mutants"])
     assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"split": "test", "n": 256})
     same = write(tmp_path / "same.toml", text.replace("handmade", "mutants"))
-    assert load(same).tasks == load("hello").tasks and load(same).eval == load("hello").eval
+    assert load_config(same).tasks == load_config("hello").tasks and load_config(same).eval == load_config("hello").eval

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.stages import jobs_file
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,7 +24,7 @@ PRINTED = [
 def test_a_configuration_in_the_documentation_can_be_loaded(page: str, body: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(body)
-    assert load(file).run.name == "mine", page
+    assert load_config(file).run.name == "mine", page
 
 
 def test_the_jobs_in_the_documentation_and_the_examples_are_sound(tmp_path: Path) -> None:
@@ -33,4 +33,4 @@ def test_the_jobs_in_the_documentation_and_the_examples_are_sound(tmp_path: Path
         (tmp_path / title).write_text(body)
     assert [title for title, _ in blocks] == ["recipe.toml", "study.toml"]
     for path in (*tmp_path.glob("*.toml"), *(DOCS.parent / "examples" / "jobs").glob("*.toml")):
-        assert [job.config().run.seed for job in jobs_file.read(str(path)).jobs if job.kind != "command"]
+        assert [job.config().run.seed for job in jobs_file.read_jobs_file(str(path)).jobs if job.kind != "command"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.grading import apply
+from coderepairrl.grading import apply_patch
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, Task
 
@@ -17,7 +17,7 @@ class Gold(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         last = task.id.rpartition("/")[2]
         if "r" in last:
-            assert not await apply(sandbox, task.reference)
+            assert not await apply_patch(sandbox, task.reference)
         elif "s" in last:
             await sandbox.write("notes.txt", b"I was here.\n")
         return AgentReport("submitted")

@@ -15,14 +15,14 @@ import transformers
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import merge
+from coderepairrl.learn import merge_in_child
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.replying import replying
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
 from coderepairrl.stages.serve import plan_server
 from coderepairrl.sync import weights
-from coderepairrl.tokens.verify import verify
+from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Sampling
 from e2e.conftest import Project, until
 
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     said = project.crrl("export", str(project.run.path), str(tmp_path / "half"), "--precision", "bf16")
     assert "% of what the adapters add is left after rounding to bf16" in said.stderr
     transformers.AutoModelForCausalLM.from_pretrained(plain)
-    verify(tokens.load(plain, renderer="auto", thinking=False))
+    verify_codec(tokens.load_codec(plain, renderer="auto", thinking=False))
     config = ("train", str(project.config), "run.name=again", "run.steps=0", "eval.before=true", "eval.tasks=2", *short)
     summary = json.loads(project.crrl(*config, f"model.path={project.run.path}", "--json").stdout.splitlines()[-1])
     assert summary["evaluations"]["eval"]["0"]["episodes"]
@@ -111,7 +111,7 @@ def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: P
     assert done.returncode == 1 and "Traceback" not in done.stderr and f"cannot write {tmp_path}" in done.stderr
     assert not list((tmp_path / "plain").iterdir())
     assert subprocess.run(command, capture_output=True).returncode == 0
-    assert weights.checksum(tmp_path / "plain") == weights.checksum(models.folder("builtin:tiny"))
+    assert weights.checksum(tmp_path / "plain") == weights.checksum(models.model_folder("builtin:tiny"))
 
 
 async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     assert plan.model.name == str(project.run.checkpoints / "00003")
     assert plan.model.folder == project.run.path / "model"
     steps = [record for record in project.records() if record["type"] == "step"]
-    await merge(plan.model.folder, plan.model.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
+    await merge_in_child(plan.model.folder, plan.model.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
     assert weights.checksum(tmp_path / "merged") == steps[-1]["checksum"]
 
     async def logprobs(engine: Engine) -> list[float]:

@@ -15,7 +15,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.plan import plan_run
 from coderepairrl.sync.weights import shared_path
 from e2e.conftest import HERE, Project, until
 
@@ -57,27 +57,27 @@ def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_mistake_costs_no_run_folder(project: Project, override: str, message: str, fix: str) -> None:
     with pytest.raises(CodeRepairError, match=message) as caught:
-        stages.plan(configs.load(project.config, [override]))
+        stages.preview_run(configs.load_config(project.config, [override]))
     assert caught.value.exit_code == 2
     assert fix in caught.value.fix
     with pytest.raises(CodeRepairError, match=message):
-        asyncio.run(stages.run(configs.load(project.config, [override]), quiet=True))
+        asyncio.run(stages.run_training(configs.load_config(project.config, [override]), quiet=True))
     assert not project.run.path.exists()
 
 
 def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Project) -> None:
     other = project.path / "other"
-    shutil.copytree(models.folder("builtin:tiny"), other)
+    shutil.copytree(models.model_folder("builtin:tiny"), other)
     spec = json.loads((other / "config.json").read_text())
     llama = spec | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     (other / "config.json").write_text(json.dumps(llama))
     overrides = ["model.path=other", "model.renderer=qwen3"]
     with pytest.raises(ConfigError, match="serves Qwen3ForCausalLM, and .* is LlamaForCausalLM") as caught:
-        stages.plan(configs.load(project.config, overrides))
+        stages.preview_run(configs.load_config(project.config, overrides))
     assert "engine=vllm" in caught.value.fix
     (other / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights") as caught_too:
-        stages.plan(configs.load(project.config, [*overrides, "model.init=weights"]))
+        stages.preview_run(configs.load_config(project.config, [*overrides, "model.init=weights"]))
     assert "model.init=random" in caught_too.value.fix
 
 
@@ -148,7 +148,7 @@ def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.M
     """Here the prompts fit, and the files that the agent adds in the sandbox do not."""
     monkeypatch.chdir(project.path)
     agent = "agent={name='direct', options={system='', files='all', context_chars=1500}}"
-    longest = resolve(configs.load(project.config, [agent])).prompt
+    longest = plan_run(configs.load_config(project.config, [agent])).prompt
     assert longest is not None
     room = [agent, f"rollout.tokens={longest.tokens + 1}", "rollout.turn_tokens=1"]
     done = project.crrl("train", str(project.config), *room, "run.steps=1", check=False)

@@ -27,7 +27,7 @@ def test_a_changed_learning_rate_is_replayed_bit_for_bit(project: Project) -> No
     forget_checkpoints(project)
     done = project.crrl("train", folder, "--resume", "train.lr=5e-3", "rollout.seconds=20", "run.steps=3")
     assert "resumed after step 2 of 3: steps 1 to 2 replayed from the log" in done.stderr
-    assert configs.load(folder).train.lr == 5e-3
+    assert configs.load_config(folder).train.lr == 5e-3
     assert sorted(project.run.saved_checkpoints()) == [2, 3], "one where the settings changed"
     forget_checkpoints(project)
     done = project.crrl("train", folder, "--resume", "run.steps=4", "--json")
@@ -53,10 +53,10 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
     ):
         with pytest.raises(ConfigError, match=why):
             changes_at_resume(
-                project.run, read_history(project.run), configs.load(project.run.path, [override]), {}, ()
+                project.run, read_history(project.run), configs.load_config(project.run.path, [override]), {}, ()
             )
     before = project.run.config.read_text()
     assert 'tools = "compact"\n' in before
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
-        changes_at_resume(project.run, read_history(project.run), configs.load(project.run.path), {}, ())
+        changes_at_resume(project.run, read_history(project.run), configs.load_config(project.run.path), {}, ())

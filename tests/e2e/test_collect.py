@@ -188,18 +188,18 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     whole = await collect(plan_evaluations("mutants", twice, ["builtin:tiny"], output=Path("whole"), collects=True))
     examples = read_examples(Path(whole["examples"]))
     assert len(examples) == whole["exact"] == 5 and whole["rendered"] == 0, "of six, two make the same patch"
-    folder = models.folder("builtin:tiny")
-    codec = tokens.load(folder, renderer="auto", thinking=False)
+    folder = models.model_folder("builtin:tiny")
+    codec = tokens.load_codec(folder, renderer="auto", thinking=False)
     sampled = {each.id: each.sampled for each in logged_episodes(RunFolder(Path("whole")).records())}
     whole_calls = 0
     for example in examples:
-        [row] = tokens.rows(codec, example.messages, example.tools)
+        [row] = tokens.conversation_rows(codec, example.messages, example.tools)
         assert codec.decode(row.ids) == codec.decode(example.ids), "messages and tools say what the ids do"
         if not any("<tool_call>" in str(each.get("content", "")) for each in example.messages):  # of a malformed call
             assert (row.ids, row.trained) == (example.ids, example.trained)
             whole_calls += 1
         assert sum(example.trained) == sampled[example.episode]
-        assert example.tokenizer == tokens.digest(folder)
+        assert example.tokenizer == tokens.tokenizer_digest(folder)
     assert whole_calls >= 3
 
     log = RunFolder(project.path / "killed").log

@@ -131,7 +131,7 @@ def test_what_an_agent_repairs_is_found_and_its_predictions_are_graded_alike(pro
     done = project.crrl(*GOLD, "-o", "gold", "--json")
     assert "\neval: reward " in done.stderr and "after step" not in done.stderr, "nothing was trained"
     found = json.loads(done.stdout)
-    names = [task.id.rpartition("/")[2] for task in tasks.make("handmade") if task.split == "train"]
+    names = [task.id.rpartition("/")[2] for task in tasks.make_source("handmade") if task.split == "train"]
     repaired = sum("r" in name for name in names)
     filled = sum("r" in name or "s" in name for name in names)
     assert 0 < repaired < filled <= len(names)

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.plan.replying import Part, opening, parts
+from coderepairrl.plan.replying import Part, opening, split_by_engine
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import read_results, results_as_text
@@ -97,7 +97,7 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }}, dtype = "bfloat16"'
     engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
     plans = [each.plan for each in planned(tmp_path, adapters, engine)]
-    (part,) = parts(plans, 2)
+    (part,) = split_by_engine(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
     async with (
         opening(plans, part, tmp_path) as opens,
@@ -175,7 +175,9 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     def of(policies: list[Path], *engine: str, executor: str = "local") -> list[Part]:
         plans = [each.plan for each in planned(tmp_path, policies, *engine)]
         rollout = plans[0].config.rollout.model_copy(update={"executor": executor})
-        return parts([each.replace(config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2)
+        return split_by_engine(
+            [each.replace(config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2
+        )
 
     assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
     assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]

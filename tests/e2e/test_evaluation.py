@@ -34,7 +34,7 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False) -
 
 
 def chosen(model: Path, *more: str) -> AgentPlan:
-    return evaluation.resolve(str(model), [*SETTINGS, *more])
+    return evaluation.plan_evaluation(str(model), [*SETTINGS, *more])
 
 
 async def test_a_model_is_measured_on_two_sources_without_a_learner(
@@ -59,7 +59,7 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     assert open_run(folder.path).tasks().keys() >= {"cwe/0", "cwe/1", "cwe/2"}
     assert {task.id: task for task in JsonlSource(folder.path / "tasks.jsonl")} == open_run(folder.path).tasks()
     with pytest.raises(UsageError, match="is an evaluation: it has trained no model"):
-        models.named(str(folder.path))
+        models.resolve_model(str(folder.path))
     with pytest.raises(UsageError, match="already holds a run"):
         await measure(chosen(miniature, *more), folder)
     episodes = [record for record in folder.records() if record["type"] == "episode"]

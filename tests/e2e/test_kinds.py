@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 
 from .conftest import Project
 
@@ -53,7 +53,7 @@ def test_two_kinds_in_one_run_and_where_their_tokens_went(project: Project) -> N
     assert summary["account"]["balanced"] and kinds["label"]["trained"]
     assert {"reward/plain", "reward/label"} <= summary["metrics"].keys()
     assert {task.kind for task in project.run.tasks().values()} == {"", "label"}
-    assert load(project.run.config).kinds["label"].tokens == 400
+    assert load_config(project.run.config).kinds["label"].tokens == 400
 
     wrong = project.crrl("train", str(project.config), "run.name=other", "kinds.lable.calls=3", check=False)
     assert wrong.returncode == 2 and "did you mean 'label'?" in wrong.stderr

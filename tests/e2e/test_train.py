@@ -78,9 +78,9 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     copy, before = RunFolder(project.path / "elsewhere" / "a copy"), project.records()
     shutil.copytree(project.run.path, copy.path)
     for source in (copy.path, copy.config):
-        assert stages.named(str(source), configs.load(source)).path == copy.path
+        assert stages.resumed_folder(str(source), configs.load_config(source)).path == copy.path
         with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
-            stages.named(str(source), configs.load(source, ["run.dir=runs"]))
+            stages.resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
     again = project.crrl("train", str(copy.path), "run.steps=1", "--resume", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
     assert project.records() == before

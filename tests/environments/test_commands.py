@@ -16,7 +16,7 @@ from coderepairrl.environments import ReadyImage, commands, dockerfile, prepare_
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.rootfs import find, store
+from coderepairrl.sandbox.rootfs import find_image, store
 from coderepairrl.types import Task
 
 from .conftest import open_folder
@@ -66,12 +66,12 @@ def build(context: Path, base: Path, text: str = DOCKERFILE) -> tuple[ReadyImage
     """The image, and which commands were run to make it."""
     (context / "Dockerfile").write_text(text)
     lines: list[str] = []
-    [ready] = prepare_images([dockerfile.named(context)], offered=base, say=lines.append)
+    [ready] = prepare_images([dockerfile.dockerfile_image_name(context)], offered=base, say=lines.append)
     return ready, [line for line in lines if ": running " in line]
 
 
 def tree_of(ready: ReadyImage) -> Path:
-    folder, _ = find(ready.pinned, 65533 if os.geteuid() == 0 else None)
+    folder, _ = find_image(ready.pinned, 65533 if os.geteuid() == 0 else None)
     return folder / "tree"
 
 
@@ -196,7 +196,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(context: Path, base: Path,
     slow = "FROM base\nWORKDIR /app\nRUN echo once > once\nRUN test -e /app/go || (echo half > /half; sleep 600)\n"
     (context / "Dockerfile").write_text(slow)
     images = store(65533 if os.geteuid() == 0 else None)
-    child = subprocess.Popen([sys.executable, "-c", PROGRAM, dockerfile.named(context), str(base)])
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, dockerfile.dockerfile_image_name(context), str(base)])
     try:
         while not list(images.glob(".building*/tree/half")):  # not from `cache` on, where folders come and go
             assert child.poll() is None

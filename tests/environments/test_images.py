@@ -40,7 +40,7 @@ def prepare(name: str, **options: Path) -> ReadyImage:
 
 
 def tree_of(ready: ReadyImage) -> Path:
-    where, _ = rootfs.find(ready.pinned, USER)
+    where, _ = rootfs.find_image(ready.pinned, USER)
     return where / "tree"
 
 
@@ -79,7 +79,7 @@ def test_tags_are_resolved_once_and_digests_say_it_all(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "oci")
     assert prepare(f"registry.example/some/where:tag@{first}").image == ready.image, "it is here by its digest"
     with pytest.raises(TaskError, match="not prepared"):
-        rootfs.find(f"registry.example/some/where:tag@{second}", USER)
+        rootfs.find_image(f"registry.example/some/where:tag@{second}", USER)
 
 
 def test_an_archive_of_docker_save_and_an_offered_folder(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
     some = [Task(f"a/{n}", "repair it", "python", f"image:{name}", b"") for n, name in enumerate(names)]
     pinned = [ready.pinned for ready in made]
     assert states([*some, some[1]]) == [State(pinned[0], "as built", 1), State(pinned[1], "as built", 2)]
-    folder, _ = rootfs.find(names[0], USER)
+    folder, _ = rootfs.find_image(names[0], USER)
     for damaged, hit in (("tree/opt/library.py", [0, 1]), ("tree/testbed/own", [0]), ("manifest.json", [0])):
         path = folder / damaged
         data = bytearray(path.read_bytes())
@@ -256,7 +256,7 @@ def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -
     layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
     with pytest.raises(Several):
         prepare_images(["-a", f"oci:{tmp_path}/oci:x", "-b"])
-    rootfs.find(f"oci:{tmp_path}/oci:x", USER)
+    rootfs.find_image(f"oci:{tmp_path}/oci:x", USER)
 
 
 def test_layers_that_images_share_are_counted_once(tmp_path: Path) -> None:

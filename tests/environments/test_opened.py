@@ -135,7 +135,7 @@ async def test_the_change_is_taken_by_our_git_and_applies_in_a_fresh_one(
         with pytest.raises(PermissionError):
             await box.read("../etc/hosts")
     async with backend.open(one) as box:
-        assert not await grading.apply(box, patch) and await box.diff() == patch
+        assert not await grading.apply_patch(box, patch) and await box.diff() == patch
 
 
 async def test_nothing_of_the_host_is_seen(
@@ -205,7 +205,7 @@ def test_an_image_that_lost_a_file_is_refused_at_the_start_and_unpacked_again(
     backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
 ) -> None:
     image = task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")])).workspace.removeprefix("image:")
-    unpacked, _ = rootfs.find(image, backend.user)
+    unpacked, _ = rootfs.find_image(image, backend.user)
     backend.check_image(image)
     for lost in ("tree/testbed/lost.py", "git/refs/heads/main", "manifest.json"):
         content = (unpacked / lost).read_bytes()
@@ -262,7 +262,7 @@ async def test_the_exam(
     left_out = set() if copy else {exam.no_writes}
     monkeypatch.setattr(exam, "QUESTIONS", [each for each in exam.QUESTIONS if each not in left_out])
     made = Redirected(oci, programs, copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
-    checks = await exam.examine(made)
+    checks = await exam.examine_sandbox(made)
     made.close()
     assert [(check.name, check.detail) for check in checks if not check.ok] == [] and len(checks) > 10
 
@@ -271,7 +271,7 @@ async def test_the_exam(
 @pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
 async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, family: str) -> None:
     made = Redirected(oci, programs, **redteam.TIGHT)
-    outcomes = await redteam.run(made, [family], controls=False)
+    outcomes = await redteam.run_attacks(made, [family], controls=False)
     made.close()
     succeeded = {outcome.name for outcome in outcomes if outcome.succeeded}
     assert succeeded <= {"a set-user-id program"} and outcomes  # it asks who it is: root already, of no capability

@@ -77,7 +77,7 @@ def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cac
     for each in (ours, shares):
         trees.owned(each, user)
     found = fetch.from_layout(tmp_path / "oci", manifests.Reference("oci", f"{tmp_path}/oci", "", made), "x")
-    unpacking = trees.Unpacking(found, ours, shares, trees.folder(store / "work"), user, 0, lambda _: None)
+    unpacking = trees.Unpacking(found, ours, shares, trees.make_open_folder(store / "work"), user, 0, lambda _: None)
     reports = unpacking.all_layers()
     expected, differences = tree(theirs), []
     for name, (kind, mode, what, time, same) in expected.items():
@@ -89,6 +89,6 @@ def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cac
             expected[name] = (kind, allowed, what, time, same)
     mine = tree(ours)
     assert {name: about for name, about in expected.items() if not stat.S_ISCHR(about[0])} == mine  # type: ignore[arg-type]
-    summary = trees.summary(reports)
+    summary = trees.merge_layer_reports(reports)
     assert set(differences) - set().union(*summary["left_out"].values()) == set(), "every difference is listed"
     assert len(mine) > 800 and len(differences) > 4

@@ -90,7 +90,7 @@ def test_tags_and_digests_of_a_registry(registry: str, tmp_path: Path, cache: Pa
     assert report["asked"] == pushed and (report["converted"] == pushed) == (form == "oci")
     for name in (ready.pinned, f"{registry}/bench/toy-{form}:1@{pushed}", f"elsewhere.example/x@{report['converted']}"):
         assert prepare(name).image == ready.image
-    where, _ = rootfs.find(ready.pinned, USER)
+    where, _ = rootfs.find_image(ready.pinned, USER)
     assert (where / "tree/testbed/app.py").read_text() == "1\n"
     blobs = [path for path in (cache / "images/blobs").rglob("*") if path.is_file()]
     shutil.rmtree(where)
@@ -121,14 +121,14 @@ def test_layers_that_are_here_are_not_fetched_again_and_corrupt_ones_are(
         and "fetching 0 MiB" in said[1]
         and large.stat().st_mtime_ns == before
     )
-    shutil.rmtree(rootfs.find(first, USER)[0])
+    shutil.rmtree(rootfs.find_image(first, USER)[0])
     data = bytearray(large.read_bytes())
     data[1000] ^= 1
     large.write_bytes(data)
     said.clear()
     [ready] = prepare_images([first], say=said.append)
     assert any("corrupt" in line and "again" in line for line in said)
-    assert (rootfs.find(ready.pinned, USER)[0] / "tree/testbed/new").stat().st_size == 500_000
+    assert (rootfs.find_image(ready.pinned, USER)[0] / "tree/testbed/new").stat().st_size == 500_000
 
 
 def test_what_a_registry_does_not_have(registry: str, tmp_path: Path) -> None:

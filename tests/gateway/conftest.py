@@ -90,7 +90,7 @@ def identical(turns: Sequence[Turn], engine: Fake) -> None:
 
 @pytest.fixture(scope="session")
 def codec(miniature: Path) -> tokens.Codec:
-    return tokens.load(miniature)
+    return tokens.load_codec(miniature)
 
 
 class Said:

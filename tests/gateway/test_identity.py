@@ -209,7 +209,7 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
     miniature: Path, codec: tokens.Codec, tmp_path: Path
 ) -> None:
     """A real model behind real HTTP: the same prompt and seed sampled again give the recorded ids and logprobs."""
-    engine = await engines.make("tiny").start(miniature, log_dir=tmp_path)
+    engine = await engines.make_engine("tiny").start(miniature, log_dir=tmp_path)
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=40), on_turn=lambda *_: None)
     await gateway.start()
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.grading import apply, grade, witness
+from coderepairrl.grading import apply_patch, grade, witness
 from coderepairrl.grading.checks import restore
 from coderepairrl.grading.reports import PARSERS, lacking
 from coderepairrl.grading.steering import left_out
@@ -102,7 +102,7 @@ def backend() -> SandboxBackend:
     bwrap()
     packages = Path(pytest.__file__).parents[1]
     env = {"PYTHONPATH": str(packages), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return sandboxes.make("bwrap", binds=(str(packages),), env=env)
+    return sandboxes.make_backend("bwrap", binds=(str(packages),), env=env)
 
 
 def made(repository: Repository, kind: str) -> Task:
@@ -193,7 +193,7 @@ async def test_without_a_witness_they_do(kind: str, name: str, repository: Repos
     """The positive control: the exit code says that all is well."""
     task = made(repository, kind)
     async with backend.open(task) as fresh:
-        assert await apply(fresh, cheat(repository, name), left_out(task.reference, task.checks)) == ""
+        assert await apply_patch(fresh, cheat(repository, name), left_out(task.reference, task.checks)) == ""
         assert await restore(fresh, task.checks) == ""
         done = await fresh.exec(COMMANDS[kind], timeout=30.0)
         assert done.ok, done.output.decode()

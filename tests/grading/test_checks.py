@@ -14,7 +14,7 @@ import pytest
 from coderepairrl.checks.task_source import study, verify_tasks
 from coderepairrl.grading import Outcome, Verdict, grade, judge
 from coderepairrl.grading.steering import left_out
-from coderepairrl.sandbox import make
+from coderepairrl.sandbox import make_backend
 from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
@@ -270,7 +270,7 @@ async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_pa
     counter = tmp_path / "counter"
     counter.write_text("")
     counter.chmod(0o666)
-    backend = make("unsafe-local")
+    backend = make_backend("unsafe-local")
     checks = replace(task.checks, restore={"test_limits.py": FLAKY.format(counter)}, fail_to_pass=(), pass_to_pass=())
     unnamed = replace(task, checks=checks)
     found = await study(unnamed, backend, 3)

@@ -13,7 +13,7 @@ import pytest
 from coderepairrl import grading, sandbox
 from coderepairrl.errors import GraderFault, SandboxFault
 from coderepairrl.grading import harness, programs
-from coderepairrl.tasks.prepare import prepare
+from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Checks, Command, Task
 
 RESULTS = "swebench:parse_log_pytest?eval_type=pass_and_fail&instance_id=a__b-1&version=1.0"
@@ -103,9 +103,9 @@ FUZZY = b"""--- a/a.txt
 @pytest.mark.parametrize(("patch", "problem"), [(FUZZY, ""), (b"--- a/b\n+++ b/b\n@@ -1 +1 @@\n-x\n+y\n", "not even")])
 async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, problem: str, isolating: None) -> None:
     """By the harness's own attempts: a line of context that differs is forgiven, a file that is not there is not."""
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     async with backend.open(task) as box:
-        refused = await harness.apply(box, patch, harness.RULES["swebench"])
+        refused = await harness.apply_as_benchmark(box, patch, harness.RULES["swebench"])
         assert problem in refused and bool(problem) == bool(refused)
         assert (b"thirteen" in await box.read("a.txt")) is not bool(problem)
     backend.close()
@@ -121,7 +121,7 @@ async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, pro
 )
 async def test_a_program_that_is_not_there_is_no_verdict(task: Task, rules: str, lacking: str, isolating: None) -> None:
     """As in an image without it: a fault that names the program, not a patch that does not apply."""
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     linked = "mkdir /tmp/bin; cd /tmp/bin; ln -s $(command -v bash) python"
     linked += "; for name in bash cat git mktemp patch; do ln -s $(command -v $name) .; done"
     async with backend.open(task) as box:
@@ -129,13 +129,13 @@ async def test_a_program_that_is_not_there_is_no_verdict(task: Task, rules: str,
         run = box.exec
         box.exec = lambda argv, **more: run(["env", "PATH=/tmp/bin", *argv], **more)  # type: ignore[method-assign]
         with pytest.raises(SandboxFault, match=lacking) as caught:
-            await harness.apply(box, FUZZY, harness.RULES[rules])
+            await harness.apply_as_benchmark(box, FUZZY, harness.RULES[rules])
     assert lacking in caught.value.fix
     backend.close()
 
 
 async def test_what_a_command_prints_is_judged(task: Task, isolating: None) -> None:
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     for line, resolved in (("PASSED t.py::a", True), ("FAILED t.py::a - no", False)):
         patch = f"--- /dev/null\n+++ b/results\n@@ -0,0 +1 @@\n+{line}\n".encode()
         async with backend.open(task) as box:
@@ -151,7 +151,7 @@ async def test_a_parser_that_there_is_not_is_no_verdict_on_a_patch(task: Task, i
     [command] = task.checks.commands
     results = "swebench:parse_log_nonsense"
     asked = replace(task, checks=replace(task.checks, commands=(replace(command, results=results),)))
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     async with backend.open(asked) as box:
         verdict = await grading.grade(box, asked, b"")
     assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
@@ -162,7 +162,7 @@ async def test_preparing_installs_the_harness_without_which_nothing_is_judged(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A harness that is not there is a fault of the grader, never a zero and not the end of a run."""
-    await prepare([task])
+    await prepare_tasks([task])
     assert (harness.SWEBENCH.install() / "bin/python").exists()
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -11,7 +11,7 @@ import pytest
 
 from coderepairrl.grading import grade
 from coderepairrl.grading.checks import restore
-from coderepairrl.sandbox import make
+from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 
@@ -104,6 +104,6 @@ async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Reposi
 async def test_names_that_lead_out_are_refused(path: str, repository: Repository) -> None:
     task = made(repository)
     task = replace(task, checks=replace(task.checks, restore={path: ""}))
-    async with make("unsafe-local").open(task) as fresh:
+    async with make_backend("unsafe-local").open(task) as fresh:
         assert "no way to restore" in await restore(fresh, task.checks)
         assert not os.path.lexists(Path(fresh.workdir).parent / "evil")

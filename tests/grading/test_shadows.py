@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from coderepairrl.grading import grade
-from coderepairrl.rewards import make, score, with_patch
+from coderepairrl.rewards import make_rewards, score, with_patch
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Repository, bwrap
 
@@ -124,8 +124,8 @@ async def test_names_are_read_as_git_reads_them(header: str, repository: Reposit
 async def test_build_reads_files_with_modules_of_pythons_own(repository: Repository) -> None:
     task = made(repository, "-m")
     broken = cheat(repository, {"json.py": b"", "data.json": b"{,,}\n"})
-    [found] = await score(make("build"), task, with_patch(task, broken), bwrap())
+    [found] = await score(make_rewards("build"), task, with_patch(task, broken), bwrap())
     assert found.value == 0.0
     assert found.note.startswith("data.json cannot be read")
-    [found] = await score(make("build"), task, with_patch(task, task.reference), bwrap())
+    [found] = await score(make_rewards("build"), task, with_patch(task, task.reference), bwrap())
     assert found.value == 1.0

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
 from coderepairrl.learn.advantages import overlong, ties_broken
@@ -137,7 +137,7 @@ def test_rewards_fall_before_the_limit_and_further_scores_break_ties():
 )
 def test_shaping_that_cannot_act_is_refused(overrides, says):
     with pytest.raises(ConfigError, match=says):
-        load("hello", overrides)
-    load(
+        load_config("hello", overrides)
+    load_config(
         "hello", ["train.tie_break={file_match=0.1}", "reward={patch_edits=1,file_match=0}", "train.overlong_buffer=9"]
     )

@@ -18,9 +18,9 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention, loading, probe, recurrence
 from coderepairrl.learn.learner import init_random, language_model
-from coderepairrl.learn.pack import pack
+from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.recurrence import Part, parts
+from coderepairrl.learn.recurrence import Part, tree_parts
 from coderepairrl.learn.trainer import Trainer
 
 EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -51,7 +51,7 @@ def test_rows_of_a_tree_score_and_pull_as_each_does_alone(name, folders):
     policy = Policy.load(folders(name))
     assert (policy.found.way, policy.found.notice) == ("trees", "")
     assert policy.found.chunked == ARCHITECTURES[name].chunked
-    logprobs, gradients = apart(found(policy, pack(ROWS)), alone(folders(name), torch.float32))
+    logprobs, gradients = apart(found(policy, pack_samples(ROWS)), alone(folders(name), torch.float32))
     assert max(logprobs, gradients) < ARCHITECTURES[name].rounding
 
 
@@ -64,11 +64,11 @@ def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, 
     (notice,) = trainer.notices
     assert "row by row" in notice
     with pytest.raises(ValueError, match="one row at a time"):
-        trainer.policy.logprobs(pack(ROWS), 1.0)
+        trainer.policy.logprobs(pack_samples(ROWS), 1.0)
     parts, total = [], dict[str, torch.Tensor]()
     weights = torch.linspace(0.5, 1.5, len(expected[0])).split([sum(row.trained) for row in ROWS])
     for row, weight in zip(ROWS, weights, strict=True):
-        logp_N = trainer.policy.logprobs(pack([row]), 1.0)
+        logp_N = trainer.policy.logprobs(pack_samples([row]), 1.0)
         (logp_N * weight).sum().backward()
         parts.append(logp_N.detach().double())
     total = {key: p.grad.double() for key, p in trainer.policy.parameters.items() if p.grad is not None}
@@ -95,8 +95,8 @@ def test_a_step_is_that_of_micro_batches_of_one_row(settings, name, folders, mon
 
 
 def test_parts_of_a_tree_end_where_it_branches():
-    batch = pack(ROWS)
-    found = list(parts(batch.spans))
+    batch = pack_samples(ROWS)
+    found = list(tree_parts(batch.spans))
     assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
     ends = {part.stop for part in found}
     assert all(span.before[-1][1] in ends for span in batch.spans if span.before)
@@ -104,11 +104,15 @@ def test_parts_of_a_tree_end_where_it_branches():
 
 
 def dropped_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recurrence, "parts", lambda spans: [Part(part.start, part.stop, None) for part in parts(spans)])
+    patch.setattr(
+        recurrence, "tree_parts", lambda spans: [Part(part.start, part.stop, None) for part in tree_parts(spans)]
+    )
 
 
 def state_of_the_one_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recurrence, "parts", lambda spans: [Part(*part[:2], part.start or None) for part in parts(spans)])
+    patch.setattr(
+        recurrence, "tree_parts", lambda spans: [Part(*part[:2], part.start or None) for part in tree_parts(spans)]
+    )
 
 
 def no_history(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +142,7 @@ def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypa
     name, mutate = WRONG[wrong]
     policy, expected = Policy.load(folders(name)), alone(folders(name), torch.float32)
     mutate(monkeypatch)
-    logprobs, gradients = apart(found(policy, pack(ROWS)), expected)
+    logprobs, gradients = apart(found(policy, pack_samples(ROWS)), expected)
     assert logprobs > 1e-4 and gradients > 1e-4
     assert Policy.load(folders(name)).found.way == "rows"
 
@@ -153,7 +157,7 @@ def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
             super().__setitem__(key, value.detach())
 
     monkeypatch.setattr(recurrence, "States", Detached)
-    logprobs, gradients = apart(found(policy, pack(ROWS)), expected)
+    logprobs, gradients = apart(found(policy, pack_samples(ROWS)), expected)
     assert logprobs < TINY and gradients > 1e-3
     assert Policy.load(folder).found.way == "rows"
 
@@ -206,7 +210,7 @@ def test_chunks_are_refused_where_there_are_states(folders):
     policy = Policy.load(folders("Qwen3.5"))
     assert not policy.chunkable
     with pytest.raises(UsageError, match="recurrent layers is not computed in chunks"):
-        policy.logprobs(replace(pack(ROWS), chunk_tokens=8), 1.0)
+        policy.logprobs(replace(pack_samples(ROWS), chunk_tokens=8), 1.0)
 
 
 @EVERY

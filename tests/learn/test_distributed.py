@@ -17,7 +17,7 @@ import torch
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.learn.pack import cut, distinct
+from coderepairrl.learn.pack import cut_rows, distinct
 from coderepairrl.learn.trainer import Trainer
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]
@@ -176,11 +176,11 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
 def test_rows_are_dealt_in_whole_rounds_within_the_budget():
     rows = [(n,) * n for n in (30, 12, 45, 8, 21, 33, 60, 5, 4)]
     for ranks in (2, 3, 4):
-        parts = cut(rows, 50, ranks)
+        parts = cut_rows(rows, 50, ranks)
         assert sorted(at for part in parts for at in part) == list(range(len(rows)))
         assert all(distinct([rows[at] for at in part]) <= 50 or len(part) == 1 for part in parts)
         assert len(parts) % ranks == 0 or len(parts) == len(rows)
-    assert cut([(1,) * 7], 50, 2) == [[0]]
+    assert cut_rows([(1,) * 7], 50, 2) == [[0]]
 
 
 def test_processes_that_find_different_ways_go_the_same(miniature, monkeypatch):
@@ -195,6 +195,6 @@ def test_whole_groups_are_dealt():
     """Four groups of eight, whose attempts share a prompt, to two and four processes."""
     rows = [(group,) * 100 + (group, attempt) * 20 for attempt in range(8) for group in range(4)]
     for ranks in (1, 2, 4):
-        parts = cut(rows, 1000, ranks)
+        parts = cut_rows(rows, 1000, ranks)
         assert len(parts) == max(2, ranks)
         assert sum(distinct([rows[at] for at in part]) for part in parts) == distinct(rows)

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3C
 
 from coderepairrl.learn import LearnSettings, attention, probe, recurrence
 from coderepairrl.learn.learner import Service
-from coderepairrl.learn.pack import pack
+from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.learn.trainer import Trainer
@@ -62,7 +62,7 @@ def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_r
     tensor = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
     assert attention._spreads(tensor) and not attention._spreads(torch.zeros(1))
     assert not attention._spreads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
-    batch = pack(branching(make_rows([30, 12, 45])))
+    batch = pack_samples(branching(make_rows([30, 12, 45])))
     policy = Policy.load(miniature)
     values = [policy.logprobs(batch, 1.0)]
     monkeypatch.setattr(attention, "_Merged", SimpleNamespace(apply=lambda *inputs: attention._gathered(*inputs[:-1])))

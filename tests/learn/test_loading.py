@@ -116,11 +116,11 @@ def test_a_file_that_is_left_beside_shards_is_refused(folder):
 
 
 async def test_the_exam_refuses_what_the_learner_refuses(folder):
-    from coderepairrl.checks.model import examine
+    from coderepairrl.checks.model import examine_model
 
-    assert all(check.ok for check in await examine(folder))
+    assert all(check.ok for check in await examine_model(folder))
     rewrite(folder, lambda t: {name: v for name, v in t.items() if name != NORM})
-    checks = {check.name: check for check in await examine(folder)}
+    checks = {check.name: check for check in await examine_model(folder)}
     assert not checks["its weights fit"].ok and f"lacks {NORM}" in checks["its weights fit"].detail
 
 
@@ -144,11 +144,11 @@ def test_an_architecture_that_fails_is_named(tmp_path):
 
 def test_layers_that_drop_values_do_not_where_they_are_checkpointed(tmp_path, make_rows):
     """In OPT a layer does so itself, not a module in it."""
-    from coderepairrl.learn.pack import pack
+    from coderepairrl.learn.pack import pack_samples
 
     sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.5}
     write(tmp_path, "opt", **sizes)
-    batch = pack(make_rows([9, 6]))
+    batch = pack_samples(make_rows([9, 6]))
     plain, kept = (Policy.load(tmp_path, LearnSettings(gradient_checkpointing=on)) for on in (False, True))
     assert torch.equal(plain.logprobs(batch, 1.0), kept.logprobs(batch, 1.0))
 

@@ -8,14 +8,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]
@@ -49,8 +49,8 @@ def ours(trainer, rows):
 
 def test_adapters_begin_with_the_runs_seed(miniature):
     def initial(seed):
-        config = load("hello", ["train.lora={rank=4, alpha=8}", f"run.seed={seed}"])
-        return state(Trainer(miniature, settings(config)))
+        config = load_config("hello", ["train.lora={rank=4, alpha=8}", f"run.seed={seed}"])
+        return state(Trainer(miniature, learn_settings(config)))
 
     first, again, other = initial(1), initial(1), initial(2)
     assert all(torch.equal(first[name], again[name]) for name in first)

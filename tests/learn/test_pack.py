@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from coderepairrl.errors import UsageError
 from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
-from coderepairrl.learn.pack import cut, micro_batches, pack
+from coderepairrl.learn.pack import cut_rows, micro_batches, pack_samples
 from coderepairrl.learn.policy import Policy
 
 LENGTHS = [17, 40, 2, 9, 33]
@@ -35,7 +35,7 @@ def test_packed_equals_padded(miniature, make_rows):
 
     rows, temperature = make_rows(LENGTHS), 0.6
     policy = Policy.load(miniature)
-    batch = pack(rows)
+    batch = pack_samples(rows)
     packed = policy.logprobs(batch, temperature)
     loss = loss_of(packed, batch)
     loss.backward()
@@ -67,8 +67,8 @@ def test_there_is_no_padding(make_rows):
 
 def test_a_row_longer_than_the_budget_goes_alone():
     rows = [(n,) * n for n in (5, 50, 6, 4)]
-    assert sorted(cut(rows, micro_tokens=11)) in ([[0, 2], [1], [3]], [[0, 3], [1], [2]], [[0], [1], [2, 3]])
-    assert cut([], micro_tokens=10) == []
+    assert sorted(cut_rows(rows, micro_tokens=11)) in ([[0, 2], [1], [3]], [[0, 3], [1], [2]], [[0], [1], [2, 3]])
+    assert cut_rows([], micro_tokens=10) == []
 
 
 def test_masked_tokens_pull_on_nothing(miniature, make_rows):
@@ -80,7 +80,7 @@ def test_masked_tokens_pull_on_nothing(miniature, make_rows):
     policy = Policy.load(miniature)
     hidden = []
     hook = policy.model.base_model.register_forward_hook(lambda _m, _i, out: hidden.append(out.last_hidden_state))
-    batch = pack([row])
+    batch = pack_samples([row])
     logp_N = policy.logprobs(batch, 1.0)
     hook.remove()
     hidden[0].retain_grad()

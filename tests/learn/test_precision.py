@@ -15,7 +15,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.learner import init_random
-from coderepairrl.learn.pack import pack
+from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import require_packages
 from coderepairrl.learn.trainer import Trainer
@@ -38,7 +38,7 @@ def flat(trainer):
 
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_checkpointing_equals_none_in_less_memory(lora, miniature, make_rows):
-    batch = pack(make_rows([200, 150]))
+    batch = pack_samples(make_rows([200, 150]))
     kept, much = gradient(Policy.load(miniature, LearnSettings(lora=lora)), batch)
     again, little = gradient(Policy.load(miniature, LearnSettings(lora=lora, gradient_checkpointing=True)), batch)
     assert max(value.abs().max().item() for value in kept.values()) > 1e-3
@@ -53,7 +53,7 @@ def test_chunked_logits_equal_whole_ones_in_less_memory(make_rows, tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     Qwen3Config(vocab_size=4096, num_key_value_heads=1, head_dim=16, **sizes).save_pretrained(tmp_path)
     init_random(tmp_path, tmp_path / "model", 0)
-    policy, batch = Policy.load(tmp_path / "model"), pack(make_rows([300]))
+    policy, batch = Policy.load(tmp_path / "model"), pack_samples(make_rows([300]))
     whole, much = gradient(policy, batch)
     chunked, little = gradient(policy, batch, logits=16 * 4096)
     for name, value in whole.items():
@@ -105,7 +105,7 @@ def confident(tmp_path_factory):
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_float32_head_rounds_no_logit(lora, confident, make_rows):
     """Of the same hidden states, against float64; `-rP` prints the errors of docs/guides/memory.md."""
-    batch = pack(make_rows([120, 80]))
+    batch = pack_samples(make_rows([120, 80]))
     policy = Policy.load(confident, LearnSettings(precision="bf16", lora=lora))
     with torch.no_grad():
         found = policy.logprobs(batch, 1.0)

@@ -20,7 +20,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, require_packages
 from coderepairrl.learn.adapters import QuantisedLinear
 from coderepairrl.learn.learner import init_random, merge, rounded, survived
-from coderepairrl.learn.pack import pack, scored
+from coderepairrl.learn.pack import pack_samples, scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.extras import install_extra
@@ -33,8 +33,8 @@ HAS_NF4 = find_spec("bitsandbytes") is not None
 @pytest.fixture(autouse=True)
 def codes(monkeypatch):
     if not HAS_NF4:
-        monkeypatch.setattr(adapters, "_pack", packed)
-        monkeypatch.setattr(adapters, "_read", read)
+        monkeypatch.setattr(adapters, "_quantise", packed)
+        monkeypatch.setattr(adapters, "_dequantise", read)
 
 
 def packed(weight):
@@ -97,7 +97,7 @@ def test_codes_take_the_memory_that_they_are_said_to(miniature):
 
 
 def test_gradients_are_those_of_plain_weights_with_the_same_numbers(miniature, plain, make_rows):
-    batch = pack(make_rows(LENGTHS))
+    batch = pack_samples(make_rows(LENGTHS))
 
     def gradient(folder, **more):
         policy = Policy.load(folder, settings(**more))
@@ -117,8 +117,8 @@ def test_rows_in_a_tree_are_those_of_each_alone(miniature, make_rows):
     common = list(make_rows([20])[0].ids)
     rows = [common + list(row.ids) for row in make_rows([7, 12, 9], 1)]
     with torch.no_grad():
-        together = policy.logprobs(pack(scored(rows)), 1.0)
-        alone = torch.cat([policy.logprobs(pack(scored([row])), 1.0) for row in rows])
+        together = policy.logprobs(pack_samples(scored(rows)), 1.0)
+        alone = torch.cat([policy.logprobs(pack_samples(scored([row])), 1.0) for row in rows])
     assert (together - alone).abs().max() < 1e-5
 
 

@@ -23,7 +23,7 @@ from coderepairrl.learn import remote, torchrun
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.remote import SECRET, RemoteLearner
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.processes.children import ChildDied, pack
+from coderepairrl.processes.children import ChildDied, encode_frame
 
 TWO = SETTINGS.but(processes=2)
 CRRL = [sys.executable, "-m", "coderepairrl.cli"]
@@ -161,8 +161,8 @@ async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp
 
 
 def hello(ranks=2, **other):
-    machine = {"host": "there", "gpu": True, "versions": remote.versions()}
-    return remote.read_secret() + pack({"pid": 7, "machines": [machine] * ranks} | other)
+    machine = {"host": "there", "gpu": True, "versions": remote.learner_versions()}
+    return remote.read_secret() + encode_frame({"pid": 7, "machines": [machine] * ranks} | other)
 
 
 async def connect(listen, said):
@@ -187,7 +187,7 @@ async def test_requests_and_the_end(listen):
     assert run.pid == 7 and run.name == "7 on there"
     await run.send({"op": "step"})
     assert await remote._receive(reader) == {"op": "step"}
-    writer.write(pack({"ok": 1}))
+    writer.write(encode_frame({"ok": 1}))
     assert await run.receive() == {"ok": 1}
     called_off = asyncio.create_task(run.receive())
     await asyncio.sleep(0)
@@ -217,10 +217,10 @@ async def test_a_connection_that_is_lost(listen):
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
-        bytes(32) + pack({"pid": 7, "machines": []}),
+        bytes(32) + encode_frame({"pid": 7, "machines": []}),
         b"\x00\x01\x00\x00" + b"[" * 65536,
-        hashlib.sha256(b"a secret for the tests").digest() + pack({"op": "step"}),
-        hashlib.sha256(b"a secret for the tests").digest() + pack([]),
+        hashlib.sha256(b"a secret for the tests").digest() + encode_frame({"op": "step"}),
+        hashlib.sha256(b"a secret for the tests").digest() + encode_frame([]),
     ],
 )
 async def test_strangers_are_rejected(said, listen):
@@ -237,7 +237,7 @@ async def test_strangers_are_rejected(said, listen):
 
 
 async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
-    same = {"host": "there", "gpu": True, "versions": remote.versions()}
+    same = {"host": "there", "gpu": True, "versions": remote.learner_versions()}
     machines = [same | {"versions": same["versions"] | {"torch": "2.12.0"}}] * 2
     apart = [same, same | {"host": "here", "gpu": False}]
     for said, error, message in (
@@ -305,7 +305,7 @@ async def test_each_machine_must_have_the_files(change, miniature, tmp_path, mon
     monkeypatch.setenv("LOCAL_RANK", "0")
     async with remote.common_files([miniature], [tmp_path / "logs"]) as files:
         assert {path.rpartition("/")[2] for path in files} > {"config.json", "model.safetensors"} and len(files) == 3
-        assert "error" in torchrun._answer(Service(), {"op": "step", "files": files}, None)  # by the service
+        assert "error" in torchrun._serve_request(Service(), {"op": "step", "files": files}, None)  # by the service
         path = next(path for path in files if path.endswith("safetensors"))
         mark = next((tmp_path / "logs").iterdir())
         if change == "missing":
@@ -313,6 +313,6 @@ async def test_each_machine_must_have_the_files(change, miniature, tmp_path, mon
             mark.unlink()
         else:
             files[path] = "0" * 64
-        reply = torchrun._answer(Service(), {"op": "start", "files": files}, None)
+        reply = torchrun._serve_request(Service(), {"op": "start", "files": files}, None)
     assert path in reply["error"] and reply["kind"] == "usage" and "engine.weights_dir" in reply["fix"]
     assert not list((tmp_path / "logs").iterdir())

@@ -21,7 +21,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.attention import Span
 from coderepairrl.learn.learner import init_random
-from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack, tree
+from coderepairrl.learn.pack import MicroBatch, cut_rows, distinct, pack_samples, tree
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -78,7 +78,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("model", ["miniature", "windowed"])
 def test_rows_of_a_tree_score_and_pull_as_each_does_alone(model, way, expected, request):
     folder = request.getfixturevalue(model)
-    logprobs, gradients = apart(found(Policy.load(folder), pack(ROWS)), expected[folder])
+    logprobs, gradients = apart(found(Policy.load(folder), pack_samples(ROWS)), expected[folder])
     assert logprobs < 1e-5 and gradients < 1e-5
 
 
@@ -154,12 +154,12 @@ def test_every_distinct_token_is_computed_once(lora, again, miniature):
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(len(name)))
     counts: list[int] = []
     policy.model.get_input_embeddings().register_forward_hook(lambda _m, ids, _out: counts.append(ids[0].numel()))
-    once = found(policy, pack(ROWS))
+    once = found(policy, pack_samples(ROWS))
     assert counts == [len(BEGINNINGS)] == [distinct([row.ids for row in ROWS])]
     parts, total = [], {}
     weights = torch.linspace(0.5, 1.5, len(once[0])).split([sum(row.trained) for row in ROWS])
     for row, weight in zip(ROWS, weights, strict=True):
-        logp_N = policy.logprobs(pack([row]), 1.0, logits=3 * 265)
+        logp_N = policy.logprobs(pack_samples([row]), 1.0, logits=3 * 265)
         (logp_N * weight).sum().backward()
         parts.append(logp_N.detach().double())
     total = {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
@@ -169,7 +169,7 @@ def test_every_distinct_token_is_computed_once(lora, again, miniature):
 
 def test_the_first_token_of_every_branch_has_its_gradient(miniature):
     """Where rows part, one hidden state predicts the first tokens of all branches."""
-    batch = pack(ROWS)
+    batch = pack_samples(ROWS)
     places, counts = batch.at_N.unique(return_counts=True)
     assert counts.max() > 2
     policy = Policy.load(miniature)
@@ -201,18 +201,18 @@ def test_a_cut_repeats_as_little_as_it_can():
     """Within the budget, and where rows share least."""
     rows = [row.ids for row in ROWS]
     for budget in range(1, 100):
-        parts = cut(rows, budget)
+        parts = cut_rows(rows, budget)
         assert sorted(at for part in parts for at in part) == list(range(len(rows)))
         assert all(distinct([rows[at] for at in part]) <= budget or len(part) == 1 for part in parts)
     groups = [(group,) * 30 + (attempt,) * 5 for group in range(3) for attempt in range(4)]  # 50 distinct tokens each
-    assert cut(groups, 75) == cut(groups, 50) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [len(part) for part in cut(groups, 100)] in ([4, 8], [8, 4])
+    assert cut_rows(groups, 75) == cut_rows(groups, 50) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [len(part) for part in cut_rows(groups, 100)] in ([4, 8], [8, 4])
 
 
 def test_the_order_of_rows_does_not_matter(miniature):
     policy = Policy.load(miniature)
     with torch.no_grad():
-        forth, back = (policy.logprobs(pack(rows), 1.0) for rows in (ROWS, ROWS[::-1]))
+        forth, back = (policy.logprobs(pack_samples(rows), 1.0) for rows in (ROWS, ROWS[::-1]))
     sizes = [sum(row.trained) for row in ROWS]
     parts = zip(forth.split(sizes), back.split(sizes[::-1])[::-1], strict=True)
     assert all(torch.equal(a, b) for a, b in parts)
@@ -297,12 +297,14 @@ def test_a_wrong_tree_is_caught(name, expected, request, monkeypatch):
     folder, mutate = WRONG[name]
     folder = request.getfixturevalue(folder)
     policy = Policy.load(folder)
-    logprobs, gradients = apart(found(policy, mutate(pack(ROWS), monkeypatch)), expected[folder])
+    logprobs, gradients = apart(found(policy, mutate(pack_samples(ROWS), monkeypatch)), expected[folder])
     assert logprobs > 1e-4 and gradients > 1e-4
 
 
 def test_a_detached_prefix_is_caught_by_gradients_alone(miniature, expected, monkeypatch):
-    logprobs, gradients = apart(found(Policy.load(miniature), detached(pack(ROWS), monkeypatch)), expected[miniature])
+    logprobs, gradients = apart(
+        found(Policy.load(miniature), detached(pack_samples(ROWS), monkeypatch)), expected[miniature]
+    )
     assert logprobs < 1e-5 and gradients > 1e-3
 
 
@@ -310,7 +312,7 @@ def test_a_detached_prefix_is_caught_by_gradients_alone(miniature, expected, mon
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
 def test_chunk_by_chunk_a_tree_scores_and_pulls_the_same(again, chunk, miniature, expected):
     policy = Policy.load(miniature, LearnSettings(gradient_checkpointing=again))
-    logprobs, gradients = apart(found(policy, replace(pack(ROWS), chunk_tokens=chunk)), expected[miniature])
+    logprobs, gradients = apart(found(policy, replace(pack_samples(ROWS), chunk_tokens=chunk)), expected[miniature])
     assert logprobs < 1e-5 and gradients < 1e-5
 
 

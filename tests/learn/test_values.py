@@ -12,13 +12,13 @@ import torch
 from gradient import gradient_of_step
 from test_reference import MIXED, make_groups, paths
 
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, batch
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.learn.values import explained, value_loss
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Sample
 
@@ -182,15 +182,15 @@ def test_what_explains_nothing_and_what_cannot_be_explained():
 
 
 def test_a_run_trains_every_episode_on_its_reward():
-    config = load("hello", ["train.algorithm=ppo", "train.value_head=true"])
+    config = load_config("hello", ["train.algorithm=ppo", "train.value_head=true"])
     episodes = [episode for group in make_groups(MIXED) for episode in group]
     rewards = {e.id: sum(s.value for s in e.scores) for e in episodes if e.ending is not Ending.VOID}
     assert {row.episode_id: row.advantage for row in make_batch(episodes, config).samples} == rewards
-    assert settings(config).value_head
+    assert learn_settings(config).value_head
     with pytest.raises(ConfigError, match=r"curriculum\.refill .* every episode: leave one of them out"):
-        load("hello", ["train.algorithm=ppo", "train.value_head=true", "curriculum.refill=2"])
+        load_config("hello", ["train.algorithm=ppo", "train.value_head=true", "curriculum.refill=2"])
     with pytest.raises(ConfigError, match=r"train\.balance_kinds .* from batch to batch: leave one of them out"):
-        load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.balance_kinds=true"])
+        load_config("hello", ["train.algorithm=ppo", "train.value_head=true", "train.balance_kinds=true"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.attention import TREE
-from coderepairrl.learn.pack import pack, scored
+from coderepairrl.learn.pack import pack_samples, scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.plan.sizing import Architecture, learner_memory
 from coderepairrl.types import Sample
@@ -61,7 +61,7 @@ def saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         rows = ([(start + at) % raw["vocab_size"] for at in range(tokens // 2)] for start in (0, 1))
-        policy.logprobs(pack(scored(rows)), 1.0)
+        policy.logprobs(pack_samples(scored(rows)), 1.0)
     return sum(storage.nbytes() for storage in seen.values())
 
 

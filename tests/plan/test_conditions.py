@@ -11,7 +11,7 @@ from coderepairrl import config
 from coderepairrl.environments import fingerprint
 from coderepairrl.environments.verify import digest_of
 from coderepairrl.plan.conditions import conditions, differences
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.plan import plan_run
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import write_jsonl
@@ -57,11 +57,11 @@ def plan_of(tmp_path: Path, *overrides: str, **environments: tuple[str, str]) ->
     file.write_text(
         '[run]\nname = "compared"\n[agent]\nname = "nano"\noptions = { system = "compact", tools = "compact" }\n'
     )
-    return config.load(file, [f"tasks.options.path={tmp_path}/tasks.jsonl", *overrides])
+    return config.load_config(file, [f"tasks.options.path={tmp_path}/tasks.jsonl", *overrides])
 
 
 def lines(chosen: config.Config) -> list[tuple[str, bool]]:
-    found = conditions(resolve(chosen))
+    found = conditions(plan_run(chosen))
     return [(str(each), each.meant) for each in differences(found, found["train"], chosen)]
 
 
@@ -69,7 +69,7 @@ def test_equal_conditions_differ_in_nothing(tmp_path: Path, isolating: None) -> 
     (tmp_path / "a").mkdir()
     plain = (f"dir:{tmp_path}/a", "")
     chosen = plan_of(tmp_path, train=plain, test=plain)
-    found = conditions(resolve(chosen))
+    found = conditions(plan_run(chosen))
     assert lines(chosen) == []
     assert found["train"] == found["eval"]
     assert found["train"]["environments"] == [
@@ -102,7 +102,7 @@ def test_environments_of_another_kind_are_an_alarm(tmp_path: Path, isolating: No
     (tmp_path / "a").mkdir()
     digest = built("six==1.16")
     plain, made = (f"dir:{tmp_path}/a", ""), (f"dir:{tmp_path}/a", SPECIFIED)
-    found = conditions(resolve(plan_of(tmp_path, "tasks.verify=false", train=plain, test=made)))
+    found = conditions(plan_run(plan_of(tmp_path, "tasks.verify=false", train=plain, test=made)))
     name = environment_folder(SPECIFIED).name
     assert found["eval"]["environments"] == [
         {"kind": "python", "name": name, "digest": digest, "python": "3.9.18", "uv": "0.9.1", "tasks": 1}
@@ -117,9 +117,9 @@ def test_the_same_environment_built_elsewhere_is_known_by_its_digest(tmp_path: P
     (tmp_path / "a").mkdir()
     made = (f"dir:{tmp_path}/a", SPECIFIED)
     then = built("six==1.16")
-    there = conditions(resolve(plan_of(tmp_path, train=made)))["train"]
+    there = conditions(plan_run(plan_of(tmp_path, train=made)))["train"]
     now = built("six==1.17")
-    here = conditions(resolve(plan_of(tmp_path, train=made, test=made)))
+    here = conditions(plan_run(plan_of(tmp_path, train=made, test=made)))
     [only] = differences(here, there)
     assert only.condition == f"environment {environment_folder(SPECIFIED).name}"
     assert (only.training, only.here, only.meant) == (then, now, False)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from coderepairrl import engines, models
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load_config
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.plan import devices
 from coderepairrl.plan.devices import Split, visible
-from coderepairrl.plan.learner import settings
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.learner import learn_settings
+from coderepairrl.plan.plan import plan_run
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import evaluation, plan
+from coderepairrl.stages import evaluation, preview_run
 from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.weights import shared_folder, shared_path
@@ -40,15 +40,15 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def config(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.toml"
     file.write_text('engine = "vllm"\nagent = "direct"\n[run]\nname = "devices"\n[tasks]\nsource = "handmade"\n')
-    return load(file, overrides)
+    return load_config(file, overrides)
 
 
 def takes_gpus(config: Config) -> bool:
-    return engines.make(config.engine.name, **config.engine.options).capabilities.uses_gpus
+    return engines.make_engine(config.engine.name, **config.engine.options).capabilities.uses_gpus
 
 
 def split(config: Config) -> Split:
-    return devices.split(config, takes_gpus(config))
+    return devices.split_devices(config, takes_gpus(config))
 
 
 def shared(config: Config) -> set[int]:
@@ -71,9 +71,9 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
     options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
-    model = models.folder("builtin:tiny")
+    model = models.model_folder("builtin:tiny")
     needs = EngineNeeds(gpus=split(parted).engine[GPUS])
-    engine = await engines.make("vllm", **parted.engine.options).start(model, log_dir=tmp_path, needs=needs)
+    engine = await engines.make_engine("vllm", **parted.engine.options).start(model, log_dir=tmp_path, needs=needs)
     try:
         assert isinstance(engine, VllmEngine) and engine.server.pid is not None
         seen = environment(engine.server.pid)
@@ -81,7 +81,7 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     finally:
         await engine.close()
     learner = await Learner.start(
-        model, settings(parted), log_dir=tmp_path, publish_dir=tmp_path, env=split(parted).learner
+        model, learn_settings(parted), log_dir=tmp_path, publish_dir=tmp_path, env=split(parted).learner
     )
     try:
         assert [environment(pid)[GPUS] for pid in learner.pids] == ["GPU-5f3c"]
@@ -98,7 +98,7 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
     monkeypatch.setattr(Learner, "start", start)
     for named in ("[1]", "[]"):
         chosen = config(tmp_path, f"train.devices={named}", "engine.devices=[2]")
-        made = resolve(chosen)
+        made = plan_run(chosen)
         folder, progress = RunFolder(tmp_path / "run"), Progress(1, quiet=True)
         await start_learner(made, made.learner, folder, made.model, tmp_path, progress)
     assert asked == [True, False]
@@ -135,28 +135,31 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parted("engine.devices=[1,2]") == ("GPU-5f3c,6", None)  # the learner's one process takes the first
     assert parted("engine=tiny", "train.devices=[2]") == (None, "6")
     assert parted("engine.options.url='http://127.0.0.1:1'", "train.devices=[2]") == (None, "6")
-    assert plan(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {"engine": "GPU-5f3c,6", "learner": "all"}
+    assert preview_run(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {
+        "engine": "GPU-5f3c,6",
+        "learner": "all",
+    }
     monkeypatch.setenv(GPUS, "")
     assert visible() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
 
 
 def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = ("engine.devices=[0]", "train.devices=[0]", "engine.share_devices=turns")
-    made = resolve(config(tmp_path, *turns))
+    made = plan_run(config(tmp_path, *turns))
     assert made.in_turn and isinstance(made.model.engine, Vllm) and made.model.needs.sleep
-    apart = resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model
+    apart = plan_run(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model
     assert isinstance(apart.engine, Vllm) and not apart.needs.sleep
     with pytest.raises(ConfigError, match="no GPU in common"):
-        resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]", "engine.share_devices=turns"))
+        plan_run(config(tmp_path, "engine.devices=[0]", "train.devices=[1]", "engine.share_devices=turns"))
     for overrides, said in (
         (("engine=tiny",), "engine 'tiny' cannot sleep"),
         (("train.processes=2", "train.devices=[0,1]"), "train.processes=2"),
         (("engine.weights=ipc",), "engine.weights=ipc"),
     ):
         with pytest.raises(ConfigError, match=said):
-            resolve(config(tmp_path, *turns[:2], *overrides, turns[2]))
+            plan_run(config(tmp_path, *turns[:2], *overrides, turns[2]))
     monkeypatch.setenv(GPUS, "")  # without a GPU there is nothing to have in common
-    assert resolve(config(tmp_path, "engine.share_devices=turns")).in_turn
+    assert plan_run(config(tmp_path, "engine.share_devices=turns")).in_turn
 
 
 class Part:
@@ -248,7 +251,7 @@ def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Pat
 
     def of(*overrides: str) -> Any:
         file = tmp_path / "run.toml"
-        return evaluation.resolve(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
+        return evaluation.plan_evaluation(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
 
     assert of().needs.gpus is None
     assert of("engine.devices=[2,1]").needs.gpus == "6,GPU-5f3c"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from coderepairrl import agents
-from coderepairrl.agents.examples import Example, read
+from coderepairrl.agents.examples import Example, read_examples_file
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.plan.few_shot import with_examples
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.stages import evaluation
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.types import Task
 
 SUB = "def sub(a, b):\n    return a - b\n"
@@ -26,7 +26,7 @@ TWO = "agent.options={format='function', examples=2}"
 @pytest.fixture(scope="module")
 def mutants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Task]]:
     cache = str(tmp_path_factory.mktemp("cache"))
-    return {name: list(make("mutants", split=name, n=6, quoted=0, cache=cache)) for name in ("train", "unseen")}
+    return {name: list(make_source("mutants", split=name, n=6, quoted=0, cache=cache)) for name in ("train", "unseen")}
 
 
 def config(**options: Any) -> Config:
@@ -34,7 +34,7 @@ def config(**options: Any) -> Config:
 
 
 def chosen(model: Path, *more: str) -> AgentPlan:
-    return evaluation.resolve(
+    return evaluation.plan_evaluation(
         str(model),
         [
             *("tasks.source=mutants", "tasks.options={n=8, split='train', quoted=0}", "reward.patch_edits=1.0"),
@@ -59,7 +59,7 @@ def test_examples_are_drawn_once_and_recorded(miniature: Path, tmp_path: Path) -
     )
     assert "```python\ndef " in messages[2]["content"]
     (again := tmp_path / "again.toml").write_text(to_toml(plan.config))
-    recorded = evaluation.resolve(str(again))
+    recorded = evaluation.plan_evaluation(str(again))
     assert recorded.config.agent == plan.config.agent, "a run that was recorded draws no others"
 
 
@@ -85,17 +85,17 @@ def test_mistakes_have_names(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(CodeRepairError, match=r"its examples included, has [\d,]+ tokens, and an episode may have 1,0"):
         chosen(miniature, "agent.options.examples=4", "rollout.tokens=1000")
     with pytest.raises(CodeRepairError, match="examples=2 are drawn from training tasks, and there are none here"):
-        agents.make("direct", examples=2).first_request(Task("t", "p", "python", "dir:x", b""))
+        agents.make_agent("direct", examples=2).first_request(Task("t", "p", "python", "dir:x", b""))
     (bad := tmp_path / "bad.jsonl").write_text('{"prompt": "p", "path": "a.py", "before": "x"}\n')
     for path, problem in ((bad, "bad.jsonl:1 has no text 'after'"), (tmp_path / "no.jsonl", "cannot be read")):
         with pytest.raises(ConfigError, match=problem):
-            read(str(path))
+            read_examples_file(str(path))
     for option, problem in (("-1", "negative"), ('[{prompt="p", path="a.py"}]', "0.before: Field required")):
         with pytest.raises(CodeRepairError, match=problem):
             chosen(miniature, f"agent.options.examples={option}")
     unreachable = Example("p", "a.py", "# one\nx = 1\n", "# two\nx = 1\n")
     with pytest.raises(ConfigError, match="no function"):
-        agents.make("direct", format="function", examples=[vars_of(unreachable)]).first_request(
+        agents.make_agent("direct", format="function", examples=[vars_of(unreachable)]).first_request(
             Task("t", "p", "python", "dir:x", b"")
         )
 
@@ -106,7 +106,7 @@ def vars_of(example: Example) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["nano", "nano4", "agentless"])
 def test_other_agents_are_shown_them_in_their_own_form(name: str) -> None:
-    agent = agents.make(name, examples=[vars_of(EXAMPLE)])
+    agent = agents.make_agent(name, examples=[vars_of(EXAMPLE)])
     messages, tools = agent.first_request(Task("t", "p", "python", "dir:x", b""))
     assert messages[1]["content"].startswith("sub() adds") and messages[-1]["content"].startswith("p")
     if name == "agentless":

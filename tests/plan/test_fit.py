@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import stages
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load_config
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, DoesNotFit, estimate, learner_memory
 from coderepairrl.plan.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.plan.sizing.estimate import Estimate
@@ -46,11 +46,11 @@ memory_gb = 24
 def config(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.toml"
     file.write_text(BASE)
-    return load(file, overrides)
+    return load_config(file, overrides)
 
 
 def planned(given: Config) -> Estimate:
-    found = estimate(given, settings(given))
+    found = estimate(given, learn_settings(given))
     assert isinstance(found, Estimate)
     return found
 
@@ -194,7 +194,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
 
 def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no driver
-    plan = stages.needs(load("hello"))
+    plan = stages.needs(load_config("hello"))
     assert plan["process 0 (learner)"].keys() == {
         *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
     }
@@ -203,8 +203,8 @@ def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, mon
 
 
 def test_a_run_says_its_doubt_and_goes_on() -> None:
-    assert "this may not fit: GPU 0 has 0.1 GB" in _what_may_not_fit(load("hello", ["gpu.memory_gb=0.1"]))
-    assert _what_may_not_fit(load("hello", ["gpu.memory_gb=24"])) == ""
+    assert "this may not fit: GPU 0 has 0.1 GB" in _what_may_not_fit(load_config("hello", ["gpu.memory_gb=0.1"]))
+    assert _what_may_not_fit(load_config("hello", ["gpu.memory_gb=24"])) == ""
 
 
 def test_processes_that_share_hold_less() -> None:

@@ -64,5 +64,5 @@ def test_a_command_reports_all_mistakes_at_once(wrong: Path, arguments: list[str
 
 def test_so_does_an_evaluation(wrong: Path) -> None:
     with pytest.raises(Several) as refused:
-        evaluation.resolve("wrong.toml")
+        evaluation.plan_evaluation("wrong.toml")
     assert [sum(name in str(each) for each in refused.value.problems) for name in OF_TASKS] == [1] * len(OF_TASKS)

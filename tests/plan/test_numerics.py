@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from coderepairrl import rewards, stages
-from coderepairrl.config import Config, load, override, to_toml
+from coderepairrl.config import Config, load_config, override, to_toml
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.learner import check_clip, clip, engine_half, resolved, settings
+from coderepairrl.plan.learner import check_clip, clip, engine_half, learn_settings, resolve_numerics
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import plan
+from coderepairrl.stages import preview_run
 from coderepairrl.stages.changes import Change, changes_at_resume
 from coderepairrl.stages.history import History
 
@@ -29,16 +29,16 @@ def model(folder: Path, dtype: str | None) -> str:
 
 def test_what_an_engine_computes_in(tmp_path: Path) -> None:
     half, full, silent = (model(tmp_path / str(dtype), dtype) for dtype in ("bfloat16", "float32", None))
-    assert engine_half(load("hello")) is False
-    assert engine_half(load("hello", [VLLM, half])) is True
-    assert engine_half(load("hello", [VLLM, half, "model.init=random"])) is False  # they are drawn in float32
-    assert engine_half(load("hello", [VLLM, half, "engine.options.dtype=float32"])) is False
-    assert engine_half(load("hello", [VLLM, full])) is engine_half(load("hello", [VLLM, silent])) is False
-    assert engine_half(load("hello", [VLLM, full, "engine.options.dtype=half"])) is True
-    assert engine_half(load("hello", [VLLM, "model.path=Qwen/Qwen3-8B"])) is True  # as it was published
-    assert engine_half(load("hello", [VLLM, f"model.path={tmp_path}/missing"])) is None
-    assert engine_half(load("hello", [VLLM, half, "engine.options.url=http://127.0.0.1:1"])) is None
-    assert engine_half(load("hello", ["engine=scripted"])) is None
+    assert engine_half(load_config("hello")) is False
+    assert engine_half(load_config("hello", [VLLM, half])) is True
+    assert engine_half(load_config("hello", [VLLM, half, "model.init=random"])) is False  # they are drawn in float32
+    assert engine_half(load_config("hello", [VLLM, half, "engine.options.dtype=float32"])) is False
+    assert engine_half(load_config("hello", [VLLM, full])) is engine_half(load_config("hello", [VLLM, silent])) is False
+    assert engine_half(load_config("hello", [VLLM, full, "engine.options.dtype=half"])) is True
+    assert engine_half(load_config("hello", [VLLM, "model.path=Qwen/Qwen3-8B"])) is True  # as it was published
+    assert engine_half(load_config("hello", [VLLM, f"model.path={tmp_path}/missing"])) is None
+    assert engine_half(load_config("hello", [VLLM, half, "engine.options.url=http://127.0.0.1:1"])) is None
+    assert engine_half(load_config("hello", ["engine=scripted"])) is None
 
 
 @pytest.mark.parametrize(
@@ -51,39 +51,39 @@ def test_what_an_engine_computes_in(tmp_path: Path) -> None:
 )
 def test_gspo_on_rounding_noise_is_refused_with_the_fix(overrides: list[str], who: str) -> None:
     with pytest.raises(ConfigError, match=who) as refused:
-        check_clip(load("hello", overrides))
+        check_clip(load_config("hello", overrides))
     assert "train.old_logprobs=recomputed" in refused.value.fix
-    check_clip(load("hello", [*overrides, "train.old_logprobs=recomputed"]))
-    check_clip(load("hello", [*overrides, "train.algorithm=grpo"]))  # whose range is 0.2
+    check_clip(load_config("hello", [*overrides, "train.old_logprobs=recomputed"]))
+    check_clip(load_config("hello", [*overrides, "train.algorithm=grpo"]))  # whose range is 0.2
 
 
 async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
-    config = load("hello", ["train.precision=bf16", f"run.dir={tmp_path}"])
+    config = load_config("hello", ["train.precision=bf16", f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="rounding"):
-        plan(config)
+        preview_run(config)
     with pytest.raises(ConfigError, match="rounding"):
-        await stages.run(config, quiet=True)
+        await stages.run_training(config, quiet=True)
     assert not list(tmp_path.iterdir())
 
 
 def begun(path: Path, config: Config) -> RunFolder:
     folder = RunFolder(path)
-    versions = rewards.versions(config.reward, config.eval.reward or {})
+    versions = rewards.reward_versions(config.reward, config.eval.reward or {})
     folder.create(to_toml(config), {"rewards": versions, "config": config.model_dump(mode="json")})
     return folder
 
 
 def changes(folder: RunFolder, config: Config) -> list[Change]:
-    versions = rewards.versions(config.reward, config.eval.reward or {})
+    versions = rewards.reward_versions(config.reward, config.eval.reward or {})
     return changes_at_resume(folder, History(), config, versions, ())
 
 
 def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
-    config = load("hello", [f"run.dir={tmp_path}"])
+    config = load_config("hello", [f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="one update moves a row's ratio"):
-        plan(override(config, ["rollout.max_staleness=1"]))
+        preview_run(override(config, ["rollout.max_staleness=1"]))
     with pytest.raises(ConfigError, match="no ratio to the weights that sampled"):
-        plan(override(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
+        preview_run(override(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
     with pytest.raises(ConfigError, match="max_staleness=1"):
         changes(begun(tmp_path / "run", config), override(config, ["rollout.max_staleness=1"]))
     turns = override(config, ["train.old_logprobs=recomputed"])
@@ -94,7 +94,7 @@ def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
 
 
 def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
-    config = load("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
+    config = load_config("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
     folder = begun(tmp_path / "run", config)
     assert changes(folder, override(config, ["train.lr=1e-5"]))
     with pytest.raises(ConfigError, match="rounding"):
@@ -116,8 +116,8 @@ def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
     ],
 )
 def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
-    config = load("hello", overrides)
-    assert clip(config, settings(config)).startswith(says)
+    config = load_config("hello", overrides)
+    assert clip(config, learn_settings(config)).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,21 @@ def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
     ],
 )
 def test_the_mismatch_is_corrected_where_there_is_one(overrides: list[str], kind: str) -> None:
-    assert settings(load("hello", overrides)).mismatch_correction == kind
+    assert learn_settings(load_config("hello", overrides)).mismatch_correction == kind
 
 
 def test_a_run_writes_down_what_auto_stands_for() -> None:
     """Else it would be another method after a resume with another engine."""
-    config = resolved(load("hello", ["train.old_logprobs=recomputed", VLLM, HALF]))
+    config = resolve_numerics(load_config("hello", ["train.old_logprobs=recomputed", VLLM, HALF]))
     assert config.train.mismatch_correction == "token"
-    assert resolved(override(config, ["engine.options.dtype=float32"])) == override(
+    assert resolve_numerics(override(config, ["engine.options.dtype=float32"])) == override(
         config, ["engine.options.dtype=float32"]
     )
 
 
 def test_the_correction_is_refused_where_it_would_do_nothing() -> None:
     with pytest.raises(ConfigError, match="nothing to correct"):
-        settings(load("hello", ["train.mismatch_correction=token"]))
+        learn_settings(load_config("hello", ["train.mismatch_correction=token"]))
 
 
 def test_decay_counts_the_updates_of_minibatches() -> None:
@@ -156,7 +156,7 @@ def test_decay_counts_the_updates_of_minibatches() -> None:
         base = {"run": {"name": "a", "steps": 10}, "train": {"decay_updates": 35, "warmup_updates": 5, **terms}}
         return Config.model_validate(base)
 
-    assert settings(rates(minibatches=4)).rate(39) < 1e-6
+    assert learn_settings(rates(minibatches=4)).rate(39) < 1e-6
     with pytest.raises(ValueError, match="ends before the run's 80 updates"):
         rates(minibatches=4, updates_per_batch=2)
     with pytest.raises(ValueError, match="minibatches=33 of the 32 episodes"):

@@ -41,9 +41,9 @@ def hand_over(folder: Path, *settings: str) -> Path:
     """A run folder with a checkpoint and these `settings`."""
     run = folder / "theirs"
     (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / "00001").symlink_to(models.folder("builtin:tiny"))
+    (run / "checkpoints" / "00001").symlink_to(models.model_folder("builtin:tiny"))
     (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs"}))
-    (run / "config.toml").write_text(configs.to_toml(configs.load("hello", ["sandbox=auto", *settings])))
+    (run / "config.toml").write_text(configs.to_toml(configs.load_config("hello", ["sandbox=auto", *settings])))
     return run
 
 
@@ -118,7 +118,7 @@ def test_what_describes_the_model_and_its_agent_is_taken(here: Path) -> None:
 def test_what_a_shipped_config_sets_is_ours(here: Path) -> None:
     run = hand_over(here)
     for name in ("thesis", "qwen3-14b"):
-        (run / "config.toml").write_text(configs.to_toml(configs.load(name)))
+        (run / "config.toml").write_text(configs.to_toml(configs.load_config(name)))
         assert "args" in load_policy(run, [], USE.used).engine.options
 
 
@@ -137,7 +137,7 @@ def test_no_file_extends_a_run_and_no_run_extends_a_file(here: Path) -> None:
     run = hand_over(here)
     (here / "mine.toml").write_text('extends = "theirs"\n[run]\nname = "mine"\n')
     with pytest.raises(ConfigError, match="the settings of a run"):
-        configs.load(here / "mine.toml")
+        configs.load_config(here / "mine.toml")
     (run / "config.toml").write_text('extends = "../mine.toml"\n')
     with pytest.raises(ConfigError, match="a run has all of its settings"):
         configs.load_run(run)

@@ -15,14 +15,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from coderepairrl import cli, models, stages
-from coderepairrl.config import Config, load, shipped
-from coderepairrl.plan.learner import clip, settings
+from coderepairrl.config import Config, load_config, shipped
+from coderepairrl.plan.learner import clip, learn_settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
 from coderepairrl.plan.sizing.estimate import Estimate
-from coderepairrl.plan.sizing.published import known
+from coderepairrl.plan.sizing.published import find_published
 from coderepairrl.processes.extras import install_extra
 
-PRESETS = sorted(name for name in shipped() if not name.startswith("sft-") and load(name).engine.name != "tiny")
+PRESETS = sorted(name for name in shipped() if not name.startswith("sft-") and load_config(name).engine.name != "tiny")
 GPUS = {
     "thesis": (1, 2),
     "thesis-8b": (1, 1),
@@ -48,7 +48,7 @@ HERE = dict.fromkeys((*GPUS, "qwen3-14b-80gb"), CURRICULUM) | {"qwen3.5-4b": ("m
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of six GPUs and a vLLM, with the folders that presets name: real numbers, a small tokenizer, no weights
     to speak of."""
-    tiny = models.folder("builtin:tiny")
+    tiny = models.model_folder("builtin:tiny")
     spec = json.loads((tiny / "config.json").read_text())
     del spec["layer_types"]  # which has another number of layers
     for name, published in PUBLISHED.items():
@@ -89,7 +89,7 @@ def crrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def memory(config: Config) -> dict[str, Any]:
     """The part of a plan that is about memory."""
-    found = estimate(config, settings(config))
+    found = estimate(config, learn_settings(config))
     assert isinstance(found, Estimate)
     return found.shown()
 
@@ -97,8 +97,8 @@ def memory(config: Config) -> dict[str, Any]:
 def test_the_clip_acts_and_the_rounding_of_two_programs_is_not_clipped() -> None:
     """In bfloat16 a row's mean logprob differs between engine and learner by 1e-3, GSPO's range is 2e-5 to 4e-4."""
     for name in PRESETS:
-        config = load(name)
-        learn = settings(config)
+        config = load_config(name)
+        learn = learn_settings(config)
         assert (learn.precision, learn.old_logprobs) == ("bf16", "recomputed"), name
         assert learn.mismatch_correction == "token", "what the ratio no longer says of the engine"
         assert clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
@@ -118,8 +118,8 @@ def test_a_preset_is_a_run(
 
 def test_every_preset_fits_the_gpus_that_it_names() -> None:
     for name in PRESETS:
-        config = load(name)
-        assert known(config.model.path) is not None
+        config = load_config(name)
+        assert find_published(config.model.path) is not None
         serving, learning = GPUS.get(name, (1, 1))
         engine, train = config.engine.devices, config.train.devices
         assert (len(engine), len(train), len({*engine, *train})) == (
@@ -145,7 +145,7 @@ def test_the_documented_plan_is_the_plan(
     assert crrl(monkeypatch, *shlex.split(command)[1:]) == 2
     assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())
     for name in PRESETS:
-        most = max(gpu["needs_gb"] for key, gpu in memory(load(name)).items() if key.startswith("gpu "))
+        most = max(gpu["needs_gb"] for key, gpu in memory(load_config(name)).items() if key.startswith("gpu "))
         assert f"{most:.1f}" in next(line for line in presets.splitlines() if line.startswith(f"| `{name}` |"))
 
 
@@ -161,7 +161,9 @@ def test_the_documented_speeds_are_the_plans() -> None:
 
 def test_14b_makes_300_episodes_in_a_gpu_hour() -> None:
     """By the plan, with episodes that go on until a limit."""
-    thesis, ahead = (stages.needs(load(name))["run"]["episodes_per_gpu_hour"] for name in ("thesis", "qwen3-14b"))
+    thesis, ahead = (
+        stages.needs(load_config(name))["run"]["episodes_per_gpu_hour"] for name in ("thesis", "qwen3-14b")
+    )
     assert thesis < 300 < ahead
 
 
@@ -204,7 +206,7 @@ SERVED = {
 
 
 def value(name: str, key: str) -> Any:
-    found: Any = load(name).model_dump()
+    found: Any = load_config(name).model_dump()
     for part in key.split("."):
         found = found[part]
     return found
@@ -222,7 +224,7 @@ def test_the_thesis_values(name: str) -> None:
 )
 def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
     """The thesis's final run: its learner, more time for large models, its server's flags."""
-    config = load(name)
+    config = load_config(name)
     assert (Path(config.model.path).name, config.rollout.seconds) == (model, seconds)
     words = config.engine.options["args"]
     assert {word: words[words.index(word) + 1] for word in SERVED} == SERVED
@@ -234,8 +236,8 @@ def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
 
 def test_the_draft() -> None:
     """The draft's table of hyper-parameters, and its reward."""
-    config = load("draft")
-    learn = settings(config)
+    config = load_config("draft")
+    learn = learn_settings(config)
     episodes = config.rollout.tasks_per_step * config.rollout.group_size
     assert (episodes, config.rollout.tokens, learn.beta, learn.algorithm) == (32, 8192, 0.1, "grpo")
     assert 5_000 <= episodes * config.run.steps < 5_000 + episodes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import Config, load, to_toml
+from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan.curriculum import curriculum, read_probe
 from coderepairrl.rollout import Band, EasyFirst, Share
@@ -88,13 +88,13 @@ def test_a_probe_that_is_wrong_is_named_by_its_line(tmp_path: Path, line: str, s
 )
 def test_settings_that_cannot_be_meant_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(CodeRepairError, match=said):
-        load("hello", overrides)
+        load_config("hello", overrides)
 
 
 def test_the_band_is_a_setting_of_its_own_and_may_change_in_a_run() -> None:
-    wide = load("hello", ["curriculum.band.low=0.05", "curriculum.refill=8"])
+    wide = load_config("hello", ["curriculum.band.low=0.05", "curriculum.refill=8"])
     assert wide.curriculum.band is not None and wide.curriculum.band.low == 0.05 and wide.curriculum.refill == 8
-    assert load("hello").curriculum == Config.model_validate({"run": {"name": "c"}}).curriculum
+    assert load_config("hello").curriculum == Config.model_validate({"run": {"name": "c"}}).curriculum
 
 
 def test_an_evaluation_is_a_probe(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import stages
-from coderepairrl.cli.output import table
-from coderepairrl.config import Config, load, to_toml
+from coderepairrl.cli.output import format_nested
+from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.plan import plan_run
 from coderepairrl.plan.prompts import check_prompts
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.changes import changes_at_resume, left_out
@@ -38,7 +38,7 @@ def written(model: Path, *prompts: str, **more: str) -> None:
 
 
 def planned(*overrides: str) -> Config:
-    return load("run.toml", overrides)
+    return load_config("run.toml", overrides)
 
 
 @pytest.fixture(autouse=True)
@@ -54,25 +54,25 @@ def test_a_prompt_of_100k_tokens_is_refused_and_a_short_one_is_not(miniature: Pa
     [tokens] = [int(word.replace(",", "")) for word in str(problem).split() if word.replace(",", "").isdigit()][:1]
     assert tokens >= 100_000
     with pytest.raises(ConfigError, match="task q/2"):
-        asyncio.run(stages.run(planned(), quiet=True))
+        asyncio.run(stages.run_training(planned(), quiet=True))
     assert not Path("runs").exists(), "before a real run has begun"
     written(miniature, "short", "a b " * 50)
     shown, problem = stages.dry_run(planned())
     assert problem is None and "of 4,096 tokens by rollout.tokens (task q/1)" in shown["verdict"]
     assert shown["verdict"].startswith("it fits")
-    assert not {"None", "False", "True"} & {*table(shown).split()} and "(0.9" not in table(shown)
+    assert not {"None", "False", "True"} & {*format_nested(shown).split()} and "(0.9" not in format_nested(shown)
 
 
 def test_the_prompt_that_just_fits_and_the_one_that_does_not(miniature: Path, isolating: None) -> None:
     written(miniature, "which? " * 100)
-    longest = resolve(planned()).prompt
+    longest = plan_run(planned()).prompt
     assert longest is not None and (longest.task, longest.most, longest.limit) == ("q/0", 4096, "rollout.tokens")
-    assert resolve(planned(f"rollout.tokens={longest.tokens + 1}")).prompt is not None
+    assert plan_run(planned(f"rollout.tokens={longest.tokens + 1}")).prompt is not None
     with pytest.raises(ConfigError, match=f"has {longest.tokens} tokens") as refused:
-        resolve(planned(f"rollout.tokens={longest.tokens}"))
+        plan_run(planned(f"rollout.tokens={longest.tokens}"))
     assert f"rollout.tokens={longest.tokens + 64}" in refused.value.fix
     with pytest.raises(ConfigError, match=r"engine\.options\.context"):
-        resolve(planned(f"engine.options.context={longest.tokens}"))
+        plan_run(planned(f"engine.options.context={longest.tokens}"))
 
 
 def test_what_the_agent_adds_counts_by_the_limit_of_its_kind(miniature: Path, isolating: None) -> None:
@@ -81,16 +81,16 @@ def test_what_the_agent_adds_counts_by_the_limit_of_its_kind(miniature: Path, is
     kinds = f"[kinds.label]\n{system}\ntokens = %s\nturn_tokens = 8\n"
     plain = Path("run.toml").read_text()
     Path("run.toml").write_text(plain + kinds % 4000)
-    assert resolve(planned()).prompt is not None
+    assert plan_run(planned()).prompt is not None
     Path("run.toml").write_text(plain + kinds % 400)
     with pytest.raises(ConfigError, match=r"kinds\.label\.tokens"):
-        resolve(planned())
+        plan_run(planned())
 
 
 def test_a_prompt_that_is_no_text_is_named(miniature: Path, isolating: None) -> None:
     """As a source of one's own may have it."""
     written(miniature, "which?")
-    plan = resolve(planned())
+    plan = plan_run(planned())
     half = replace(plan.train_tasks[0], id="half", prompt="half a character: \ud800")
     with pytest.raises(TaskError, match="prompt of task half cannot be written"):
         check_prompts(plan.config, plan.model, plan.kinds, [half])
@@ -99,20 +99,20 @@ def test_a_prompt_that_is_no_text_is_named(miniature: Path, isolating: None) -> 
 def test_thousands_of_long_prompts_take_seconds(miniature: Path, isolating: None) -> None:
     written(miniature, *(f"{at} " + "word " * 800 for at in range(5000)))
     began = time.process_time()
-    resolve(planned())
+    plan_run(planned())
     assert time.process_time() - began < 30
 
 
 def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, isolating: None) -> None:
     written(miniature, "short", "a b " * 50_000, "also short", "c d " * 60_000)
-    plan = resolve(planned("tasks.too_long=drop"))
+    plan = plan_run(planned("tasks.too_long=drop"))
     assert [task.id for task in plan.train_tasks] == ["q/0", "q/2"] and plan.too_long == ("q/1", "q/3")
-    assert stages.plan(planned("tasks.too_long=drop"))["left_out_too_long"] == 2
+    assert stages.preview_run(planned("tasks.too_long=drop"))["left_out_too_long"] == 2
     with pytest.raises(ConfigError, match="task q/3"):  # those of an evaluation stay what they are
-        resolve(planned("tasks.too_long=drop", "eval.split=train", "eval.before=true"))
+        plan_run(planned("tasks.too_long=drop", "eval.split=train", "eval.before=true"))
     written(miniature, "a b " * 50_000)
     with pytest.raises(ConfigError, match="task q/0"):  # nothing would be left
-        resolve(planned("tasks.too_long=drop"))
+        plan_run(planned("tasks.too_long=drop"))
 
 
 def test_a_buffer_before_a_limit_that_no_attempt_reaches_is_refused(miniature: Path, isolating: None) -> None:
@@ -123,7 +123,7 @@ def test_a_buffer_before_a_limit_that_no_attempt_reaches_is_refused(miniature: P
     assert problem.fix == "rollout.tokens=512"
     assert stages.dry_run(planned(*asked, problem.fix))[1] is None
     with pytest.raises(ConfigError, match="attempts at 512"):  # a resumed run may have another engine, and limit
-        resolve(planned(*asked), resumed=True)
+        plan_run(planned(*asked), resumed=True)
     written(miniature, "short", kind="label")
     Path("run.toml").write_text(Path("run.toml").read_text() + "[kinds.label]\ntokens = 1000\nturn_tokens = 600\n")
     _, problem = stages.dry_run(planned(*asked))
@@ -137,10 +137,10 @@ def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, i
     written(miniature, "short", "which? " * 300, "also short", "c d " * 60_000)
 
     def resumed(*overrides: str) -> None:
-        plan = resolve(planned("tasks.too_long=drop", *overrides), resumed=True)
+        plan = plan_run(planned("tasks.too_long=drop", *overrides), resumed=True)
         changes_at_resume(folder, read_history(folder), plan.config, plan.reward_versions, plan.too_long)
 
-    began = resolve(planned("tasks.too_long=drop"))
+    began = plan_run(planned("tasks.too_long=drop"))
     about = {"config": began.config.model_dump(mode="json"), "too_long": left_out(began.too_long)}
     folder = RunFolder(Path("runs/prompts"))
     folder.create(to_toml(began.config), about)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import registry, stages
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load_config
 from coderepairrl.errors import (
     ConfigError,
     ExitCode,
@@ -24,7 +24,7 @@ from coderepairrl.errors import (
     exit_on_error,
     several,
 )
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.plan import plan_run
 
 CONFIG = """
 [run]
@@ -59,7 +59,7 @@ def file(tmp_path: Path, miniature: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
     """How often the registry was asked for each part, by kind and name; and for its types, as ``types``."""
     asked: Counter[tuple[str, str]] = Counter()
-    resolves, types = registry.resolve, registry.check_types
+    resolves, types = registry.resolve_class, registry.check_types
 
     def counted(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
         asked[kind, name] += 1
@@ -70,7 +70,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
         types(kind, name, *rest)
 
     for module in [module for name, module in sys.modules.items() if name.startswith("coderepairrl")]:
-        for name, real, ours in (("resolve", resolves, counted), ("check_types", types, counted_types)):
+        for name, real, ours in (("resolve_class", resolves, counted), ("check_types", types, counted_types)):
             if getattr(module, name, None) is real:
                 monkeypatch.setattr(module, name, ours)
     return asked
@@ -78,7 +78,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
 
 def test_each_part_is_looked_up_once(file: Path, looked_up: Counter[tuple[str, str]], isolating: None) -> None:
     """A whole run without steps: verified, begun, opened, ended."""
-    asyncio.run(stages.run(load(file), quiet=True))
+    asyncio.run(stages.run_training(load_config(file), quiet=True))
     parts = {("task source", "handmade"), ("agent", "nano"), ("engine", "tiny"), ("reward", "patch_lines")}
     sandbox = {key for key in looked_up if key[0] == "sandbox"}
     assert len(sandbox) == 1
@@ -92,7 +92,7 @@ def test_all_that_is_wrong_is_reported_together(file: Path, capsys: pytest.Captu
         *("agent=nanoo", "engine.options.slotz=1", "train.mismatch_correction=token"),
     ]
     with pytest.raises(Several) as refused:
-        resolve(load(file, wrong))
+        plan_run(load_config(file, wrong))
     problems = refused.value.problems
     assert refused.value.exit_code is ExitCode.USAGE
     named = ("nothing to correct", "Qwen3-14B", "patch_line", "nanoo", "slotz", "absent.jsonl")
@@ -109,9 +109,9 @@ def test_all_that_is_wrong_is_reported_together(file: Path, capsys: pytest.Captu
 
 def test_one_mistake_stays_the_error_that_it_is(file: Path) -> None:
     with pytest.raises(UsageError, match=r"Qwen3-14B"):
-        resolve(load(file, ["model.path=Qwen/Qwen3-14B"]))
+        plan_run(load_config(file, ["model.path=Qwen/Qwen3-14B"]))
     with pytest.raises(ConfigError, match="patch_line"):
-        resolve(load(file, ["reward=patch_line", "eval.reward=patch_line"]))
+        plan_run(load_config(file, ["reward=patch_line", "eval.reward=patch_line"]))
 
 
 def test_mistakes_come_before_what_the_machine_lacks() -> None:
@@ -140,9 +140,9 @@ def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
         for at in range(5)
     ]
     Path("tasks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    config: Config = load(file, ["tasks={source='jsonl', options={path='tasks.jsonl'}}", f"sandbox={name}"])
+    config: Config = load_config(file, ["tasks={source='jsonl', options={path='tasks.jsonl'}}", f"sandbox={name}"])
     with pytest.raises(Several, match=rf"task toy/0: .*{why}") as refused:
-        asyncio.run(stages.run(config, quiet=True))
+        asyncio.run(stages.run_training(config, quiet=True))
     assert [type(each) for each in refused.value.problems] == [TaskError] * 4
     assert "2 more workspaces" in str(refused.value) and fix in refused.value.fix
     assert not Path("runs").exists()
@@ -150,13 +150,13 @@ def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
 
 def test_one_source_has_one_kind(file: Path) -> None:
     with pytest.raises(ConfigError, match="'handmade' has two kinds"):
-        load(_several(file, "{source='handmade'}, {source='handmade', kind='b'}"))
+        load_config(_several(file, "{source='handmade'}, {source='handmade', kind='b'}"))
 
 
 def test_every_source_that_cannot_be_read_is_named_and_tried_once(file: Path, looked_up: Counter[Any]) -> None:
     absent = ", ".join(f"{{source='jsonl', options={{path='{name}.jsonl'}}}}" for name in ("one", "two"))
     with pytest.raises(Several) as refused:
-        resolve(load(_several(file, absent)))
+        plan_run(load_config(_several(file, absent)))
     assert [sum(f"{name}.jsonl" in str(each) for each in refused.value.problems) for name in ("one", "two")] == [1, 1]
     assert looked_up["task source", "jsonl"] == 2, "for training and evaluation"
 
@@ -178,14 +178,14 @@ def test_a_task_is_evaluated_once(file: Path) -> None:
     mixed = _several(file, both)
     mixed.write_text(mixed.read_text() + label)
     with pytest.raises((TaskError, Several), match="there are 2 tasks same"):
-        resolve(load(mixed, ["eval.split=test"]))
+        plan_run(load_config(mixed, ["eval.split=test"]))
 
 
 def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None:
-    shown, problem = stages.dry_run(load(file, ["reward=patch_line", "tasks.split=nix"]))
+    shown, problem = stages.dry_run(load_config(file, ["reward=patch_line", "tasks.split=nix"]))
     assert shown["needs"]["parameters"] > 0 and "steps" not in shown
     assert isinstance(problem, Several) and len(problem.problems) == 2
-    _, problem = stages.dry_run(load(file, ["engine=tyni", "tasks.split=nix"]))
+    _, problem = stages.dry_run(load_config(file, ["engine=tyni", "tasks.split=nix"]))
     assert isinstance(problem, Several) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
-    shown, problem = stages.dry_run(load(file))
+    shown, problem = stages.dry_run(load_config(file))
     assert problem is None and shown["steps"] == 0

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import models
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.plan.learner import check_teacher, settings
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.learner import check_teacher, learn_settings
+from coderepairrl.plan.plan import plan_run
 from coderepairrl.plan.sizing import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
-STUDENT = models.folder("builtin:tiny")
+STUDENT = models.model_folder("builtin:tiny")
 
 
 def hello(teacher: object, *overrides: str) -> list[str]:
@@ -33,11 +33,11 @@ def teacher(tmp_path: Path) -> Path:
 
 def test_a_model_of_the_same_tokenizer_teaches(teacher: Path) -> None:
     for named, folder in (("builtin:tiny", STUDENT), (teacher, teacher)):
-        config = load("hello", hello(named, "train.teacher_weight=0.3"))
+        config = load_config("hello", hello(named, "train.teacher_weight=0.3"))
         check_teacher(config, STUDENT)
-        found = settings(config)
+        found = learn_settings(config)
         assert (Path(found.teacher), found.teacher_weight) == (folder.resolve(), 0.3)
-    assert settings(load("hello")).teacher == ""
+    assert learn_settings(load_config("hello")).teacher == ""
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.jinja"])
@@ -49,9 +49,9 @@ def test_another_tokenizer_or_template_is_refused_before_anything_starts(file: s
     else:
         path.write_text(path.read_text() + "{# another #}")
     with pytest.raises(ConfigError, match="another tokenizer or chat template"):
-        check_teacher(load("hello", hello(teacher)), STUDENT)
+        check_teacher(load_config("hello", hello(teacher)), STUDENT)
     with pytest.raises(CodeRepairError, match="another tokenizer or chat template"):
-        resolve(load("hello", hello(teacher, "tasks.options.n=4", "eval.options.n=4")))
+        plan_run(load_config("hello", hello(teacher, "tasks.options.n=4", "eval.options.n=4")))
 
 
 def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> None:
@@ -59,17 +59,17 @@ def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> Non
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
     with pytest.raises(ConfigError, match="is adapters on"):
-        settings(load("hello", hello(adapters)))
+        learn_settings(load_config("hello", hello(adapters)))
     with pytest.raises(UsageError, match="no model"):
-        settings(load("hello", hello(tmp_path / "nothing")))
+        learn_settings(load_config("hello", hello(tmp_path / "nothing")))
     (teacher / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights"):
-        settings(load("hello", hello(teacher)))
+        learn_settings(load_config("hello", hello(teacher)))
 
 
 def test_a_weight_without_a_teacher_is_refused() -> None:
     with pytest.raises(ConfigError, match="without a teacher"):
-        settings(load("hello", ["train.teacher_weight=0.5"]))
+        learn_settings(load_config("hello", ["train.teacher_weight=0.5"]))
 
 
 def test_attempts_that_all_earned_the_same_are_learned_from_with_a_teacher() -> None:
@@ -80,8 +80,8 @@ def test_attempts_that_all_earned_the_same_are_learned_from_with_a_teacher() -> 
         return Episode(f"e{attempt}", "t", "train", 1, "g", attempt, Ending.DONE, turns=(turn,), scores=scores)
 
     both = [episode(0), episode(1)]
-    assert not make_batch(both, load("hello")).samples
-    made = make_batch(both, load("hello", hello("builtin:tiny")))
+    assert not make_batch(both, load_config("hello")).samples
+    made = make_batch(both, load_config("hello", hello("builtin:tiny")))
     assert [sample.advantage for sample in made.samples] == [0.0, 0.0]
 
 
@@ -94,4 +94,4 @@ def test_its_weights_are_counted() -> None:
 
 def test_fine_tuning_has_a_command_of_its_own() -> None:
     with pytest.raises(CodeRepairError, match="learns from examples"):
-        resolve(load("hello", ["train.algorithm=sft", "tasks.options.n=4", "eval.options.n=4"]))
+        plan_run(load_config("hello", ["train.algorithm=sft", "tasks.options.n=4", "eval.options.n=4"]))

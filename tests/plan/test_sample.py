@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coderepairrl.config import Config
-from coderepairrl.plan.plan import resolve
+from coderepairrl.plan.plan import plan_run
 from coderepairrl.plan.tasks import sample
 from coderepairrl.types import Task
 
@@ -43,7 +43,7 @@ def test_a_run_samples_by_its_seed_the_same_tasks_for_all_of_its_evaluations() -
     """Those that only decode otherwise are compared on the same tasks; the first so many of the source they are not."""
 
     def held_out(seed: int, tasks: int) -> dict[str, list[str]]:
-        found = resolve(
+        found = plan_run(
             Config.model_validate(
                 {
                     "run": {"name": "x", "seed": seed},

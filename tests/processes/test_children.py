@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.processes.children import Child, ChildDied, run
+from coderepairrl.processes.children import Child, ChildDied, run_child
 
 ECHO = """
     import gc, os, subprocess, sys
@@ -206,14 +206,14 @@ def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool)
     monkeypatch.setattr(subprocess, "Popen", Struck)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run(["sleep", "1000"], stdout=subprocess.PIPE)
+        run_child(["sleep", "1000"], stdout=subprocess.PIPE)
     [process] = started
     assert process.returncode == -signal.SIGKILL
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_what_a_program_left_in_the_background_ends_with_it() -> None:
-    done = run(["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
+    done = run_child(["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
     assert done.returncode == 0
     left = Path("/proc", done.stdout.decode().strip(), "stat")
     while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":  # or pytest's limit says so
@@ -223,5 +223,5 @@ def test_what_a_program_left_in_the_background_ends_with_it() -> None:
 def test_too_slow_a_program_ends_though_one_that_left_it_still_writes() -> None:
     program = "setsid sleep 1000 & echo $!; sleep 1000"
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        run(["sh", "-c", program], stdout=subprocess.PIPE, timeout=1.0)
+        run_child(["sh", "-c", program], stdout=subprocess.PIPE, timeout=1.0)
     os.kill(int(caught.value.stdout), signal.SIGKILL)  # or it is not there

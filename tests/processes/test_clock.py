@@ -41,7 +41,7 @@ async def test_limits_and_turns_are_as_long_as_they_were(
     broken = Set()
     monkeypatch.setattr(time, "time", broken)
     assert abs(time.time() - time.time()) > 86_400, "the control: this is what a clock that jumps does"
-    codec, turns, log = tokens.load(miniature), list[Turn](), Log(tmp_path / "log.jsonl")
+    codec, turns, log = tokens.load_codec(miniature), list[Turn](), Log(tmp_path / "log.jsonl")
 
     def record(episode: str, turn: Turn) -> None:
         turns.append(turn)

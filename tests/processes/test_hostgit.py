@@ -23,7 +23,7 @@ from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
 from coderepairrl.runs.folder import commit
 from coderepairrl.sandbox.contents import check_workspace
-from coderepairrl.sandbox.workspace import prepare
+from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.stages.fix import apply_patch, open_repository
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from hostile_repository import SETTINGS, TRIGGERS, Hostile
@@ -55,7 +55,7 @@ def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     hostile.forget()
     check_workspace(f"dir:{root}")
     for number, workspace in enumerate((f"dir:{root}", f"git:{root}@{head}", f"git:file://{root}@{head}")):
-        prepared = prepare(workspace, tmp_path / f"p{number}")
+        prepared = prepare_workspace(workspace, tmp_path / f"p{number}")
         assert (prepared.tree / "a.py").read_text() == "def add(a, b): return a - b\n"
     assert set(read_tree(root)) >= {"a.py", "b.py"}
     assert commit(root) == head
@@ -64,7 +64,7 @@ def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert apply_patch(repository, PATCH)
     assert (root / "a.py").read_text() == "def add(a, b): return a + b\n"
     with pytest.raises(TaskError, match="dirty: a.py"):
-        prepare(f"dir:{root}", tmp_path / "dirty")
+        prepare_workspace(f"dir:{root}", tmp_path / "dirty")
     assert commit(root) == head + "+"
     assert hostile.ran == set()
 
@@ -74,10 +74,10 @@ def test_an_object_that_is_promised_is_not_fetched(tmp_path: Path, monkeypatch: 
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", ["a promised object"])
     head = hostile.shell("git rev-parse HEAD").strip()
     with pytest.raises(TaskError, match=r"lacks the content of gone\.txt") as caught:
-        prepare(f"dir:{hostile.root}", tmp_path / "p")
+        prepare_workspace(f"dir:{hostile.root}", tmp_path / "p")
     assert "without a filter" in caught.value.fix
     with pytest.raises(SandboxFault, match="cannot fetch"):
-        prepare(f"git:{hostile.root}@{head}", tmp_path / "q")
+        prepare_workspace(f"git:{hostile.root}@{head}", tmp_path / "q")
     assert hostile.ran == set()
 
 
@@ -124,7 +124,7 @@ def plain_git_reads(root: Path) -> bool:
 
 def reads(root: Path) -> bool:
     try:
-        hostgit.find(root)
+        hostgit.find_repository(root)
     except TaskError as error:
         assert "belongs to somebody else" in str(error) and f"safe.directory {root}" in error.fix
         return False
@@ -165,8 +165,8 @@ def test_root_reads_somebody_elses_repository_as_little_as_git_does(mine: Hostil
     give(mine.root, *given)
     assert not reads(mine.root) and not plain_git_reads(mine.root)
     for touch in (
-        lambda: prepare(f"dir:{mine.root}", mine.root.parent / "p"),
-        lambda: prepare(f"git:{mine.root}@{'0' * 40}", mine.root.parent / "q"),
+        lambda: prepare_workspace(f"dir:{mine.root}", mine.root.parent / "p"),
+        lambda: prepare_workspace(f"git:{mine.root}@{'0' * 40}", mine.root.parent / "q"),
         lambda: check_workspace(f"dir:{mine.root}"),
         lambda: read_tree(mine.root),
         lambda: open_repository(mine.root),
@@ -207,7 +207,8 @@ from coderepairrl.processes import hostgit
 from coderepairrl.errors import TaskError
 os.setgid(54321), os.setuid(54321)
 try:
-    with hostgit.view(hostgit.find(__import__("pathlib").Path(sys.argv[1]))) as view: print("reads", len(view.head()))
+    repository = hostgit.find_repository(__import__("pathlib").Path(sys.argv[1]))
+    with hostgit.view(repository) as view: print("reads", len(view.head()))
 except TaskError as error: print("refused", error.fix)
 """
     for owner, word in ((0, "refused"), (SOMEBODY + 1, "refused"), (SOMEBODY, "reads 40")):
@@ -246,7 +247,7 @@ def test_what_leads_elsewhere_is_refused(how: str, private: Hostile, tmp_path: P
     here.mkdir()
     subprocess.run(["bash", "-ec", LEADS_ELSEWHERE[how]], cwd=here, check=True, env=os.environ | WHO)
     private.forget()
-    for look in (lambda: prepare(f"dir:{here}", tmp_path / "p"), lambda: open_repository(here)):
+    for look in (lambda: prepare_workspace(f"dir:{here}", tmp_path / "p"), lambda: open_repository(here)):
         with pytest.raises(TaskError, match="no usable git repository") as caught:
             look()
         assert caught.value.fix
@@ -277,13 +278,13 @@ def test_repositories_of_all_kinds_are_read(kind: str, tmp_path: Path) -> None:
     hostile.shell("mkdir d; echo in > d/in.txt; git add -A; git commit -qm more; set -e\n" + ORDINARY[kind])
     root = (tmp_path / "repo").resolve()
     assert hostile.shell(f"cd '{root}'; git status --porcelain") == ""
-    prepared = prepare(f"dir:{root}", tmp_path / "p")
+    prepared = prepare_workspace(f"dir:{root}", tmp_path / "p")
     assert (prepared.tree / "a.py").read_bytes() == b"def add(a, b): return a - b\n"
     assert (prepared.tree / "d/in.txt").read_text() == "in\n"
     assert open_repository(root / "d").root == root
     (root / "d/in.txt").write_text("out\n")
     with pytest.raises(TaskError, match=r"dirty: d/in\.txt"):
-        prepare(f"dir:{root}", tmp_path / "q")
+        prepare_workspace(f"dir:{root}", tmp_path / "q")
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_linked_working_trees_and_submodules_are_at_home(tmp_path: Path) -> None
     hostile.shell("git worktree add -q ../linked; git submodule absorbgitdirs; test -f sub/.git")
     for root in (tmp_path / "linked", tmp_path / "repo" / "sub"):
         assert open_repository(root).root == root
-        assert prepare(f"dir:{root}", tmp_path / f"p-{root.name}").tree.is_dir()
+        assert prepare_workspace(f"dir:{root}", tmp_path / f"p-{root.name}").tree.is_dir()
     (tmp_path / "linked").rename(tmp_path / "moved")
     with pytest.raises(TaskError, match="belongs to another folder") as caught:
         open_repository(tmp_path / "moved")
@@ -353,7 +354,7 @@ def test_a_bare_repository_is_read_by_its_path(tmp_path: Path, monkeypatch: pyte
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
     head = hostile.shell("git clone -q --bare . ../bare.git; git rev-parse HEAD").strip()
     for number, url in enumerate((f"{tmp_path}/bare.git", f"file://{tmp_path}/bare.git")):
-        assert (prepare(f"git:{url}@{head}", tmp_path / f"p{number}").tree / "a.py").exists()
+        assert (prepare_workspace(f"git:{url}@{head}", tmp_path / f"p{number}").tree / "a.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -363,11 +364,11 @@ def test_a_url_starts_nothing(url: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises((TaskError, SandboxFault)):
-        prepare(f"git:{url}@{'1' * 40}", tmp_path / "p")
+        prepare_workspace(f"git:{url}@{'1' * 40}", tmp_path / "p")
     assert not list(tmp_path.rglob("marked"))
     for commit_name in ("--upload-pack=touch marked", "main", "+refs/*:refs/*"):
         with pytest.raises(TaskError, match="is no commit"):
-            prepare(f"git:file:///x@{commit_name}", tmp_path / "q")
+            prepare_workspace(f"git:file:///x@{commit_name}", tmp_path / "q")
 
 
 def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
@@ -393,7 +394,7 @@ def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
         place = f"127.0.0.1:{server.server_port}"
         login = base64.b64decode(b"bWU6cyU0MGNyZXQtd29yZA==").decode()  # no traceback shall quote it
         with pytest.raises(SandboxFault) as caught:
-            prepare(f"git:http://{login}@{place}/x@{'1' * 40}", tmp_path / "p")
+            prepare_workspace(f"git:http://{login}@{place}/x@{'1' * 40}", tmp_path / "p")
         server.shutdown()
     assert base64.b64decode(seen["logins"][0].removeprefix("Basic ")) == unquote(login).encode()
     fetching = [command for command in seen["commands"] if place in command]
@@ -404,7 +405,7 @@ def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
 
 def test_a_folder_that_is_not_there_is_not_to_be_initialised(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="there is no such folder") as caught:
-        hostgit.find(tmp_path / "absent")
+        hostgit.find_repository(tmp_path / "absent")
     assert "init" not in caught.value.fix
 
 
@@ -417,6 +418,6 @@ def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, tmp_pa
         path.unlink(missing_ok=True)
         make(path)
         refused = pytest.raises(TaskError, match="is no file|symbolic link")
-        with refused, hostgit.view(hostgit.find(hostile.root)) as view:
+        with refused, hostgit.view(hostgit.find_repository(hostile.root)) as view:
             view.head()
             view.changes()

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.report.arms import Question, Runs, answer, result
+from coderepairrl.report.arms import Question, Runs, answer_question, result
 from coderepairrl.report.verdict import FORMATS, Table, render
 from coderepairrl.runs import RunFolder
 from coderepairrl.stats.replicates import replicated_difference
@@ -59,7 +59,7 @@ def said(runs: Runs, seeds: int = 3, question: Question = QUESTION) -> str:
 
 def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_seen(tmp_path: Path) -> None:
     runs = grid(tmp_path)
-    found = answer(QUESTION, runs)
+    found = answer_question(QUESTION, runs)
     assert {arm: mean.interval.value for arm, mean in found.means.items()} == {
         "base": 0.25,
         "rl": 0.875,
@@ -82,14 +82,14 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
 def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) -> None:
     runs = grid(tmp_path)
     runs["rl"][2] = evaluated(tmp_path / "short", lambda seed, at: True, 2, tasks=20)
-    found = answer(QUESTION, runs)
+    found = answer_question(QUESTION, runs)
     assert (found.means["base"].tasks, found.notes) == (20, ["RQ2: 4 tasks left out, which some run has no value of."])
     assert "Not known yet" in said({"rl": runs["rl"]}), "nothing without the baseline"
     del runs["rl"][1], runs["other"]
     text = said(runs)
     assert "2 seeds x 20 tasks (of 3 seeds)" in text
     assert text.endswith("Not known yet: no seed of base and other is finished.")
-    [rl] = answer(QUESTION, runs).contrasts
+    [rl] = answer_question(QUESTION, runs).contrasts
     assert rl.adjusted == pytest.approx(2 * (rl.change.p or 0)), "an arm that failed makes no other one more certain"
 
 

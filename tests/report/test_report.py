@@ -26,7 +26,7 @@ from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
 from coderepairrl.stats import compare, intervals
-from coderepairrl.tasks import make, write_jsonl
+from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
 
@@ -323,7 +323,7 @@ def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None
     """And the tasks in a file. A limit on the size of files fails a write half way, as a full disk does."""
     page, tasks = tmp_path / "index.html", tmp_path / "tasks.jsonl"
     write_page(page, "before")
-    write_jsonl(make("handmade"), tasks)
+    write_jsonl(make_source("handmade"), tasks)
     before = tasks.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -331,7 +331,7 @@ def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None
         with pytest.raises(UsageError, match="cannot write"):
             write_page(page, "x" * 5000)
         with pytest.raises(OSError):
-            write_jsonl(make("handmade"), tasks)
+            write_jsonl(make_source("handmade"), tasks)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert page.read_text() == "before" and tasks.read_bytes() == before

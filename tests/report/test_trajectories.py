@@ -222,7 +222,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
         raise AssertionError(f"{constant} is no JSON")
 
     [step] = [each for each in json.loads(text, parse_constant=refused)["steps"] if each["source"] == "agent"]
-    exported = table.row("r", episode)
+    exported = table.episode_row("r", episode)
     row = exported["messages"][-1]["tool_calls"][0]
     assert text_to_bytes(exported["patch"]) == b"+***\n\xff"
     assert KEY not in text + str(step["tool_calls"]) + row["function"]["arguments"]

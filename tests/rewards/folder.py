@@ -80,7 +80,7 @@ class Local(SandboxBackend):
     def __init__(self, wrap: Callable[[Any], Any] = lambda sandbox: sandbox) -> None:
         self.opened: list[Watched] = []
         self._wrap = wrap
-        self._backend = sandboxes.make("unsafe-local")
+        self._backend = sandboxes.make_backend("unsafe-local")
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Any]:
@@ -93,7 +93,7 @@ def bwrap() -> SandboxBackend:
     """The real sandbox, or a skip outside CI where bubblewrap is missing."""
     if shutil.which("bwrap") is None and os.environ.get("CI") != "true":
         pytest.skip("bubblewrap is not installed")
-    return sandboxes.make("bwrap")
+    return sandboxes.make_backend("bwrap")
 
 
 def records(name: str) -> Iterator[dict[str, Any]]:

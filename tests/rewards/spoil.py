@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-from coderepairrl.rewards.parse import Block, FilePatch, parse
+from coderepairrl.rewards.parse import Block, FilePatch, parse_patch
 from coderepairrl.rewards.syntax import indentation, syntax_of
 
 ZERO = ("empty", "header only", "blank line", "white space", "comment")
@@ -34,7 +34,7 @@ def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
     places, or of the lines of its only one. Places and lines are drawn from `seed` and the reference. Raises
     `MalformedPatch`.
     """
-    files = [file for file in parse(reference) if file.blocks]
+    files = [file for file in parse_patch(reference) if file.blocks]
     if not files:
         return {"empty": b""}
     rng = random.Random(f"{seed}:{hashlib.sha256(reference).hexdigest()}")

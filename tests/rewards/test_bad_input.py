@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.rewards import make, score, with_patch
+from coderepairrl.rewards import make_rewards, score, with_patch
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards.folder import Local, Repository
@@ -73,7 +73,7 @@ def bwrap() -> Iterator[Bubblewrap]:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_any_patch_is_scored(kind: str, task: Task, backend: Local) -> None:
-    scores = await score(make(dict.fromkeys(COMPARE, 1.0)), task, with_patch(task, HOSTILE[kind]), backend)
+    scores = await score(make_rewards(dict.fromkeys(COMPARE, 1.0)), task, with_patch(task, HOSTILE[kind]), backend)
     assert len(scores) == len(COMPARE) and all(0.0 <= found.value <= 1.0 for found in scores)
     if kind != "no end":
         assert scores[0].value < 0.5, scores  # of the default
@@ -81,13 +81,13 @@ async def test_any_patch_is_scored(kind: str, task: Task, backend: Local) -> Non
 
 async def test_a_patch_of_a_hundred_megabytes_is_no_repair(task: Task, backend: Local) -> None:
     patch = PATCH.replace(b"a + b", b"x" * 100_000_000)
-    scores = await score(make(dict.fromkeys(COMPARE, 1.0)), task, with_patch(task, patch), backend)
+    scores = await score(make_rewards(dict.fromkeys(COMPARE, 1.0)), task, with_patch(task, patch), backend)
     assert {(found.value, found.note) for found in scores} == {(0.0, "a patch of 95 MiB")}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_what_git_does_not_take_fails_the_tests(kind: str, task: Task, backend: Local) -> None:
-    [found] = await score(make("tests"), task, with_patch(task, HOSTILE[kind]), backend)
+    [found] = await score(make_rewards("tests"), task, with_patch(task, HOSTILE[kind]), backend)
     assert found.value == 0.0 and found.note
 
 
@@ -100,7 +100,7 @@ async def test_code_that_runs_wild_fails_its_check_and_nothing_is_left(
     checks = Checks((Command(("python3", "check.py"), seconds),), {"check.py": CHECK})
     task = Task("t/wild", "", "python", f"dir:{repository.folder}", PATCH, checks)
     patch = repository.edit({"maths.py": f"{WILD[kind]}\n".encode() + SOURCE})
-    [found] = await score(make("tests"), task, with_patch(task, patch), bwrap)
+    [found] = await score(make_rewards("tests"), task, with_patch(task, patch), bwrap)
     assert found.value == 0.0 and found.note.startswith("check failed"), found
     assert list(bwrap.state.glob("box-*")) == []
 
@@ -108,4 +108,6 @@ async def test_code_that_runs_wild_fails_its_check_and_nothing_is_left(
 async def test_a_repair_passes_beside_them(task: Task, repository: Repository, bwrap: Bubblewrap) -> None:
     checks = Checks((Command(("python3", "check.py"), 60.0),), {"check.py": CHECK})
     honest = Task("t/tame", "", "python", task.workspace, PATCH, checks)
-    assert await score(make("tests"), honest, with_patch(honest, PATCH), bwrap) == (Score("tests", 1.0, passed=True),)
+    assert await score(make_rewards("tests"), honest, with_patch(honest, PATCH), bwrap) == (
+        Score("tests", 1.0, passed=True),
+    )

@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.errors import TaskError
 from coderepairrl.rewards import with_patch
 from coderepairrl.rewards.tests import GradedTests
-from coderepairrl.stats import resolved
+from coderepairrl.stats import is_resolved
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 from rewards.test_cheats import CHEATS, ENDS_WELL, FIX, SOURCE, patch_of
@@ -59,7 +59,7 @@ def limits(repository: Repository, high: str, low: str = "low", middle: str = "v
 async def earned(task: Task, patch: bytes, backend: Local) -> float:
     episode = with_patch(task, patch)
     score = await GradedTests()(task, episode, backend)
-    assert resolved(replace(episode, scores=(score,))) is (score.value == 1.0)
+    assert is_resolved(replace(episode, scores=(score,))) is (score.value == 1.0)
     return score.value
 
 

@@ -44,4 +44,4 @@ def test_confidence() -> None:
 def test_a_task_without_a_label_is_refused() -> None:
     with pytest.raises(TaskError, match="t has no label"):
         Label().judge("x", Task("t", "Which?", "c", "", b""))
-    assert rewards.make("label")[0][0].name == "label"
+    assert rewards.make_rewards("label")[0][0].name == "label"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards import PatchEdits, PatchLines, parse
+from coderepairrl.rewards import PatchEdits, PatchLines, parse_patch
 from coderepairrl.rewards.lines import common_subsequence, line_similarity
 from coderepairrl.rewards.syntax import tokens
 from rewards.folder import Repository
@@ -233,7 +233,7 @@ def test_bounds_identity_and_order(
     assert compare(a, a) == (1.0 if a.strip() else 0.0)
     if a.strip() and b.strip():
         shuffled = reordered(b, random.Random(seed))
-        assert sorted(parse(shuffled)[0].blocks, key=lambda block: block.at) == parse(b)[0].blocks
+        assert sorted(parse_patch(shuffled)[0].blocks, key=lambda block: block.at) == parse_patch(b)[0].blocks
         assert compare(a, shuffled) == value
         assert compare(b, shuffled) == 1.0
 

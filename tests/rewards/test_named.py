@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, RewardFault, TaskError
 from coderepairrl.plan.names import check_names
-from coderepairrl.rewards import PRESETS, SHIPPED, make, only, with_patch
+from coderepairrl.rewards import PRESETS, SHIPPED, make_rewards, only, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks
 from coderepairrl.rewards.thesis import _PERFECT, _PRIMARY, _in_order, block_format, blocks, unfenced
@@ -64,7 +64,7 @@ def task(repository: Repository) -> Task:
 
 
 async def value(name: str, task: Task, episode: Episode | bytes, backend: Local) -> Score:
-    [(reward, _)] = make(name)
+    [(reward, _)] = make_rewards(name)
     return await reward(task, episode if isinstance(episode, Episode) else with_patch(task, episode), backend)
 
 
@@ -99,7 +99,11 @@ async def test_files_and_functions(task: Task, repository: Repository, backend: 
     for name in ("file_match", "function_match", "draft_similarity", "nano_similarity"):
         assert (await value(name, task, b"", backend)).value == 0.0
         assert (await value(name, task, b"I fixed it\n", backend)).value == 0.0
-    assert make("file_match")[0][0].compare(b"", b"") == make("nano_similarity")[0][0].compare(b"", b"") == 1.0  # type: ignore[attr-defined]
+    assert (
+        make_rewards("file_match")[0][0].compare(b"", b"")
+        == make_rewards("nano_similarity")[0][0].compare(b"", b"")
+        == 1.0
+    )  # type: ignore[attr-defined]
     assert (await value("nano_similarity", task, wide, backend)).value == 1.0  # the known weakness
 
 
@@ -469,13 +473,13 @@ def test_names_for_several_rewards() -> None:
     """The original's weights; a preset is named like a reward, alone or with others."""
     repair = {"reasoning_format": 0.1, "reasoning_format_strict": 0.2, "search_replace_format": 0.3}
     repair["search_replace_similarity"] = 0.4
-    assert {reward.name: weight for reward, weight in make("thesis_repair")} == repair
-    half = make({"thesis_detection": 0.5, "tests": 0.5})
+    assert {reward.name: weight for reward, weight in make_rewards("thesis_repair")} == repair
+    half = make_rewards({"thesis_detection": 0.5, "tests": 0.5})
     weights = {"reasoning_format": 0.05, "reasoning_format_strict": 0.1, "classification": 0.35, "tests": 0.5}
     assert {reward.name: weight for reward, weight in half} == weights
     assert not set(PRESETS) & set(SHIPPED)
     with pytest.raises(ConfigError, match="two rewards share a name"):
-        make({"thesis_detection": 0.5, "thesis_repair": 0.5})
+        make_rewards({"thesis_detection": 0.5, "thesis_repair": 0.5})
     with pytest.raises(ConfigError, match="is several rewards"):
         only("thesis_repair")
-    check_names(load("hello", ["reward=thesis_repair", "kinds.label.reward=thesis_detection"]))
+    check_names(load_config("hello", ["reward=thesis_repair", "kinds.label.reward=thesis_detection"]))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards.parse import Block, MalformedPatch, parse
+from coderepairrl.rewards.parse import Block, MalformedPatch, parse_patch
 from rewards.folder import Repository, git, records
 
 PLAIN = b"--- a/x.py\n+++ b/x.py\n@@ -1,3 +1,3 @@\n a\n-b\n+c\n d\n"
 
 
 def only(patch: bytes):
-    [file] = parse(patch)
+    [file] = parse_patch(patch)
     return file
 
 
@@ -38,7 +38,7 @@ def test_reads_every_kind_of_change(repository: Repository) -> None:
         "--binary",
         "-M",
     )
-    files = {file.new or file.old: file for file in parse(patch)}
+    files = {file.new or file.old: file for file in parse_patch(patch)}
     assert files["a.txt"].blocks == [Block(3, (b"line 3\n",), (b"three\n",)), Block(20, (b"line 20\n",), ())]
     assert (files["gone.txt"].new, files["gone.txt"].old_mode) == ("", "100644")
     renamed = files["new name.txt"]
@@ -63,7 +63,7 @@ def test_tolerates_what_surrounds_a_diff(repository: Repository) -> None:
     git(repository.folder, "commit", "-qam", "a subject\n\n-- a body\n+ with signs")
     mail = git(repository.folder, "format-patch", "-1", "--stdout")
     assert only(mail).blocks == [Block(0, (b"1\n",), (b"2\n",))]
-    assert len(parse(mail + mail)) == 2
+    assert len(parse_patch(mail + mail)) == 2
     assert only(PLAIN + b"\n\nHope that helps!\n").blocks == only(PLAIN).blocks
 
 
@@ -82,12 +82,12 @@ def test_a_quoted_name_may_escape_anything() -> None:
 
 
 def test_a_header_of_many_words_is_read_once() -> None:
-    assert len(parse(b"diff --git " * 100_000)) == 1
+    assert len(parse_patch(b"diff --git " * 100_000)) == 1
     assert only(b"diff --git a/a b a/b b/a b a/b\nold mode 100644\nnew mode 100755\n").path == "a b a/b"
 
 
 def test_an_empty_patch_has_no_files() -> None:
-    assert parse(b"") == parse(b"\n \n") == ()
+    assert parse_patch(b"") == parse_patch(b"\n \n") == ()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_empty_patch_has_no_files() -> None:
 )
 def test_refuses_by_line(patch: bytes, line: int) -> None:
     with pytest.raises(MalformedPatch) as caught:
-        parse(patch)
+        parse_patch(patch)
     assert caught.value.line == line
     assert f"line {line}" in str(caught.value)
     assert caught.value.fix
@@ -140,7 +140,7 @@ def test_any_bytes_give_files_or_a_named_line() -> None:
     @given(st.binary(max_size=80), st.integers(0, len(PLAIN)))
     def check(noise: bytes, at: int) -> None:
         try:
-            parse(PLAIN[:at] + noise + PLAIN[at:])
+            parse_patch(PLAIN[:at] + noise + PLAIN[at:])
         except MalformedPatch as problem:
             assert problem.line >= 1
 
@@ -152,7 +152,7 @@ def test_reads_real_patches(name: str) -> None:
     rows = list(records(name))
     assert len(rows) > 100
     for row in rows:
-        files = parse(row["patch"].encode())
+        files = parse_patch(row["patch"].encode())
         headers = len(re.findall(r"^--- .*\n\+\+\+ ", row["patch"], re.M))  # the rest changes its mode
         assert len(files) >= headers > 0
         assert sum(bool(file.blocks) for file in files) == headers
@@ -161,4 +161,4 @@ def test_reads_real_patches(name: str) -> None:
 def test_reads_every_prediction() -> None:
     for row in records("pairs/swebench_pairs.jsonl.gz"):
         patch = (row["model_patch"] or "").encode()
-        assert bool(parse(patch)) == bool(patch.strip())
+        assert bool(parse_patch(patch)) == bool(patch.strip())

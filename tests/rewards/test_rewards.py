@@ -12,17 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl import cli
-from coderepairrl.checks.reward import examine
+from coderepairrl.checks.reward import examine_reward
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import (
     ScriptedReward,
     TestsReward,
     compose,
-    make,
+    make_rewards,
+    reward_versions,
     score,
     score_files,
-    versions,
     with_patch,
 )
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -62,7 +62,7 @@ def task(repository: Repository) -> Task:
 
 async def test_names_and_weights(task: Task, backend: Local) -> None:
     spec = {"patch_lines": 0.5, "patch_similarity": 0.0, f"{__name__}:Constant": 2}
-    rewards = make(spec)
+    rewards = make_rewards(spec)
     assert all(isinstance(reward, Reward) for reward, _ in rewards)
     scores = await score(rewards, task, with_patch(task, task.reference), backend)
     assert scores == (
@@ -71,7 +71,7 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
         Score("constant", 0.25, 2.0, "always"),
     )
     assert total(scores) == 1.0
-    assert [weight for _, weight in make("tests")] == [1.0]
+    assert [weight for _, weight in make_rewards("tests")] == [1.0]
     assert not backend.opened  # comparing texts opens no sandbox
 
 
@@ -90,7 +90,7 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
 )
 def test_bad_specs_say_what_to_do(spec: str | dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make(spec)
+        make_rewards(spec)
     assert says in caught.value.fix
 
 
@@ -117,11 +117,11 @@ def leaves(task: Task, episode: Episode) -> float:
 
 
 async def test_functions_of_your_own(task: Task, backend: Local) -> None:
-    rewards = make({f"{__name__}:brief": 2.0, f"{__name__}:opened": 1.0})
+    rewards = make_rewards({f"{__name__}:brief": 2.0, f"{__name__}:opened": 1.0})
     scores = await score(rewards, task, with_patch(task, task.reference), backend)
     assert scores == (Score("brief", 0.5, 2.0), Score("opened", 1.0, 1.0, "by itself"))
     with pytest.raises(RewardFault, match="reward leaves raised RuntimeError .* SystemExit: 3"):
-        await score(make(f"{__name__}:leaves"), task, with_patch(task, b""), backend)
+        await score(make_rewards(f"{__name__}:leaves"), task, with_patch(task, b""), backend)
 
 
 async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeyp
     monkeypatch.setattr(compose, "SECONDS", 0.05)
     unchecked = replace(task, checks=Checks())
     try:
-        for reward in (make(f"{__name__}:stuck")[0][0], Sleeper()):
+        for reward in (make_rewards(f"{__name__}:stuck")[0][0], Sleeper()):
             with pytest.raises(RewardFault, match="gave no answer for task t/add within 0.05 s"):
                 await score([(reward, 1.0)], unchecked, with_patch(task, b""), backend)
     finally:
@@ -142,7 +142,7 @@ async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeyp
 
 @pytest.mark.parametrize("name", ["patch_lines", "patch_similarity"])
 async def test_a_text_reward_tells_its_own_faults_from_the_models(name: str, task: Task, backend: Local) -> None:
-    [(reward, _)] = make(name)
+    [(reward, _)] = make_rewards(name)
     malformed = await reward(task, with_patch(task, b"I fixed it!\n"), backend)
     assert malformed.value == 0.0
     assert (await reward(task, with_patch(task, b" \n"), backend)).note == "empty patch"
@@ -151,7 +151,7 @@ async def test_a_text_reward_tells_its_own_faults_from_the_models(name: str, tas
 
 
 async def test_patch_lines_blames_a_broken_reference_on_the_task(task: Task, backend: Local) -> None:
-    [(reward, _)] = make("patch_lines")
+    [(reward, _)] = make_rewards("patch_lines")
     assert "line 1" in (await reward(task, with_patch(task, b"I fixed it!\n"), backend)).note
     with pytest.raises(TaskError, match="t/add: reference: malformed patch, line"):
         await reward(replace(task, reference=task.reference[:-20]), with_patch(task, task.reference), backend)
@@ -225,7 +225,7 @@ async def test_equal_patches_are_tested_once_and_faults_are_forgotten(
 
 
 async def test_sampled_tests_say_nothing_of_other_groups(task: Task, backend: Local) -> None:
-    rewards = make({"patch_lines": 1.0, "sampled_tests": 0.0})
+    rewards = make_rewards({"patch_lines": 1.0, "sampled_tests": 0.0})
     found = []
     for number in range(40):
         episode = replace(with_patch(task, task.reference), group=f"train-00001-{number:03d}")
@@ -282,15 +282,15 @@ async def test_a_sandbox_without_git_is_no_zero(task: Task, result: ExecResult) 
 
 async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Local) -> None:
     for name in ("patch_lines", "patch_edits", "tests", "tests_graded"):
-        checks = await examine(make(name)[0][0], backend)
+        checks = await examine_reward(make_rewards(name)[0][0], backend)
         assert len(checks) >= 9
         assert [check for check in checks if not check.ok] == []
-    failed = {check.name for check in await examine(make("patch_similarity")[0][0]) if not check.ok}
+    failed = {check.name for check in await examine_reward(make_rewards("patch_similarity")[0][0]) if not check.ok}
     assert "a blank line earns 0" in failed  # the thesis formula's known weakness
     assert "the oracle earns 1" not in failed
-    assert not all(check.ok for check in await examine(ScriptedReward(default=1.0)))
+    assert not all(check.ok for check in await examine_reward(ScriptedReward(default=1.0)))
     with pytest.raises(RewardFault, match="no sandbox"):
-        await examine(make("tests")[0][0])
+        await examine_reward(make_rewards("tests")[0][0])
 
 
 def test_score_files(task: Task, repository: Repository, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_the_command_scores_by_patch_edits_unless_told_otherwise(task: Task, tmp
     def value(patch: str, *options: str) -> float:
         done = CliRunner().invoke(cli.app, [*files, str(tmp_path / patch), "--json", *options])
         found = json.loads(done.stdout)
-        assert {found["reward"]: found["version"]} == versions(options[-1] if options else "patch_edits")
+        assert {found["reward"]: found["version"]} == reward_versions(options[-1] if options else "patch_edits")
         return float(found["value"])
 
     assert value("oracle.patch") == 1.0

@@ -12,7 +12,7 @@ from cydifflib import SequenceMatcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse, thesis
+from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse_patch, thesis
 from coderepairrl.rewards.thesis import file_texts, ratio
 from rewards.folder import records
 
@@ -161,7 +161,7 @@ def test_the_partial_match_of_the_slides() -> None:
     assert compare(*shown) == pytest.approx(0.893, abs=0.001)
     for each in shown:
         with pytest.raises(MalformedPatch, match="hunk"):
-            parse(each)
+            parse_patch(each)
     right = [
         slide("parser.py", hunk, " def parse(text):", *lines)
         for hunk, lines in (("@@ -18,2 +18,2 @@", reference), ("@@ -18,2 +18,3 @@", patch))

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from coderepairrl.rewards import PatchEdits, parse
+from coderepairrl.rewards import PatchEdits, parse_patch
 from rewards.folder import records
 from rewards.spoil import COPIES, ZERO, spoiled
 
@@ -58,7 +58,7 @@ def test_cheap_edits_of_real_references() -> None:
         made = spoiled(reference)
         assert made == spoiled(reference)
         for name, patch in made.items():
-            parse(patch)
+            parse_patch(patch)
             values.setdefault(name, []).append(PatchEdits().compare(reference, patch, "python"))
     means = {name: sum(each) / len(each) for name, each in values.items()}
     assert all(means[name] < 0.02 for name in ZERO), means

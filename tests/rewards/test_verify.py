@@ -10,10 +10,19 @@ import pytest
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards import SHIPPED, make, with_patch
+from coderepairrl.rewards import SHIPPED, make_rewards, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.tests import group_drawn
-from coderepairrl.rewards.verify import EACH, GROUP, UP_TO, Trial, chosen, measuring_repair, trials, verify
+from coderepairrl.rewards.verify import (
+    EACH,
+    GROUP,
+    UP_TO,
+    Trial,
+    choose_verified_tasks,
+    measuring_repair,
+    trials,
+    verify_rewards,
+)
 from coderepairrl.types import Checks, Command, Episode, Score, Task
 from rewards.folder import Local, Repository, bwrap
 
@@ -30,16 +39,16 @@ def task(repository: Repository) -> Task:
 
 
 def asked(task: Task, *names: str) -> list[Trial]:
-    return trials([task], make(dict.fromkeys(names, 1.0)), 0)
+    return trials([task], make_rewards(dict.fromkeys(names, 1.0)), 0)
 
 
 def test_who_promises() -> None:
-    promising = {name for name in SHIPPED if measuring_repair(make(name))}
+    promising = {name for name in SHIPPED if measuring_repair(make_rewards(name))}
     assert promising == {
         *("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity"),
         *("tests", "tests_graded", "sampled_tests", "hybrid"),
     }
-    unpaid = make({"patch_lines": 0.0, "tests": 0.0, "length": 1.0})
+    unpaid = make_rewards({"patch_lines": 0.0, "tests": 0.0, "length": 1.0})
     assert [reward.name for reward in measuring_repair(unpaid)] == ["tests"]
     assert group_drawn(GROUP, 0.001)
 
@@ -47,7 +56,7 @@ def test_who_promises() -> None:
 async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local) -> None:
     names = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "tests", "hybrid")
     seen: list[str] = []
-    await verify(asked(task, *names), backend, on_trial=lambda trial: seen.append(trial.reward.name))
+    await verify_rewards(asked(task, *names), backend, on_trial=lambda trial: seen.append(trial.reward.name))
     assert sorted(seen) == sorted(names)
     assert HybridReward().tested(with_patch(task, b"", GROUP)), "its tests are asked, not its similarity alone"
 
@@ -59,9 +68,9 @@ async def test_checks_that_pass_on_the_bug_or_fail_on_the_repair_are_refused(tas
     )
     for each, says in ((easy, "nothing earns 0 by tests: no, 1"), (wrong, "the reference earns 1 by tests: no, 0")):
         with pytest.raises(TaskError, match=says) as caught:
-            await verify(asked(each, "tests"), backend)
+            await verify_rewards(asked(each, "tests"), backend)
         assert "tasks.verify=false" in caught.value.fix
-    await verify(asked(easy, "patch_lines"), backend)
+    await verify_rewards(asked(easy, "patch_lines"), backend)
 
 
 class Generous(Reward):
@@ -76,7 +85,7 @@ class Generous(Reward):
 
 async def test_ones_own_reward_is_held_to_its_word(task: Task, backend: Local, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="nothing earns 0 by generous"):
-        await verify(asked(task, f"{__name__}:Generous"), backend, cache=tmp_path)
+        await verify_rewards(asked(task, f"{__name__}:Generous"), backend, cache=tmp_path)
 
 
 async def test_without_pytest_in_the_sandbox_nothing_is_trained(task: Task) -> None:
@@ -84,7 +93,7 @@ async def test_without_pytest_in_the_sandbox_nothing_is_trained(task: Task) -> N
     named = Command(("python3", "-m", "pytest", "-q", "check.py"), 30.0, "pytest")
     lacking = replace(task, checks=replace(task.checks, commands=(named,)))
     with pytest.raises(PrerequisiteError, match=r"t/add.*No module named pytest") as caught:
-        await verify(asked(lacking, "tests", "patch_lines"), bwrap())
+        await verify_rewards(asked(lacking, "tests", "patch_lines"), bwrap())
     assert "sandbox.options.binds" in caught.value.fix
     assert caught.value.exit_code == 3
 
@@ -95,7 +104,7 @@ async def test_what_held_is_remembered_until_something_changes(
     cache = tmp_path / "cache"
 
     async def known(of: Task = task, *about: str, again: int = 1) -> int:
-        return await verify(asked(of, "tests", "patch_lines"), backend, about=about, cache=cache)
+        return await verify_rewards(asked(of, "tests", "patch_lines"), backend, about=about, cache=cache)
 
     assert await known() == 0
     opened = len(backend.opened)
@@ -116,21 +125,21 @@ async def test_what_held_is_remembered_until_something_changes(
         (tool / "tool").write_text(content)
         other = Local()
         other._backend.env["PATH"] = f"{tool}:{other._backend.env['PATH']}"  # type: ignore[attr-defined]
-        found.append(await verify(asked(task, "tests"), other, cache=cache))
+        found.append(await verify_rewards(asked(task, "tests"), other, cache=cache))
     assert found == [0, 0]
 
 
 async def test_where_nothing_can_be_remembered_it_is_asked_again(task: Task, backend: Local, tmp_path: Path) -> None:
     """As in a folder that is another user's: a path that the system refuses, whoever asks."""
     for _ in range(2):
-        assert await verify(asked(task, "patch_lines"), backend, cache=tmp_path / ("x" * 300)) == 0
+        assert await verify_rewards(asked(task, "patch_lines"), backend, cache=tmp_path / ("x" * 300)) == 0
 
 
 async def test_a_failure_is_not_remembered(task: Task, backend: Local, tmp_path: Path) -> None:
     flawed = replace(task, checks=Checks((Command(("true",)),)))
     for _ in range(2):
         with pytest.raises(TaskError):
-            await verify(asked(flawed, "tests"), backend, cache=tmp_path)
+            await verify_rewards(asked(flawed, "tests"), backend, cache=tmp_path)
 
 
 def test_which_tasks_are_asked(task: Task) -> None:
@@ -138,11 +147,11 @@ def test_which_tasks_are_asked(task: Task) -> None:
         return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]
 
     few = many(UP_TO)
-    assert chosen([*few, replace(task, id="bare", reference=b"")], 0) == few
+    assert choose_verified_tasks([*few, replace(task, id="bare", reference=b"")], 0) == few
     node = Checks((Command(("node", "--test")),))
     at = [f"git:https://example.org/{name}@{'0' * 40}" for name in ("a", "b")]
     pool = [*many(80), *many(2, checks=node), *many(9, workspace=at[0]), *many(9, workspace=at[1])]
-    drawn = chosen(pool, 0)
+    drawn = choose_verified_tasks(pool, 0)
     assert len(drawn) == 3 * EACH + 2
-    assert drawn == chosen(pool, 0) != chosen(pool, 1)
+    assert drawn == choose_verified_tasks(pool, 0) != choose_verified_tasks(pool, 1)
     assert drawn == sorted(drawn, key=pool.index)

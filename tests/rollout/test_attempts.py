@@ -17,7 +17,7 @@ from coderepairrl.protocols import Agent
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Group, LocalExecutor, Rollout, Terms, attempts, collect, slots
 from coderepairrl.runs import Log
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Ending, Limits, Sampling, Task
 
@@ -28,7 +28,7 @@ ONE, OTHER = (Task(f"toy/{name}", f"repair {name}", "python", "dir:x", b"") for 
 async def rollout(
     miniature: Path, folder: Path, agent: Agent, limits: Limits
 ) -> AsyncIterator[tuple[Rollout, ScriptedEngine]]:
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda ids, sampling, seed: [5 + seed % 90, *codec.stop_ids[:1]])
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
@@ -58,7 +58,7 @@ async def test_an_attempt_is_logged_as_it_happens(miniature: Path, tmp_path: Pat
     agent = ScriptedAgent([Say("hello"), Write("a.py", "x\n"), Say("more")])
     async with rollout(miniature, tmp_path, agent, Limits()) as (made, _):
         [group] = await groups(made, ONE, attempts=1)
-    assert [record["type"] for record in read(tmp_path / "log.jsonl")] == ["episode", "turn", "turn", "verdict"]
+    assert [record["type"] for record in read_records(tmp_path / "log.jsonl")] == ["episode", "turn", "turn", "verdict"]
     [episode] = group.episodes
     assert (episode.ending, episode.reason, episode.reward) == (Ending.DONE, "submitted", 1.0)
     assert b"+x" in episode.patch
@@ -98,7 +98,7 @@ async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(miniature: Path, tmp_p
         working.cancel()
         with pytest.raises(asyncio.CancelledError):
             await working
-    assert not any(record["type"] == "verdict" for record in read(tmp_path / "log.jsonl"))
+    assert not any(record["type"] == "verdict" for record in read_records(tmp_path / "log.jsonl"))
 
 
 async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(miniature: Path, tmp_path: Path) -> None:

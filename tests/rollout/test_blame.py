@@ -21,7 +21,7 @@ from coderepairrl.plan.parts import raise_all
 from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts
+from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempts, make_attempt
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.fix import USE, Repair, Repository, fix
@@ -172,7 +172,7 @@ class Replies(EngineSpec):
         self.count = count
 
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
-        return ScriptedEngine([[65, *tokens.load(model).stop_ids[:1]]] * self.count)
+        return ScriptedEngine([[65, *tokens.load_codec(model).stop_ids[:1]]] * self.count)
 
 
 def words(fault: Fault | None) -> str:
@@ -224,7 +224,7 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
 async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
     """Who asked an endpoint that is broken is not blamed, however it ended; who never asked is."""
     made = await attempted(Breaks(name), miniature)
-    checks = {check.name: check for check in await exam.examine_program(Breaks(name), ScriptedBackend())}
+    checks = {check.name: check for check in await exam.examine_agent_program(Breaks(name), ScriptedBackend())}
     ended, broken = checks["ends by itself"], checks["a broken endpoint is a fault"]
     if made.reason != "engine":  # the exam's own does not die
         assert ended.detail.partition(":")[0] == str(getattr(made.outcome, "exit", made.outcome)).partition(":")[0]
@@ -235,14 +235,16 @@ async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
 @asynccontextmanager
 async def gateway(agent: Breaks, model: Path, on_turn: Any = lambda *_: None) -> AsyncIterator[Gateway]:
     engine = await Replies(agent.way.replies).start(model, log_dir=model)
-    source = PolicySource(tokens.load(model), engine)
+    source = PolicySource(tokens.load_codec(model), engine)
     async with Gateway(source, sampling=Sampling(), on_turn=on_turn).listening() as made:
         yield made
 
 
 async def attempted(agent: Breaks, model: Path, standing: Any = None) -> Attempt:
     async with gateway(agent, model) as made:
-        return await attempt(made, TASK, agent, ScriptedBackend(), name="one", limits=LIMITS, seed=0, at_end=standing)
+        return await make_attempt(
+            made, TASK, agent, ScriptedBackend(), name="one", limits=LIMITS, seed=0, at_end=standing
+        )
 
 
 async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:

@@ -36,7 +36,7 @@ class Stalling(ScriptedEngine):
     """Emits a token at a time. Its first reply of at most `stalled` tokens waits for `go` after `before` of them."""
 
     def __init__(self, miniature: Path, *, stalled: int, before: int = 0, pace: float = 0.0) -> None:
-        stop = tokens.load(miniature).stop_ids[0]
+        stop = tokens.load_codec(miniature).stop_ids[0]
         super().__init__(lambda ids, sampling, seed: [65] * 15 + [stop], chunk=1, delay=pace)
         self.go = asyncio.Event()
         self.stalled, self.before = stalled, before
@@ -62,7 +62,7 @@ async def attempts(engine: ScriptedEngine, miniature: Path, folder: Path, second
     rollout = {"concurrency": 2, "tasks_per_step": 1, "group_size": 2}
     config = Config.model_validate({"run": {"name": "x"}, "rollout": rollout})
     plan: Any = SimpleNamespace(config=config, kinds={"": terms})
-    source = PolicySource(tokens.load(miniature), engine)
+    source = PolicySource(tokens.load_codec(miniature), engine)
     with closing(Log(folder / "log.jsonl")) as log:
         async with open_rollout(plan, source, log, folder / "socket", lambda _: None, lambda _: None) as made:
             yield made
@@ -104,7 +104,7 @@ async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_
 
 
 async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path) -> None:
-    source = PolicySource(tokens.load(miniature), Stalling(miniature, stalled=0))
+    source = PolicySource(tokens.load_codec(miniature), Stalling(miniature, stalled=0))
     async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
         session = gateway.open("one", limits=LIMITS, seed=0)
         session._budget.deadline = 0.0
@@ -117,7 +117,7 @@ async def test_an_engine_that_is_too_slow_for_the_limits_is_warned_of(
     miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Stalling(miniature, stalled=TOKENS, pace=0.01)
-    source = PolicySource(tokens.load(miniature), engine)
+    source = PolicySource(tokens.load_codec(miniature), engine)
     monkeypatch.setattr(supervise, "SECONDS", 0.05)
     with pytest.raises(EngineFault, match=r"has not sampled 8 tokens in 0.05 seconds"):
         await warm_up(source, REQUEST, LIMITS, 1)

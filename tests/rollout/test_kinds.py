@@ -21,7 +21,7 @@ RIGHT, WRONG = (Task(f"cwe/{name}", "which?", "c", "", b"", kind="label", answer
 
 @asynccontextmanager
 async def rollout(miniature: Path, folder: Path, kinds: Mapping[str, Terms]) -> AsyncIterator[Rollout]:
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda ids, sampling, seed: [*codec.encode(REPLY), *codec.stop_ids[:1]])
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
@@ -52,7 +52,7 @@ async def test_a_workspace_is_judged_as_it_stands(miniature: Path, tmp_path: Pat
     )
     for at, (script, value) in enumerate(scripts):
         agent = ScriptedAgent([Say("hello"), Shell(script), Say("more")])
-        terms = Terms(agent, UnsafeLocal(), Limits(), {"train": rewards.make("state_tests")})
+        terms = Terms(agent, UnsafeLocal(), Limits(), {"train": rewards.make_rewards("state_tests")})
         folder = tmp_path / str(at)
         folder.mkdir()
         async with rollout(miniature, folder, {"": terms}) as made:

@@ -18,7 +18,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
 from coderepairrl.plan.terms import check_executor
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
-from coderepairrl.rollout.ray_executor import WorkerActor, versions
+from coderepairrl.rollout.ray_executor import WorkerActor, executor_versions
 from coderepairrl.rollout.worker import WorkerSetup, pack_messages, portable, unpack_messages
 
 
@@ -72,7 +72,7 @@ def nothing() -> Mapping[str, Terms]:
 async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address: str = "auto") -> CodeRepairError:
     """What is raised instead of an executor."""
     monkeypatch.setitem(sys.modules, "ray", ray)
-    loaded_from = tokens.load(model).loaded_from
+    loaded_from = tokens.load_codec(model).loaded_from
     assert loaded_from is not None
     with pytest.raises(CodeRepairError) as caught:
         async with AsyncExitStack() as stack:
@@ -185,10 +185,10 @@ async def wrong(actor: WorkerActor) -> CodeRepairError:
 
 
 async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
-    error = await wrong(WorkerActor(versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
+    error = await wrong(WorkerActor(executor_versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
     assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
     assert "the same versions on all machines" in error.fix
-    error = await wrong(WorkerActor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
+    error = await wrong(WorkerActor(executor_versions(), str(tmp_path / "nowhere"), [], b"", 100))
     assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
 
 

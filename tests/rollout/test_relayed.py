@@ -12,7 +12,7 @@ from coderepairrl.learn.stitch import stitch
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log, logged_episodes
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Ending, Limits, Sampling, Task
 
@@ -55,7 +55,7 @@ async def test_a_remote_models_episode_is_scored_and_never_trained(tmp_path: Pat
     assert [(turn.base, turn.masked) for turn in episode.turns] == [(None, "relayed"), (0, "relayed")]
     rows, account = stitch(episode, 1.0, max_tokens=1000)
     assert rows == () and account.balanced and account.sampled == 0
-    assert list(logged_episodes(read(tmp_path / "log.jsonl"))) == [episode]
+    assert list(logged_episodes(read_records(tmp_path / "log.jsonl"))) == [episode]
 
 
 async def test_a_remote_that_refuses_voids_the_episode(tmp_path: Path) -> None:

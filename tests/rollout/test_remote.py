@@ -39,7 +39,7 @@ from coderepairrl.rollout.worker import (
     unpack_messages,
 )
 from coderepairrl.runs import Log, logged_episodes
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Turn
 
@@ -129,7 +129,7 @@ class Slow(ScriptedEngine):
 
 
 def engine_of(model: Path) -> Engine:
-    codec = tokens.load(model)
+    codec = tokens.load_codec(model)
     return ScriptedEngine(lambda ids, sampling, seed: [*codec.encode("ok" * (1 + seed % 3)), *codec.stop_ids[:1]])
 
 
@@ -149,7 +149,7 @@ async def opened(
 ) -> AsyncIterator[Made]:
     wires: list[Wire] = []
     said: list[str] = []
-    codec = tokens.load(model)
+    codec = tokens.load_codec(model)
     assert codec.loaded_from is not None
     setup = WorkerSetup(codec.loaded_from, make or partial(terms, agent))
     engine = engine or engine_of(model)
@@ -193,11 +193,11 @@ async def test_episodes_are_those_of_one_machine(miniature: Path, tmp_path: Path
     async with opened(miniature, tmp_path) as made:
         there = await groups(made.rollout)
         assert {len(wire.worker._attempts) for wire in made.wires} == {0}
-    logged = {each.id: timeless(each) for each in logged_episodes(read(tmp_path / "log.jsonl"))}
+    logged = {each.id: timeless(each) for each in logged_episodes(read_records(tmp_path / "log.jsonl"))}
     assert [logged[each.id] for each in there] == there
     with closing(Log(tmp_path / "local.jsonl")) as log:
         gateway = Gateway(
-            PolicySource(tokens.load(miniature), engine_of(miniature)), sampling=Sampling(), on_turn=log.turn
+            PolicySource(tokens.load_codec(miniature), engine_of(miniature)), sampling=Sampling(), on_turn=log.turn
         )
         async with gateway.listening():
             here = await groups(Rollout(executor=LocalExecutor(gateway, terms(TALKS)), log=log, concurrency=6))
@@ -238,7 +238,7 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     async with opened(miniature, tmp_path, on_turn=on_turn) as made:
         log = made.rollout.log
         episodes = await groups(made.rollout, retries=2)
-    records = list(logged_episodes(read(tmp_path / "log.jsonl")))
+    records = list(logged_episodes(read_records(tmp_path / "log.jsonl")))
     void = [each for each in records if each.ending is Ending.VOID]
     assert void and {each.reason for each in void} == {"worker"}
     assert {each.fault for each in void} == {f"WorkerFault: {cut[0].name} was lost"}

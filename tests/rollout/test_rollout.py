@@ -36,7 +36,7 @@ from coderepairrl.rollout import (
     slots,
 )
 from coderepairrl.runs import Log, logged_episodes
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
 
@@ -100,7 +100,9 @@ async def gateway(miniature: Path) -> AsyncIterator[Gateway]:
         return [65] * (1 + seed % 5) + list(sampling.stop_ids[:1])
 
     gateway = Gateway(
-        PolicySource(tokens.load(miniature), ScriptedEngine(reply)), sampling=Sampling(), on_turn=lambda key, turn: None
+        PolicySource(tokens.load_codec(miniature), ScriptedEngine(reply)),
+        sampling=Sampling(),
+        on_turn=lambda key, turn: None,
     )
     await gateway.start()
     yield gateway
@@ -142,7 +144,7 @@ async def test_calls_beside_the_main_conversation_are_not_trained_but_where_that
     account = batch(group.episodes, max_tokens=2000).account
     lost = sum(episode.turns[index].sampled for episode in group.episodes for index in side)
     assert account.balanced and account.dropped.get("side", 0) == lost == account.sampled - account.trained
-    logged = list(logged_episodes(read(tmp_path / "log.jsonl")))
+    logged = list(logged_episodes(read_records(tmp_path / "log.jsonl")))
     assert sorted(logged, key=lambda episode: episode.id) == sorted(group.episodes, key=lambda episode: episode.id)
 
 
@@ -177,7 +179,7 @@ async def test_a_spoilt_episode_is_void_and_made_good(
     assert all(episode.ending is Ending.DONE for group in spoilt for episode in group.episodes)
     for before, after in zip(calm, spoilt, strict=True):
         assert [e.reward for e in before.episodes] == [e.reward for e in after.episodes]
-    logged = list(logged_episodes(read(tmp_path / "log.jsonl")))
+    logged = list(logged_episodes(read_records(tmp_path / "log.jsonl")))
     void = [episode for episode in logged if episode.ending is Ending.VOID]
     assert {episode.reason for episode in void} == {boundary}
     assert all(not episode.scores and episode.turns for episode in void)
@@ -221,14 +223,14 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     agent = ScriptedAgent([Say("hello"), Write("a.py", "x = 1\n")])
     oracle = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 0\n+x = 1\n"
     task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     rollout = make(gateway, tmp_path, agent, backend=backend)
     rollout.executor.kinds = {
-        "": replace(rollout.executor.kinds[""], rewards={"train": rewards.make({"patch_lines": 1.0})})
+        "": replace(rollout.executor.kinds[""], rewards={"train": rewards.make_rewards({"patch_lines": 1.0})})
     }
     [group] = await groups_of(rollout, [task])
     assert [episode.reward for episode in group.episodes] == [1.0, 1.0, 1.0]
-    logged = [record["verdict"] for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict"]
+    logged = [record["verdict"] for record in read_records(tmp_path / "log.jsonl") if record["type"] == "verdict"]
     assert all(json.dumps(verdict["timings"]) for verdict in logged)
     assert {"sandbox", "diff", "generate", "tools", "reward", "total"} <= set(logged[0]["timings"])
 

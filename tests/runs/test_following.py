@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.errors import RunError
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.following import Follower
-from coderepairrl.runs.log import read
+from coderepairrl.runs.log import read_records
 from report.runs import Maker
 
 
@@ -22,10 +22,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_what_the_log_says(log: Path) -> None:
     follower = Follower(log)
     records = list(follower.records())
-    whole = list(read(log))
+    whole = list(read_records(log))
     assert [record["type"] for record in records] == [record["type"] for record in whole]
     assert [each for each in records if each["type"] != "turn"] == [each for each in whole if each["type"] != "turn"]
-    for episode in logged_episodes(read(log)):
+    for episode in logged_episodes(read_records(log)):
         assert follower.episode(episode.id) == episode
         turns = [each for each in records if each["type"] == "turn" and each["episode"] == episode.id]
         assert sum(each["sampled"] for each in turns) == episode.sampled
@@ -51,10 +51,10 @@ def test_a_log_that_grows_is_read_once_and_whole(log: Path, tmp_path: Path, size
 
 def test_other_spacing_and_a_second_try_are_read(log: Path, tmp_path: Path) -> None:
     spaced = tmp_path / "log.jsonl"
-    spaced.write_text("".join(json.dumps(record) + "\n" for record in [*read(log), *read(log)]))
+    spaced.write_text("".join(json.dumps(record) + "\n" for record in [*read_records(log), *read_records(log)]))
     follower, once = Follower(spaced), Follower(log)
     assert list(follower.records()) == [*once.records(), *Follower(log).records()]
-    for episode in logged_episodes(read(log)):
+    for episode in logged_episodes(read_records(log)):
         assert follower.episode(episode.id) == episode, "of an episode that was begun again, only the last try"
 
 

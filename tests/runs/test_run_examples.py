@@ -83,7 +83,7 @@ def test_damage_is_named(spoil: dict[str, object], says: str, tmp_path: Path) ->
     import pyarrow
     from pyarrow import parquet
 
-    rows = [{**examples._row(RENDERED)}, {**examples._row(RENDERED), **spoil}]
+    rows = [{**examples._example_row(RENDERED)}, {**examples._example_row(RENDERED), **spoil}]
     for name in [name for name, value in spoil.items() if value is ...]:
         rows = [{key: value for key, value in row.items() if key != name} for row in rows]
     if isinstance(spoil.get("reward"), str):

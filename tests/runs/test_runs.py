@@ -48,14 +48,14 @@ def test_codec_is_exact(patch: bytes, logprobs: list[float], text: str) -> None:
     call = ToolCall(0, "shell", text, ok=False)
     episode = Episode("e", "t", "train", 1, "g", 0, Ending.LIMIT, "calls", turns=(turn,), tool_calls=(call,))
     episode = replace(episode, patch=patch, scores=(Score("tests", 1.0, 0.5, text),), timings={"total": 1.5})
-    assert codec.load(Episode, json.loads(json.dumps(codec.dump(episode)))) == episode
+    assert codec.restore(Episode, json.loads(json.dumps(codec.dump(episode)))) == episode
     task = Task("t", text, "python", "dir:/x", patch, Checks((Command(("true",)),), {"a": text}), difficulty=0.5)
-    assert codec.load(Task, json.loads(json.dumps(codec.dump(task)))) == task
+    assert codec.restore(Task, json.loads(json.dumps(codec.dump(task)))) == task
 
 
 def test_codec_refuses_unknown_fields() -> None:
     with pytest.raises(ValueError, match="no field 'colour'"):
-        codec.load(Score, {"name": "x", "value": 1.0, "colour": "red"})
+        codec.restore(Score, {"name": "x", "value": 1.0, "colour": "red"})
 
 
 def test_log_survives_a_torn_line_and_has_one_writer(tmp_path: Path) -> None:
@@ -255,4 +255,4 @@ def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> N
 def test_what_has_another_shape_is_no_episode(data: object) -> None:
     """A TypeError is damage that readers name; any other is a traceback."""
     with pytest.raises(TypeError, match="Episode is a"):
-        codec.load(Episode, data)
+        codec.restore(Episode, data)

@@ -14,7 +14,7 @@ import pytest
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes import caches
 from coderepairrl.processes.caches import agents_cache, git_cache, user_cache
-from coderepairrl.sandbox import contents, make
+from coderepairrl.sandbox import contents, make_backend
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task
 
@@ -46,7 +46,7 @@ def opened(name: str, binds: list[Path], task: Task, script: str) -> bytes:
         async with backend.open(task) as box:
             return (await box.exec(["bash", "-c", script])).output
 
-    backend = make(name, binds=[str(bind) for bind in binds])
+    backend = make_backend(name, binds=[str(bind) for bind in binds])
     assert isinstance(backend, GuestBackend)
     try:
         return asyncio.run(run())

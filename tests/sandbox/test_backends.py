@@ -32,10 +32,10 @@ async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task
 )
 def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match=f"{place}, for it has a") as caught:
-        sandbox.make("bwrap", [place])
+        sandbox.make_backend("bwrap", [place])
     assert "CRRL_CACHE" in caught.value.fix
     with pytest.raises(ConfigError, match="'checks' does not begin with a slash"):
-        sandbox.make("bwrap", binds=["/opt", "checks"])
+        sandbox.make_backend("bwrap", binds=["/opt", "checks"])
 
 
 def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap) -> None:
@@ -70,10 +70,10 @@ async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Ta
 @pytest.mark.parametrize("options", [{"memry": 1}, {"memory": "2G"}, {"processes": 0}])
 def test_limits_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        sandbox.make("bwrap", **options)
+        sandbox.make_backend("bwrap", **options)
 
 
 @pytest.mark.parametrize("limit", ["processes", "tmp_bytes"])
 def test_unsafe_local_refuses_limits_it_could_not_keep(limit: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot bound {limit}"):
-        sandbox.make("unsafe-local", **{limit: 8})
+        sandbox.make_backend("unsafe-local", **{limit: 8})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.sandbox import cgroups, make
+from coderepairrl.sandbox import cgroups, make_backend
 from coderepairrl.sandbox.backend import GuestBackend, StateFolder, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
@@ -16,7 +16,7 @@ from sweeping import swept
 
 @pytest.fixture
 def groups() -> cgroups.Groups:
-    found = cgroups.find()
+    found = cgroups.find_cgroups()
     if found.missing:
         pytest.skip(f"no control groups for {', '.join(found.missing)}")
     return found
@@ -38,7 +38,7 @@ def hierarchy(root: Path, *, controllers: str) -> Path:
 
 def test_version_2_gives_siblings_of_our_own_group(tmp_path: Path) -> None:
     scope = hierarchy(tmp_path / "fs", controllers="cpu memory pids\n")
-    found = cgroups.find(tmp_path / "cgroup", tmp_path / "mountinfo")
+    found = cgroups.find_cgroups(tmp_path / "cgroup", tmp_path / "mountinfo")
     assert found.parents == dict.fromkeys(cgroups.CONTROLLERS, scope.parent) and not found.missing
     group = found.make("one", processes=7, memory=1 << 20, cpus=2)
     assert group.folders == (scope.parent / "one",)
@@ -48,15 +48,15 @@ def test_version_2_gives_siblings_of_our_own_group(tmp_path: Path) -> None:
 
 def test_what_is_not_handed_down_is_missing(tmp_path: Path) -> None:
     hierarchy(tmp_path / "fs", controllers="pids memory\n")
-    found = cgroups.find(tmp_path / "cgroup", tmp_path / "mountinfo")
+    found = cgroups.find_cgroups(tmp_path / "cgroup", tmp_path / "mountinfo")
     assert found.missing == ("cpu",)
 
 
 def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/\n")
     (tmp_path / "mountinfo").write_text("30 23 0:26 / / rw - ext4 /dev/vda rw\n")
-    assert cgroups.find(tmp_path / "cgroup", tmp_path / "mountinfo").missing == cgroups.CONTROLLERS
-    assert cgroups.find(tmp_path / "missing").missing == cgroups.CONTROLLERS
+    assert cgroups.find_cgroups(tmp_path / "cgroup", tmp_path / "mountinfo").missing == cgroups.CONTROLLERS
+    assert cgroups.find_cgroups(tmp_path / "missing").missing == cgroups.CONTROLLERS
 
 
 def test_groups_of_a_killed_process_are_swept(
@@ -73,7 +73,7 @@ def test_groups_of_a_killed_process_are_swept(
 
 
 async def test_a_sandbox_is_in_a_group_with_its_limits(groups: cgroups.Groups, bwrap: Bubblewrap, task: Task) -> None:
-    backend = make("bwrap", processes=50, cpus=1)
+    backend = make_backend("bwrap", processes=50, cpus=1)
     assert isinstance(backend, GuestBackend)
     async with backend.open(task) as box:
         inside = Path(f"/proc/{box.guest.pid}/cgroup").read_text()

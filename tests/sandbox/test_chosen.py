@@ -111,7 +111,7 @@ def test_a_bubblewrap_that_may_not_make_namespaces_gives_way_to_sandlock(
     assert choice.name == "sandlock" and f"bubblewrap does not work here: {BLOCKED}" in str(choice)
     assert "sysctl" in choice.fix
     with pytest.raises(PrerequisiteError, match="uid map"):
-        sandbox.make(sandbox.choose("bwrap").name).require()  # who names one gets that or nothing
+        sandbox.make_backend(sandbox.choose("bwrap").name).require()  # who names one gets that or nothing
 
 
 @pytest.mark.parametrize(

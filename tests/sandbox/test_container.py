@@ -74,14 +74,14 @@ def made(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 def make(made: tuple[str, dict[str, Any]], **limits: int) -> Container:
-    backend = sandbox.make(made[0], **made[1], **limits)
+    backend = sandbox.make_backend(made[0], **made[1], **limits)
     assert isinstance(backend, Container)
     return backend
 
 
 async def test_the_exam(made: tuple[str, dict[str, Any]]) -> None:
     backend = make(made, **LIMITS)
-    checks = await exam.examine(backend)
+    checks = await exam.examine_sandbox(backend)
     backend.close()
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == len(exam.QUESTIONS)
@@ -90,7 +90,7 @@ async def test_the_exam(made: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
 async def test_no_attack_succeeds(made: tuple[str, dict[str, Any]], family: str) -> None:
     backend = make(made, **redteam.TIGHT)
-    outcomes = await redteam.run(backend, [family], controls=False)
+    outcomes = await redteam.run_attacks(backend, [family], controls=False)
     backend.close()
     assert [outcome for outcome in outcomes if outcome.succeeded] == []
 
@@ -106,7 +106,7 @@ async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str
         patch = await box.diff()
         assert b"+    return a + b\n" in patch and patch.count(b"diff --git") == 1
     async with backend.open(task) as box:
-        assert not await grading.apply(box, patch) and await box.diff() == patch
+        assert not await grading.apply_patch(box, patch) and await box.diff() == patch
     with pytest.raises(PrerequisiteError, match="no image"):
         async with backend.open(Task("t", "", "python", "image:nothing:1", b"")):
             pass
@@ -126,7 +126,7 @@ async def test_an_image_that_has_this_package_shows_no_answers(
     where = options["image"].replace("test", "answers")
 
     async def found() -> bytes:
-        backend = sandbox.make(name, **options | {"image": where})
+        backend = sandbox.make_backend(name, **options | {"image": where})
         async with backend.open(task) as box:
             said = (await box.exec(["find", "/usr/local", "-name", "fix.patch"])).output
         backend.close()  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ async def round_trip(backend: GuestBackend, task: Task, script: str) -> bytes:
         patch = await box.diff()
         after = await snapshot(box)
     async with backend.open(task) as fresh:
-        assert not await grading.apply(fresh, patch)
+        assert not await grading.apply_patch(fresh, patch)
         assert await snapshot(fresh) == after
         assert await fresh.diff() == patch
     return patch
@@ -88,7 +88,7 @@ async def test_no_tampering_loses_or_adds_anything(bwrap: Bubblewrap, task: Task
     for part in (b"+    return a + b\n", b"-two\r\n+2\r\n", b"b/added\n", b"deleted file mode 120000"):
         assert part in patch
     async with bwrap.open(task) as fresh:
-        assert not await grading.apply(fresh, patch)
+        assert not await grading.apply_patch(fresh, patch)
         assert await fresh.read("notes.txt") == b"one\r\n2\r\n"
         assert await fresh.read("app.py") == b"def add(a, b):\n    return a + b\n"
 
@@ -168,8 +168,8 @@ async def test_a_patch_that_does_not_fit_changes_nothing(bwrap: Bubblewrap, task
         await box.write("app.py", b"other\n")
         patch = await box.diff()
         before = await snapshot(box)
-        assert await grading.apply(box, patch)
-        assert await grading.apply(box, b"garbage\n")
+        assert await grading.apply_patch(box, patch)
+        assert await grading.apply_patch(box, b"garbage\n")
         assert await snapshot(box) == before
 
 

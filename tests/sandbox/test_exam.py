@@ -12,7 +12,7 @@ import pytest
 
 import coderepairrl
 from coderepairrl.checks import sandbox as exam
-from coderepairrl.sandbox import make, sandlock
+from coderepairrl.sandbox import make_backend, sandlock
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.fake import ScriptedBackend
 
@@ -23,7 +23,7 @@ SOMEBODY = 12345
 
 
 async def test_bubblewrap_passes_every_question(bwrap: Bubblewrap) -> None:
-    checks = await exam.examine(make("bwrap", **LIMITS))
+    checks = await exam.examine_sandbox(make_backend("bwrap", **LIMITS))
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == len(exam.QUESTIONS)
 
@@ -31,20 +31,20 @@ async def test_bubblewrap_passes_every_question(bwrap: Bubblewrap) -> None:
 async def test_the_exam_finds_that_there_is_no_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive control of the isolation questions as a whole: without isolation, each of them fails."""
     monkeypatch.setattr(exam, "QUESTIONS", (exam.commands, exam.diffs, exam.bridge, exam.no_daemons))
-    assert all(check.ok for check in await exam.examine(make("unsafe-local")))
+    assert all(check.ok for check in await exam.examine_sandbox(make_backend("unsafe-local")))
     monkeypatch.setattr(exam, "QUESTIONS", (exam.no_secrets, exam.no_network, exam.no_kernel_doors))
-    assert not any(check.ok for check in await exam.examine(make("unsafe-local")))
+    assert not any(check.ok for check in await exam.examine_sandbox(make_backend("unsafe-local")))
 
 
 async def test_what_would_hit_the_whole_machine_is_not_tried_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exam, "QUESTIONS", exam.DANGEROUS)
-    checks = await exam.examine(make("unsafe-local"))
+    checks = await exam.examine_sandbox(make_backend("unsafe-local"))
     assert [check.detail.split(":")[0] for check in checks] == ["not tried"] * len(exam.DANGEROUS)
 
 
 async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exam, "QUESTIONS", (exam.commands, exam.files, exam.diffs))
-    assert not any(check.ok for check in await exam.examine(ScriptedBackend(script={"bash": b"?"})))
+    assert not any(check.ok for check in await exam.examine_sandbox(ScriptedBackend(script={"bash": b"?"})))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
@@ -63,7 +63,7 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         os.chown(path, SOMEBODY, SOMEBODY)
     program = (
         "import asyncio, json, os\n"
-        "from coderepairrl.checks import sandbox as exam; from coderepairrl.sandbox import make\n"
+        "from coderepairrl.checks import sandbox as exam; from coderepairrl.sandbox import make_backend\n"
         "assert os.getuid() != 0\n"
         "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
         f"print(json.dumps(asyncio.run(exam.examine(make('{name}')))))"

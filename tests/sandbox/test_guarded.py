@@ -61,7 +61,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str, task: Task) -> None:
-    backend = sandbox.make(f"{mine}:Box")
+    backend = sandbox.make_backend(f"{mine}:Box")
     backend.require()
     async with backend.open(task) as box:
         with pytest.raises(SandboxFault, match=rf"{mine}:Box\.exec raised ValueError: no idea how .*{mine}\.py, line"):
@@ -81,7 +81,7 @@ async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str
 async def test_so_is_what_checking_opening_and_ending_it_raises(mine: str, task: Task) -> None:
     for fails in ("open", "end"):
         with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be {fails}ed"):
-            async with sandbox.make(f"{mine}:Box", fails=fails).open(task):
+            async with sandbox.make_backend(f"{mine}:Box", fails=fails).open(task):
                 pass
     with pytest.raises(SandboxFault, match=r"Box\.require raised RuntimeError"):
-        sandbox.make(f"{mine}:Box", fails="require").require()
+        sandbox.make_backend(f"{mine}:Box", fails="require").require()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import make, session, workspace
+from coderepairrl.sandbox import make_backend, session, workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.contents import Entry
@@ -166,7 +166,7 @@ class Walks:
         patch = await self.box.diff()
         await self._as_it_was(self.box)
         if patch not in self.applied:
-            assert not await grading.apply(self.box, patch)
+            assert not await grading.apply_patch(self.box, patch)
             await self._as_it_was(self.box)
             self.applied.add(patch)
 
@@ -252,7 +252,7 @@ async def test_what_lies_deeper_than_a_path_reaches_is_left_out(box: GuestSandbo
 
 
 async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap: Bubblewrap) -> None:
-    backend = make("bwrap", disk_bytes=4 << 20)
+    backend = make_backend("bwrap", disk_bytes=4 << 20)
     assert isinstance(backend, GuestBackend)
     async with backend.open(task) as box:
         await box.write("app.py", b"before\n")
@@ -277,13 +277,13 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
     await box.exec(["bash", "-c", "ln -s app.py .gitmodules; ln -s app.py bin/.GitModules"])
     patch = await box.diff()
     async with backend.open(task) as fresh:
-        assert not await grading.apply(fresh, patch)
+        assert not await grading.apply_patch(fresh, patch)
         assert await fresh.read("app.py") == b"mended\n"
 
 
 async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap) -> None:
     """The guest has no more than one command."""
-    backend = make("bwrap", memory=64 << 20)
+    backend = make_backend("bwrap", memory=64 << 20)
     assert isinstance(backend, GuestBackend)
     async with backend.open(task) as box:
         with pytest.raises(OSError) as refused:
@@ -301,7 +301,7 @@ async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblew
 
 
 async def test_names_that_are_long_and_many_fill_no_memory(task: Task, bwrap: Bubblewrap) -> None:
-    backend = make("bwrap", memory=64 << 20)
+    backend = make_backend("bwrap", memory=64 << 20)
     assert isinstance(backend, GuestBackend)
     many = "import os\nfor _ in range(16): os.mkdir('e' * 240); os.chdir('e' * 240)\n"
     many += "for n in range(60_000): os.close(os.open(str(n) + 'f' * 100, os.O_CREAT))"

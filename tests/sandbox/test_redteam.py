@@ -27,8 +27,8 @@ QUICK = ("escapes", "secrets", "network")
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds_on_the_default_backend(bwrap: Bubblewrap, family: str) -> None:
-    backend = sandbox.make("bwrap", **redteam.TIGHT)
-    outcomes = await redteam.run(backend, [family], controls=family in QUICK)
+    backend = sandbox.make_backend("bwrap", **redteam.TIGHT)
+    outcomes = await redteam.run_attacks(backend, [family], controls=family in QUICK)
     assert len(outcomes) > 5
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
     backend.close()  # type: ignore[attr-defined]
@@ -62,13 +62,13 @@ def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in QUICK])
 async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, family: str) -> None:
-    outcomes = await redteam.run(bwrap, [family]) if family != "limits" else await _tight(family)
+    outcomes = await redteam.run_attacks(bwrap, [family]) if family != "limits" else await _tight(family)
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
 
 
 async def _tight(family: str) -> list[redteam.AttackResult]:
-    backend = sandbox.make("bwrap", **redteam.TIGHT)
-    outcomes = await redteam.run(backend, [family])
+    backend = sandbox.make_backend("bwrap", **redteam.TIGHT)
+    outcomes = await redteam.run_attacks(backend, [family])
     backend.close()  # type: ignore[attr-defined]
     return outcomes
 
@@ -83,11 +83,11 @@ def succeeding(monkeypatch: pytest.MonkeyPatch) -> Succeeding:
     async def run(name: str, attacks: Iterable[str]) -> list[str]:
         wanted = tuple(attack for attack in redteam.attacks() if attack.name in attacks)
         assert len(wanted) == len(tuple(attacks))
-        backend = sandbox.make(name, **redteam.tight(name))
+        backend = sandbox.make_backend(name, **redteam.tight(name))
         assert isinstance(backend, GuestBackend)
         with monkeypatch.context() as only:
             only.setattr(redteam, "attacks", lambda: wanted)
-            outcomes = await redteam.run(backend, controls=False)
+            outcomes = await redteam.run_attacks(backend, controls=False)
         backend.close()
         return [outcome.name for outcome in outcomes if outcome.succeeded]
 
@@ -109,14 +109,14 @@ TOGETHER = ("processes that have left", "memory of many processes", "memory that
 async def test_without_control_groups_sandlock_bounds_processes_together(
     sandlock: Sandlock, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "find", lambda: Groups({}))
+    monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
     assert await succeeding("sandlock", TOGETHER) == []
 
 
 async def test_without_control_groups_bwrap_bounds_everything(
     bwrap: Bubblewrap, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "find", lambda: Groups({}))
+    monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
     limits = [attack.name for attack in redteam.attacks() if attack.family == "limits"]
     assert await succeeding("bwrap", limits) == []
     monkeypatch.setattr(backends, "_SOCKET_BYTES", 1 << 60)
@@ -127,8 +127,8 @@ async def test_without_control_groups_bwrap_bounds_everything(
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str) -> None:
     """But for what fills the disk, which it cannot bound, and says so."""
-    backend = sandbox.make("sandlock", **redteam.tight("sandlock"))
-    outcomes = await redteam.run(backend, [family], controls=False)
+    backend = sandbox.make_backend("sandlock", **redteam.tight("sandlock"))
+    outcomes = await redteam.run_attacks(backend, [family], controls=False)
     assert {outcome.name for outcome in outcomes if outcome.succeeded} <= set(UNBOUNDED)
     backend.close()  # type: ignore[attr-defined]
 
@@ -136,5 +136,5 @@ async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str) -
 async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:
     """It would hit every process of whoever asks."""
     with pytest.raises(ConfigError, match="isolates nothing"):
-        await redteam.run(local)
-    assert not any([check.ok async for check in redteam.examine(local)])
+        await redteam.run_attacks(local)
+    assert not any([check.ok async for check in redteam.examine_defences(local)])

@@ -61,7 +61,7 @@ def public(sandlock: Sandlock) -> Iterator[Path]:
 
 
 async def test_every_question_of_the_exam(sandlock: Sandlock) -> None:
-    checks = await exam.examine(sandbox.make("sandlock", **LIMITS))
+    checks = await exam.examine_sandbox(sandbox.make_backend("sandlock", **LIMITS))
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == len(exam.QUESTIONS)
 

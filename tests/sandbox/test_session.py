@@ -16,7 +16,7 @@ import pytest
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
 from coderepairrl.sandbox import bwrap as bwrap_module
-from coderepairrl.sandbox import make, session
+from coderepairrl.sandbox import make_backend, session
 from coderepairrl.sandbox.backend import GuestBackend, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import StartedGuest
@@ -235,7 +235,7 @@ async def test_the_guest_dies_with_its_host(tmp_path: Path, folder: Path, bwrap:
 
     program = f"""
 import asyncio
-from coderepairrl.sandbox import make, session
+from coderepairrl.sandbox import make_backend, session
 from coderepairrl.types import Task
 async def main():
     backend = make("bwrap")
@@ -252,7 +252,7 @@ asyncio.run(main())
     child.kill()
     child.communicate()
     await until_marked(marker, 0)
-    fresh = make("bwrap")
+    fresh = make_backend("bwrap")
     assert isinstance(fresh, GuestBackend)
     assert fresh.state.is_dir()
     swept()
@@ -292,7 +292,7 @@ async def test_many_at_once(bwrap: Bubblewrap, task: Task) -> None:
 
 async def test_process_limits_are_per_sandbox(task: Task, bwrap: Bubblewrap, marker: str) -> None:
     """One sandbox at its process limit takes nothing from another of the same user."""
-    backend = make("bwrap", processes=30)
+    backend = make_backend("bwrap", processes=30)
     fill = f"""
 import os, signal
 try:

@@ -12,7 +12,7 @@ from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox import contents
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.guest.files import unpack
-from coderepairrl.sandbox.workspace import Workspaces, prepare, write_archive
+from coderepairrl.sandbox.workspace import Workspaces, prepare_workspace, write_archive
 
 WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
 
@@ -43,18 +43,21 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_a_plain_folder_arrives_byte_for_byte(folder: Path, tmp_path: Path) -> None:
-    prepared = prepare(f"dir:{folder}", tmp_path / "p")
+    prepared = prepare_workspace(f"dir:{folder}", tmp_path / "p")
     assert tree(prepared.tree) == tree(folder)
     assert sh(prepared.tree, "git", "status", "--porcelain") == ""
     assert sh(prepared.tree, "git", "fsck", "--strict") == ""
 
 
 def test_preparing_twice_gives_the_same_commit(folder: Path, tmp_path: Path) -> None:
-    assert prepare(f"dir:{folder}", tmp_path / "p").base == prepare(f"dir:{folder}", tmp_path / "q").base
+    assert (
+        prepare_workspace(f"dir:{folder}", tmp_path / "p").base
+        == prepare_workspace(f"dir:{folder}", tmp_path / "q").base
+    )
 
 
 def test_a_repository_arrives_as_its_head_stores_it(repository: Path, tmp_path: Path) -> None:
-    prepared = prepare(f"dir:{repository}", tmp_path / "p")
+    prepared = prepare_workspace(f"dir:{repository}", tmp_path / "p")
     files = tree(prepared.tree)
     assert files["app.py"] == tree(repository)["app.py"]
     assert files["bin/run"][0] == 1
@@ -71,7 +74,7 @@ def test_nothing_but_head_can_be_reached(repository: Path, tmp_path: Path) -> No
     sh(repository, "git", "remote", "add", "origin", "https://example.org/x")
     bug = sh(repository, "git", "rev-parse", "HEAD")
     for workspace in (f"dir:{repository}", f"git:{repository}@{bug}", f"git:file://{repository}@{bug}"):
-        prepared = prepare(workspace, tmp_path / workspace.replace("/", "_"))
+        prepared = prepare_workspace(workspace, tmp_path / workspace.replace("/", "_"))
         inside = prepared.tree
         assert sh(inside, "git", "rev-list", "--all", "--count") == "1"
         assert sh(inside, "git", "remote") == ""
@@ -84,18 +87,18 @@ def test_a_commit_by_url_comes_from_the_cache_the_second_time(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bug = sh(repository, "git", "rev-parse", "HEAD")
-    first = prepare(f"git:{repository}@{bug}", tmp_path / "p")
+    first = prepare_workspace(f"git:{repository}@{bug}", tmp_path / "p")
     repository.rename(tmp_path / "gone")
-    assert prepare(f"git:{repository}@{bug}", tmp_path / "q").base == first.base
+    assert prepare_workspace(f"git:{repository}@{bug}", tmp_path / "q").base == first.base
     with pytest.raises((TaskError, SandboxFault)):
-        prepare(f"git:{repository}@{bug[::-1]}", tmp_path / "r")
+        prepare_workspace(f"git:{repository}@{bug[::-1]}", tmp_path / "r")
 
 
 @pytest.mark.parametrize("change", ["edit", "untracked"])
 def test_a_dirty_repository_is_refused(repository: Path, tmp_path: Path, change: str) -> None:
     (repository / ("new" if change == "untracked" else "app.py")).write_text("x")
     with pytest.raises(TaskError, match="dirty") as caught:
-        prepare(f"dir:{repository}", tmp_path / "p")
+        prepare_workspace(f"dir:{repository}", tmp_path / "p")
     assert caught.value.fix
 
 
@@ -110,7 +113,7 @@ def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
         "git:https://example.org/x": "none of",
     }.items():
         with pytest.raises(TaskError, match=message):
-            prepare(workspace, tmp_path / "p")
+            prepare_workspace(workspace, tmp_path / "p")
 
 
 def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +149,15 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
         f"{tmp_path}/kept": "contains",
         f"{tmp_path}/kept/cache/git/one": "lies in",
     }.items():
-        for refuse in (check_workspace, lambda workspace: prepare(workspace, tmp_path / "p")):
+        for refuse in (check_workspace, lambda workspace: prepare_workspace(workspace, tmp_path / "p")):
             with pytest.raises(TaskError, match=f"{how}.*which agents are not shown") as caught:
                 refuse(f"dir:{place}")
             assert caught.value.fix
     for url in (f"{home}/.ssh", f"file://{home}"):
         with pytest.raises(TaskError, match="which agents are not shown"):
-            prepare(f"git:{url}@{'0' * 40}", tmp_path / "p")
+            prepare_workspace(f"git:{url}@{'0' * 40}", tmp_path / "p")
     for at, place in enumerate((home / "project", tmp_path / "kept/cache/tasks/one")):
-        prepare(f"dir:{place}", tmp_path / f"p{at}")
+        prepare_workspace(f"dir:{place}", tmp_path / f"p{at}")
 
 
 def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +183,7 @@ def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path, monkeypatch: 
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(TaskError, match="cannot be read.*repository") as caught:
-        prepare(f"dir:{folder}", tmp_path / "p")
+        prepare_workspace(f"dir:{folder}", tmp_path / "p")
     assert caught.value.fix
 
 
@@ -197,7 +200,7 @@ def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
         outer = _object(evil, b"40000 " + name + b"\0" + bytes.fromhex(inner))
         commit = sh(evil, "git", *WHO, "commit-tree", outer, "-m", "x")
         with pytest.raises(TaskError, match="no repository may have"):
-            prepare(f"git:{evil}@{commit}", tmp_path / f"p{number}")
+            prepare_workspace(f"git:{evil}@{commit}", tmp_path / f"p{number}")
 
 
 def _object(repository: Path, data: bytes) -> str:
@@ -215,7 +218,7 @@ def test_the_repositorys_own_code_does_not_run(repository: Path, tmp_path: Path)
     subprocess.run(["git", "status"], cwd=repository, capture_output=True)
     assert marker.exists()  # control
     marker.unlink()
-    prepare(f"dir:{repository}", tmp_path / "p")
+    prepare_workspace(f"dir:{repository}", tmp_path / "p")
     assert not marker.exists()
 
 

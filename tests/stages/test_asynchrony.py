@@ -129,7 +129,7 @@ async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) ->
         folder.create(to_toml(config), {"config": config.model_dump(mode="json")})
     log, pace = folder.writer(), random.Random(seed)
     engine = Engine(pace)
-    gateway = Gateway(PolicySource(tokens.load(model), engine), sampling=Sampling(), on_turn=log.turn)
+    gateway = Gateway(PolicySource(tokens.load_codec(model), engine), sampling=Sampling(), on_turn=log.turn)
     await gateway.start()
     terms = Terms(
         cast(Any, ScriptedAgent([Say("hello")])),

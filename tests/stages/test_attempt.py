@@ -7,11 +7,11 @@ import json
 import subprocess
 from pathlib import Path
 
-from coderepairrl.agents.fences import write
+from coderepairrl.agents.fences import format_reply
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.contents import files_at_hand
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.tasks.patches import patched, paths
 from coderepairrl.types import Task
 from commands import CRRL
@@ -21,12 +21,12 @@ OPTIONS = ("n=2", "quoted=0", "agent=direct", "agent.options.format=function")
 
 def mutant() -> tuple[Task, str]:
     """A task, and its reference as functions in fences."""
-    [_, task] = make("mutants", split="unseen", n=2, quoted=0)
+    [_, task] = make_source("mutants", split="unseen", n=2, quoted=0)
     [path] = paths(task.reference)
     before = files_at_hand(task.workspace, [path])[path]
     after = patched(before or b"", task.reference)
     assert before is not None and after is not None
-    return task, write("function", path, before, after)
+    return task, format_reply("function", path, before, after)
 
 
 async def called(folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -73,6 +73,6 @@ async def test_faults_and_mistakes_are_no_scores(tmp_path: Path, isolating: None
 
 async def test_a_config_brings_its_policy_agent_and_tasks(tmp_path: Path, isolating: None) -> None:
     """The policy, engine and agent of a shipped config; a task that it evaluates."""
-    [first] = make("mutants", split="test", n=1)
+    [first] = make_source("mutants", split="test", n=1)
     out, work = await called(tmp_path, "hello", first.id)
     assert "* " in work and "score " in work and "ended " in work and isinstance(out, str)

@@ -17,13 +17,13 @@ import pytest
 
 from coderepairrl import models, tokens
 from coderepairrl.cli.running import sft as command
-from coderepairrl.config import load
+from coderepairrl.config import load_config
 from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import examples
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.report import Site
 from coderepairrl.runs import RunFolder
@@ -31,14 +31,14 @@ from coderepairrl.runs.examples import Example, read_examples, write_examples
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.life_cycle import folder_of
-from coderepairrl.stages.sft import sft, summary
+from coderepairrl.stages.sft import sft, summarise_fine_tuning
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from commands import CRRL
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, demonstrate
 
 SAID = {"role": "assistant", "content": "Done."}
-TINY = models.folder("builtin:tiny")
+TINY = models.model_folder("builtin:tiny")
 
 
 HABITS = Habits(look_around=1.0, wrong_file=1.0)
@@ -47,12 +47,12 @@ HABITS = Habits(look_around=1.0, wrong_file=1.0)
 
 def written(count: int = 24) -> Iterator[Example]:
     """Demonstrations of an expert: every third one without tokens."""
-    codec, own, rng = tokens.load(TINY), tokens.digest(TINY), Random(0)
+    codec, own, rng = tokens.load_codec(TINY), tokens.tokenizer_digest(TINY), Random(0)
     pool = list(mutants())
     made = (exercise(rng.choice(pool), rng, quoted=True) for _ in range(2 * count))
     for number, one in zip(range(count), filter(None, made), strict=False):
         messages = tuple(demonstrate(one, HABITS, rng))
-        (row,) = tokens.rows(codec, messages, prompt.TOOLS)
+        (row,) = tokens.conversation_rows(codec, messages, prompt.TOOLS)
         ids = {} if number % 3 == 0 else {"ids": row.ids, "trained": row.trained, "tokenizer": own}
         task = f"toy/{number // 2}"
         yield Example(f"e{number}/0", f"e{number}", task, messages=messages, tools=tuple(prompt.TOOLS), **ids)
@@ -79,7 +79,7 @@ def arguments(table: Path, home: Path, *overrides: str) -> list[str]:
 
 
 def config_of(words: Sequence[str]) -> Any:
-    return load(words[0], words[1:])
+    return load_config(words[0], words[1:])
 
 
 async def run(words: Sequence[str], *, resume: bool = False) -> RunFolder:
@@ -106,11 +106,11 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     assert len(rates) == steps and max(rates) == max(rates[:3]) and rates[-1] < 0.1 * max(rates)
     trainer.save(tmp_path / "again")
     saved = folder.saved_checkpoints()[steps]
-    assert digests(models.files(saved)) == digests(models.files(tmp_path / "again"))
-    assert models.named(str(folder.path)).folder == saved
+    assert digests(models.model_files(saved)) == digests(models.model_files(tmp_path / "again"))
+    assert models.resolve_model(str(folder.path)).folder == saved
     assert learned_by(str(folder.path)) == {each.task for each in there}
 
-    found = summary(folder)
+    found = summarise_fine_tuning(folder)
     first = next(record for record in folder.records() if record["type"] == "held_out")
     assert found["steps"] == steps and found["held_out"]["last_loss"] < first["metrics"]["held_out/loss"]
     about = folder.about()["data"]
@@ -118,7 +118,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     assert {"learn/loss", "learn/accuracy", "learn/lr", "learn/nll"} <= folder.metrics()[-1].keys()
     assert folder.path.name in Site([folder.path]).page("index.html")
     with pytest.raises(ConfigError, match="no tasks are named"):
-        evaluation.resolve(str(folder.path), [])
+        evaluation.plan_evaluation(str(folder.path), [])
     [report] = Site([folder.path]).reports()
     assert report.status and len(report.steps) == steps and not [n for n in report.notices if "damage" in n]
 
@@ -130,7 +130,7 @@ def test_messages_are_rendered_to_the_very_tokens(table: Path, tmp_path: Path) -
     for name, some in (("plain", plain), ("foreign", foreign), ("own", read_examples(table))):
         write_examples(tmp_path / f"{name}.parquet", some)
         data = Data(paths=(str(tmp_path / f"{name}.parquet"),), max_tokens=1024)
-        found.append(examples.read(data, TINY, tokens.load(TINY)))
+        found.append(examples.read_training_examples(data, TINY, tokens.load_codec(TINY)))
     assert found[0].train == found[1].train == found[2].train
     assert [each.rendered for each in found] == [
         {"without tokens": 24},
@@ -202,7 +202,7 @@ def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_read
     config = config_of(["sft-tiny", f"data.paths={table}"])
     assert config.data.paths == (str(table),)
     data = config.data.model_copy(update={"max_tokens": None})
-    assert examples.read(data, TINY, tokens.load(TINY)).train
+    assert examples.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
 
 
 def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:
@@ -233,8 +233,8 @@ def test_examples_that_do_not_fit_are_named(changes: dict[str, Any], match: str,
     write_examples(tmp_path / "t.parquet", [good, replace(bad, **changes)])
     data = Data(paths=(str(tmp_path / "t.parquet"),), held_out=0.0, max_tokens=1024)
     with pytest.raises(ConfigError, match=match):
-        examples.read(data, TINY, tokens.load(TINY))
-    found = examples.read(data.model_copy(update={"unfit": "drop"}), TINY, tokens.load(TINY))
+        examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
+    found = examples.read_training_examples(data.model_copy(update={"unfit": "drop"}), TINY, tokens.load_codec(TINY))
     assert len(found.train) == 1 and [*found.dropped.values()] == [[bad.id]]
 
 
@@ -245,7 +245,9 @@ def test_ids_outside_the_vocabulary_are_refused_before_the_learner_has_them(
     first, bad = read_examples(table)[1:3]
     write_examples(tmp_path / "t.parquet", [first, replace(bad, ids=(*bad.ids[:-1], wrong))])
     with pytest.raises(ConfigError, match="ids outside the vocabulary"):
-        examples.read(Data(paths=(str(tmp_path / "t.parquet"),), max_tokens=1024), TINY, tokens.load(TINY))
+        examples.read_training_examples(
+            Data(paths=(str(tmp_path / "t.parquet"),), max_tokens=1024), TINY, tokens.load_codec(TINY)
+        )
 
 
 def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Path, tmp_path: Path) -> None:
@@ -253,16 +255,18 @@ def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Pa
     for name, some in (("a", [ours]), ("b", [replace(theirs, id=ours.id)]), ("twice", [ours, ours])):
         write_examples(tmp_path / f"{name}.parquet", some)
     data = Data(paths=(str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")), held_out=0.0, max_tokens=1024)
-    assert len(examples.read(data, TINY, tokens.load(TINY)).train) == 2
+    assert len(examples.read_training_examples(data, TINY, tokens.load_codec(TINY)).train) == 2
     with pytest.raises(UsageError, match="is in .* and in"):
-        examples.read(data.model_copy(update={"paths": (str(tmp_path / "twice.parquet"),)}), TINY, tokens.load(TINY))
+        examples.read_training_examples(
+            data.model_copy(update={"paths": (str(tmp_path / "twice.parquet"),)}), TINY, tokens.load_codec(TINY)
+        )
 
 
 def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -> None:
     shutil.copy(table, tmp_path / "copy.parquet")
     data = Data(paths=(str(table), str(tmp_path / "copy.parquet")), max_tokens=1024)
     with pytest.raises(UsageError, match=r"is in .* and in"):
-        examples.read(data, TINY, tokens.load(TINY))
+        examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
 
 
 async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path: Path) -> None:
@@ -289,8 +293,8 @@ def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
 
 
 def test_the_thesis_settings() -> None:
-    config = load("sft-thesis")
-    learn = settings(config)
+    config = load_config("sft-thesis")
+    learn = learn_settings(config)
     assert (learn.algorithm, learn.lr, learn.beta, config.data.epochs) == ("sft", 1e-4, 0.01, 1)
     assert learn.lora is not None and config.data.max_tokens == 16_384
     assert (learn.warmup_updates, learn.decay_updates) == (2, 18), "a tenth of 20 steps, where no epoch decides"

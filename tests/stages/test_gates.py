@@ -57,7 +57,7 @@ def played(records: list[Record], run: Run) -> list[gates.Alarm]:
     found = []
     for record in records:
         seen.append({**record, "alarms": []})
-        now = gates.check(seen, run)
+        now = gates.check_gates(seen, run)
         seen[-1]["alarms"] = [alarm.as_json() for alarm in now]
         found += now
     return found
@@ -195,8 +195,8 @@ def test_records_of_older_versions_are_read() -> None:
         record["metrics"]["learn/entropy"] = record["metrics"].pop("surprisal")
         if record["step"] > 40:
             record["metrics"] |= {"learn/entropy": 1e-4, "reward": 0.1}
-    assert not gates.check(records[:40], settings())
-    assert [alarm.gate for alarm in gates.check(records[:50], settings())] == ["entropy"]
+    assert not gates.check_gates(records[:40], settings())
+    assert [alarm.gate for alarm in gates.check_gates(records[:50], settings())] == ["entropy"]
 
 
 def test_a_run_that_learns_from_groups_of_equal_rewards_has_a_gradient() -> None:
@@ -226,7 +226,7 @@ def test_a_stop_that_no_process_lived_to_say_is_said_by_the_next() -> None:
     seen: list[Record] = []
     for record in records[: stop.last]:
         seen.append({**record, "alarms": []})
-        seen[-1]["alarms"] = [alarm.as_json() for alarm in gates.check(seen, settings())]
+        seen[-1]["alarms"] = [alarm.as_json() for alarm in gates.check_gates(seen, settings())]
     assert [(each.gate, each.last) for each in gates.unannounced(seen, (), settings())] == [("drift", stop.last)]
     assert gates.unannounced(seen, (stop.text.partition("\n")[0],), settings()) == []
     assert gates.unannounced(seen, (), settings(off=["drift"])) == []

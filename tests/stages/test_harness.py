@@ -35,7 +35,7 @@ def test_what_it_leaves_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "lost/crrl__mini-1/report.json").write_text("{half")
 
     def read(model: str, patch: bytes = b"x") -> harness.Graded:
-        return harness._verdict(Prediction("crrl__mini-1", model, patch), ROW, tmp_path)
+        return harness._harness_verdict(Prediction("crrl__mini-1", model, patch), ROW, tmp_path)
 
     assert (read("org/good").resolved, read("org/good").seconds) == (True, 1003.5)
     assert read("wrong").problem == "2 of its tests fail: a, b"

@@ -15,7 +15,7 @@ from coderepairrl.report.trajectories import atif, write_atif
 from coderepairrl.report.trajectories.others import FORMATS, Damaged, Trajectory, Window, read
 from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.stages.collect import select_attempts
-from coderepairrl.stages.importing import ImportOptions, as_text, import_trajectories
+from coderepairrl.stages.importing import ImportOptions, format_import, import_trajectories
 from coderepairrl.types import Ending, Episode, Finish, Origin, Score, TokenSpan, Turn
 
 ISSUE = "Adding two numbers gives their difference when the second of them is negative, since add subtracts it."
@@ -189,7 +189,7 @@ def test_what_overlaps_with_an_evaluation_set_is_refused_or_dropped_by_name(
     (tmp_path / "rows.jsonl").write_text(json.dumps(published()) + "\n" + json.dumps(other) + "\n")
     found = import_trajectories("openhands", [tmp_path / "rows.jsonl"], target, ImportOptions(drop=[source]))
     assert [each.task_id for each in read_examples(target)] == ["a__b-9"]
-    assert why in found["dropped"][0] and "left out, since they overlap: 1" in as_text(found)
+    assert why in found["dropped"][0] and "left out, since they overlap: 1" in format_import(found)
 
 
 def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path) -> None:
@@ -269,4 +269,6 @@ def test_damage_is_named_and_the_rest_is_read(form: str, row: Any, tmp_path: Pat
     if whole is not None:
         (folder / f"d.{ending}").write_text(json.dumps(whole()))
         assert [isinstance(each, Trajectory) for each in read(form, folder)] == [False, False, False, True]
-        assert "they cannot be read: 3" in as_text(import_trajectories(form, [folder], tmp_path / "x.parquet", ANY))
+        assert "they cannot be read: 3" in format_import(
+            import_trajectories(form, [folder], tmp_path / "x.parquet", ANY)
+        )

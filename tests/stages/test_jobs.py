@@ -55,7 +55,7 @@ eval.set = ["rollout.calls=2"]
 def made(tmp_path: Path, text: str, *overrides: str) -> Jobs:
     file = tmp_path / "p.toml"
     file.write_text(text)
-    return jobs_file.read(str(file), overrides)
+    return jobs_file.read_jobs_file(str(file), overrides)
 
 
 def by_name(found: Jobs) -> dict[str, Job]:
@@ -140,7 +140,7 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doing(path: Path, text: str = SMALL, *overrides: str) -> dict[str, str]:
-    return {name: jobs.in_words(each) for name, each in jobs.standing(made(path, text, *overrides)).items()}
+    return {name: jobs.describe_job(each) for name, each in jobs.standing(made(path, text, *overrides)).items()}
 
 
 def test_only_what_changed_runs_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_only_what_changed_runs_again(done: Path, monkeypatch: pytest.MonkeyPatc
 def test_mistakes_of_jobs_that_are_done_are_told_with_their_names(done: Path) -> None:
     found = made(done, SMALL, "eval.rollout.cals=2", "other.rollout.cals=2")
     with pytest.raises(CodeRepairError, match="eval, other: .*unknown key 'rollout.cals'"):
-        raise jobs.check(found)[1] or AssertionError
+        raise jobs.plan_jobs(found)[1] or AssertionError
     assert jobs.standing(found)["other"].doing == "runs again"
 
 
@@ -239,12 +239,12 @@ def test_overrides_name_a_job_and_seeds_are_measured_on_the_same_tasks(tmp_path:
     for wrong in ("rll.train.lr=1", "train=1", "train"):
         with pytest.raises(ConfigError):
             made(tmp_path, STUDY, wrong)
-    _, problem = jobs.check(made(tmp_path, STUDY.replace("eval.options.n=4", "eval.tasks=4")))
+    _, problem = jobs.plan_jobs(made(tmp_path, STUDY.replace("eval.options.n=4", "eval.tasks=4")))
     assert "seeds would be measured on different tasks" in str(problem)
 
 
 def test_what_is_stale_is_in_no_table(done: Path) -> None:
-    notes = jobs.table(made(done, SMALL, "train.train.lr=1e-3")).notes
+    notes = jobs.write_jobs_table(made(done, SMALL, "train.train.lr=1e-3")).notes
     assert notes[0] == "train is not what the file asks for now: train.lr 0.0006 then, 0.001 now."
     assert notes[1] == "eval is not what the file asks for now: it needs train, which is not done."
     assert notes[2].startswith("2 of 3 jobs are missing")
@@ -252,11 +252,11 @@ def test_what_is_stale_is_in_no_table(done: Path) -> None:
 
 async def test_a_job_alone_is_refused_where_its_need_is_not_done_or_another_process_has_it(done: Path) -> None:
     changed = made(done, SMALL, "train.train.lr=1e-3")
-    assert await jobs.run(changed, 1, print, ["eval"]) == {"eval": "train, which it needs, is not done"}
+    assert await jobs.run_jobs(changed, 1, print, ["eval"]) == {"eval": "train, which it needs, is not done"}
     [other] = [job for job in changed.jobs if job.name == "other"]
-    with jobs._alone(other):
-        assert await jobs.run(changed, 1, print, ["other"]) == {"other": "another process runs other"}
-    assert await jobs.run(changed, 1, print, ["other"]) == {}
+    with jobs._lock_job(other):
+        assert await jobs.run_jobs(changed, 1, print, ["other"]) == {"other": "another process runs other"}
+    assert await jobs.run_jobs(changed, 1, print, ["other"]) == {}
 
 
 def test_folders_may_have_spaces_and_jobs_may_be_numbers(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp
 
 def test_the_comments_of_lines_for_slurm_stay_comments(tmp_path: Path) -> None:
     text = HEAD + '[jobs.x]\nkind = \'command\'\nrun = """echo \'1\n2\' {folder}"""'
-    lines = jobs.commands(made(tmp_path, text), print).splitlines()
+    lines = jobs.slurm_script(made(tmp_path, text), print).splitlines()
     assert [line[:4] for line in lines] == ["# x:", "# 2'", "job1"]
 
 
@@ -296,7 +296,7 @@ async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_table_of_nothing_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert any("3 of 3 jobs are missing" in note for note in jobs.table(made(tmp_path, SMALL)).notes)
+    assert any("3 of 3 jobs are missing" in note for note in jobs.write_jobs_table(made(tmp_path, SMALL)).notes)
 
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
@@ -304,5 +304,5 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
 
 @pytest.mark.parametrize("name", [*jobs_file.shipped(), *map(str, EXAMPLES)])
 def test_shipped_files_are_sound(name: str) -> None:
-    found = jobs_file.read(name)
+    found = jobs_file.read_jobs_file(name)
     assert found.questions() and all(job.config() for job in found.jobs)

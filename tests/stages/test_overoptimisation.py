@@ -70,10 +70,10 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     assert "rose by" in found.as_json()["text"]
     run = {"name": "gates", "steps": 60}
     seen = [{**record, "metrics": {}, "account": {"sampled": 1}, "skipped": ""} for record in records[:step]]
-    gate = next(each for each in gates.check(seen, Run.model_validate(run)) if each.gate == "over_optimisation")
+    gate = next(each for each in gates.check_gates(seen, Run.model_validate(run)) if each.gate == "over_optimisation")
     assert (gate.stops, gate.first, gate.last) == (False, found.first, found.last)
     off = Run.model_validate({**run, "health": {"off": ["over_optimisation"]}})
-    assert not [each for each in gates.check(seen, off) if each.gate == "over_optimisation"]
+    assert not [each for each in gates.check_gates(seen, off) if each.gate == "over_optimisation"]
     assert all(alarm(records[:done], 60) is None for done in range(WINDOW))
 
 

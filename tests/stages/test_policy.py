@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from coderepairrl.config import load
-from coderepairrl.plan.learner import settings
+from coderepairrl.config import load_config
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.stages.policy import informative, make_batch
 from coderepairrl.stages.train import lacking
@@ -39,19 +39,21 @@ def episodes() -> list[Episode]:
 
 def test_dr_grpo_alone_is_the_papers() -> None:
     """Reward minus mean, over a constant number of tokens, averaged over all episodes (arXiv 2503.20783)."""
-    config = load("hello", ["train.algorithm=dr_grpo"])
+    config = load_config("hello", ["train.algorithm=dr_grpo"])
     made = make_batch(episodes(), config)
     assert {row.episode_id: row.advantage for row in made.samples} == {"a0": -0.1, "a1": 0.1, "b0": -0.5, "b1": 0.5}
     assert made.episodes == 7
-    assert settings(config).max_completion_tokens == config.rollout.tokens
+    assert learn_settings(config).max_completion_tokens == config.rollout.tokens
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
 def test_an_advantage_that_is_asked_for_is_had(algorithm: str) -> None:
     for kind, size in (("mean", 0.1), ("zscore", 0.1 / (0.1 + 1e-4))):
-        config = load("hello", [f"train.algorithm={algorithm}", f"train.advantage={kind}"])
+        config = load_config("hello", [f"train.algorithm={algorithm}", f"train.advantage={kind}"])
         assert make_batch(episodes(), config).samples[1].advantage == pytest.approx(size)
-    assert len(make_batch(episodes(), load("hello", ["train.beta=0.1"])).samples) == 7, "flat groups have a KL term"
+    assert len(make_batch(episodes(), load_config("hello", ["train.beta=0.1"])).samples) == 7, (
+        "flat groups have a KL term"
+    )
 
 
 REFILL = ("curriculum.refill=4", "rollout.tasks_per_step=4")
@@ -62,7 +64,7 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
     groups = [Group(name, cast(Task, None), tuple(e for e in episodes() if e.group == name)) for name in REWARDS]
 
     def wanted(groups: list[Group], *overrides: str) -> tuple[int, int]:
-        config = load("hello", [*REFILL, *overrides])
+        config = load_config("hello", [*REFILL, *overrides])
         own = informative(episodes_of(groups), config)
         assert own == len({row.group for row in make_batch(episodes_of(groups), config).samples})
         return own, lacking(groups, config)

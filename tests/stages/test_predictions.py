@@ -13,7 +13,7 @@ from coderepairrl import sandbox, tasks
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.runs.log import Lines
 from coderepairrl.stages import predictions
-from coderepairrl.stages.grade import Graded, chosen, grade, table, totals
+from coderepairrl.stages.grade import Graded, choose_predictions, format_grades_table, grade, totals
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 
@@ -40,10 +40,15 @@ def test_all_forms_that_the_harness_reads_say_the_same(tmp_path: Path) -> None:
         Prediction("b", "m", b""),
         Prediction("a", "n", (PATCH + "\n").encode()),
     ]
-    assert predictions.read(lines) == predictions.read(listed) == predictions.read(zipped) == expected
+    assert (
+        predictions.read_predictions(lines)
+        == predictions.read_predictions(listed)
+        == predictions.read_predictions(zipped)
+        == expected
+    )
     by_instance = tmp_path / "other.json"
     by_instance.write_text(json.dumps({"a": {"model_patch": PATCH}, "b": {"model_patch": None}}))
-    assert [each.model for each in predictions.read(by_instance)] == ["other", "other"]
+    assert [each.model for each in predictions.read_predictions(by_instance)] == ["other", "other"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_all_forms_that_the_harness_reads_say_the_same(tmp_path: Path) -> None:
 )
 def test_patches_are_read_as_benchmarks_spell_them(tmp_path: Path, fields: dict[str, Any], model: str) -> None:
     expected = Prediction("o__r-1", model, (PATCH + "\n").encode())
-    assert predictions.read(written(tmp_path / "p.jsonl", fields)) == [expected]
+    assert predictions.read_predictions(written(tmp_path / "p.jsonl", fields)) == [expected]
 
 
 def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
@@ -65,10 +70,10 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
         return Episode(f"{task}{number}", task, "eval", 0, task, number, ending, patch=patch)
 
     episodes = [made("a", 0, b"\xff\n"), made("a", 1, b""), made("b", 0, b"x\r\n"), made("c", 0, b"", Ending.VOID)]
-    first, second = predictions.write(tmp_path, "m", episodes)
+    first, second = predictions.write_predictions(tmp_path, "m", episodes)
     assert [each.name for each in (first, second)] == ["predictions.jsonl", "predictions-1.jsonl"]
-    assert predictions.read(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
-    assert predictions.read(second) == [Prediction("a", "m", b"")]
+    assert predictions.read_predictions(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
+    assert predictions.read_predictions(second) == [Prediction("a", "m", b"")]
 
 
 @pytest.mark.parametrize(
@@ -92,19 +97,19 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
 def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "p.jsonl").write_text(text)
     with pytest.raises(UsageError, match=message):
-        predictions.read(tmp_path / "p.jsonl")
+        predictions.read_predictions(tmp_path / "p.jsonl")
 
 
 def test_unknown_instances_are_refused_or_listed_and_tasks_need_checks() -> None:
     there = [Task("a", "p", "c", "", b"", checks=Checks((Command(("true",)),))), Task("b", "p", "c", "", b"")]
     asked = [Prediction("a", "m", b"x"), Prediction("z", "m", b"x")]
     with pytest.raises(UsageError, match="1 instance of the predictions not among the 2 tasks of the source: z"):
-        chosen(asked, there)
-    assert chosen(asked, there, skip_unknown=True)[1:] == ([asked[0]], ["z"])
+        choose_predictions(asked, there)
+    assert choose_predictions(asked, there, skip_unknown=True)[1:] == ([asked[0]], ["z"])
     with pytest.raises(TaskError, match="task b has no checks"):
-        chosen([Prediction("b", "m", b"x")], there)
+        choose_predictions([Prediction("b", "m", b"x")], there)
     with pytest.raises(UsageError, match="no prediction is for a task"):
-        chosen(asked[1:], there, skip_unknown=True)
+        choose_predictions(asked[1:], there, skip_unknown=True)
 
 
 def test_shares_count_what_is_missing_and_leave_out_faults() -> None:
@@ -118,23 +123,27 @@ def test_shares_count_what_is_missing_and_leave_out_faults() -> None:
     assert (found.resolved, found.missing, found.empty, list(found.faults)) == (1, ("d",), 1, ["c"])
     assert found.wilson is not None and found.wilson.value == pytest.approx(1 / 3)
     assert found.per_patch is not None and found.per_patch.value == 1
-    shown = table([found])
+    shown = format_grades_table([found])
     assert "c: SandboxFault: it died" in shown and "of all 4 tasks" in shown and "--of listed" in shown
     [listed] = totals(graded, there, listed=True)
     assert listed.wilson is not None and listed.wilson.value == 1 / 2 and not listed.missing
-    assert "of the 3 tasks listed" in table([listed])
+    assert "of the 3 tasks listed" in format_grades_table([listed])
     [nothing] = totals([graded[2]], {"c": there["c"]})
-    assert (nothing.wilson, nothing.clustered, nothing.per_patch) == (None, None, None) and "none" in table([nothing])
+    assert (nothing.wilson, nothing.clustered, nothing.per_patch) == (
+        None,
+        None,
+        None,
+    ) and "none" in format_grades_table([nothing])
 
 
 async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_path: Path, isolating: None) -> None:
-    [good] = (task for task in tasks.make("handmade") if task.id == "handmade/till")
+    [good] = (task for task in tasks.make_source("handmade") if task.id == "handmade/till")
     broken = Task(
         "broken", "p", "python", good.workspace, good.reference, checks=Checks((Command(("no-such-program",)),))
     )
     there, output = {good.id: good, broken.id: broken}, tmp_path / "out.jsonl"
     asked = [Prediction(name, "m", good.reference) for name in there] + [Prediction(good.id, "n", b" ")]
-    backend, said = sandbox.make(sandbox.choose().name), list[str]()
+    backend, said = sandbox.make_backend(sandbox.choose().name), list[str]()
     found = await grade(asked, there, backend, output, say=said.append)
     assert [(each.resolved, bool(each.fault), each.empty) for each in found] == [
         (True, False, False),

@@ -14,7 +14,7 @@ from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.account import run_account
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.rollout import Curriculum, Share, due
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
@@ -53,7 +53,7 @@ async def live(config: Config, run: RunFolder, model: Path) -> tuple[policy.Live
         return await Learner.start(model, settings, log_dir=run.logs, publish_dir=run.path.parent / "weights")
 
     engine = Engine()
-    return policy.LivePolicy(config, run, start, cast(Any, engine), await start(settings(config))), engine
+    return policy.LivePolicy(config, run, start, cast(Any, engine), await start(learn_settings(config))), engine
 
 
 async def made(home: Path, miniature: Path) -> tuple[Config, RunFolder]:

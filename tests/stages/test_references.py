@@ -25,7 +25,7 @@ BODY = "@@ -1,2 +1,2 @@\n def add(a, b):\n"
 
 
 def check(config: Config, tasks: Sequence[Task]) -> None:
-    check_references(config, tasks, rewards.make(config.reward))
+    check_references(config, tasks, rewards.make_rewards(config.reward))
 
 
 def diff(new: str, path: str = "calc.py", index: str = "") -> bytes:
@@ -130,14 +130,14 @@ def test_a_log_gives_the_references_of_its_finished_steps_in_any_order_of_verdic
     live = References([TASK], 4)
     live.add(1, [made["one"], made["two"]])
     assert live.known == found[0]
-    assert runs.codec.load(Verified, runs.codec.dump(live.known[TASK.id][0])) == live.known[TASK.id][0]
+    assert runs.codec.restore(Verified, runs.codec.dump(live.known[TASK.id][0])) == live.known[TASK.id][0]
 
 
 @pytest.mark.parametrize("name", ["patch_edits", "patch_lines"])
 async def test_the_nearest_reference_counts(name: str) -> None:
     repair = Verified(diff("sum((a, b))"), "train-1", 1)
     further = replace(TASK, verified=(repair,))
-    made, backend = rewards.make(name), ScriptedBackend()
+    made, backend = rewards.make_rewards(name), ScriptedBackend()
     for patch in (diff("sum((a, b))"), diff("sum([a, b])"), diff("a + b"), diff("a + c"), diff("None"), b""):
         [alone] = await rewards.score(made, TASK, with_patch(TASK, patch), backend)
         [with_it] = await rewards.score(made, further, with_patch(TASK, patch), backend)
@@ -150,7 +150,7 @@ async def test_the_nearest_reference_counts(name: str) -> None:
 
 
 async def test_hybrid_verifies_in_the_groups_it_tests_and_compares_in_all() -> None:
-    made = rewards.make("hybrid")
+    made = rewards.make_rewards("hybrid")
     good = ScriptedBackend({}, {"git": ExecResult(0, b""), "sh": ExecResult(0, b"")})
     drawn, other = (
         next(f"g{n}" for n in itertools.count() if group_drawn(f"g{n}", 0.25) is want) for want in (True, False)

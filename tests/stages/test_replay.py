@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
-from coderepairrl.plan.learner import settings as learn_settings
+from coderepairrl.plan.learner import learn_settings as learn_settings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
 from coderepairrl.stages.changes import Change

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coderepairrl.stats import measures, outcomes, resolved
+from coderepairrl.stats import is_resolved, measures, outcomes
 from coderepairrl.stats.measures import Prices, spent
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
 
@@ -42,7 +42,7 @@ def test_all_or_none_has_an_interval_of_some_width_and_one_task_has_none(passed:
 
 def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
     plain = Episode("e", "t", "eval", 0, "g", 0, Ending.DONE, patch=b"diff", scores=(Score("patch_edits", 0.5),))
-    assert resolved(plain) is None and "resolved" not in outcomes([plain]) and outcomes([]) == {}
+    assert is_resolved(plain) is None and "resolved" not in outcomes([plain]) and outcomes([]) == {}
     short = [attempt("a", 0, True), attempt("a", 1, True), attempt("a", 2, True), attempt("b", 0, False)]
     assert outcomes(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
 

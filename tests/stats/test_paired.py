@@ -17,7 +17,7 @@ from statsmodels.stats.weightstats import ttost_paired
 from coderepairrl.stats import Interval, paired_difference, sign_flip_test, wilson
 from coderepairrl.stats.outcomes import curves, pass_at_k, pass_hat_k
 from coderepairrl.stats.paired import cohens_d, cohens_h, difference, equivalence, holm, mcnemar, mcnemar_p
-from coderepairrl.stats.power import detectable, needed, spread
+from coderepairrl.stats.power import detectable, needed, spread_of_shares
 
 CLOSE = {"rel": 1e-9, "abs": 1e-12}
 
@@ -193,9 +193,9 @@ def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float)
 def test_clusters_that_agree_count_as_one_task() -> None:
     rng = np.random.default_rng(6)
     first, last = ([[value] for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2))
-    found = spread(first, last, [at // 5 for at in range(500)])
+    found = spread_of_shares(first, last, [at // 5 for at in range(500)])
     assert found.design == pytest.approx(5, rel=0.05)
-    alone = spread(first, last, range(500))
+    alone = spread_of_shares(first, last, range(500))
     assert alone.design == pytest.approx(1, rel=0.01)
 
 
@@ -203,12 +203,12 @@ def test_two_attempts_tell_what_is_chance() -> None:
     """Policies that are equal, and fail or solve by chance alone: with k attempts the disagreement falls to 1 / k."""
     rng = np.random.default_rng(5)
     sides = [[shares(rng, 2, 0.4) for _ in range(4000)] for _ in range(2)]
-    found = spread(*sides, range(4000))
+    found = spread_of_shares(*sides, range(4000))
     assert found.at(1).value == pytest.approx(2 * 0.24, abs=0.03)
     for attempts in (2, 4, 8):
         low, high = ends(found.at(attempts))
         assert low <= 2 * 0.24 / attempts <= high
-    single = spread(*([[attempt[0]] for attempt in side] for side in sides), range(4000))
+    single = spread_of_shares(*([[attempt[0]] for attempt in side] for side in sides), range(4000))
     low, high = ends(single.at(4))
     assert low == pytest.approx(0.12, abs=0.01) and high == pytest.approx(0.48, abs=0.03)  # a range, not an estimate
 
@@ -232,7 +232,7 @@ def test_nothing_that_varies_leaves_no_number_without_an_interval(same: float, t
     assert equivalence(values, values, labels, 0.1, share=False) is None
     outcomes = [bool(same)] * tasks
     assert mcnemar(outcomes, outcomes)[4:] == (1, 1)
-    square = spread([[same]] * tasks, [[same]] * tasks, labels).square
+    square = spread_of_shares([[same]] * tasks, [[same]] * tasks, labels).square
     assert square.value == 0 and (tasks == 1 or ends(square)[1] > 0)
     points = curves(
         {str(at): [*outcomes[at:], True] for at in labels},

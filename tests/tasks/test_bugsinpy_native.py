@@ -11,8 +11,8 @@ from coderepairrl import grading, sandbox
 from coderepairrl.checks.task_source import study
 from coderepairrl.environments import Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.tasks import make
-from coderepairrl.tasks.prepare import prepare
+from coderepairrl.tasks import make_source
+from coderepairrl.tasks.prepare import prepare_tasks
 from projects import cache, system_python, write
 
 __all__ = ["cache"]
@@ -82,13 +82,13 @@ async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
     cache: Path, tmp_path: Path, isolating: None
 ) -> None:
     _, after = checkout(tmp_path, system_python())
-    [task] = make("bugsinpy", workspace="native", all_native=True, project="wares", **options(tmp_path))
-    made = await prepare([task])
+    [task] = make_source("bugsinpy", workspace="native", all_native=True, project="wares", **options(tmp_path))
+    made = await prepare_tasks([task])
     assert made.environments[0].left_out == ("pkg-resources-nowhere==0.0.0",)
     (tmp_path / "clones").rename(tmp_path / "gone")  # from here on, only what was prepared
-    [again] = make("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    [again] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
     assert again == task
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     found = await study(task, backend)
     assert all(check.ok for check in found.findings), found.findings
     async with backend.open(task) as box:
@@ -104,7 +104,7 @@ async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
 def test_a_line_of_the_setup_ends_before_the_tests(tmp_path: Path) -> None:
     """A comment would swallow the tests, which then pass whatever they are; a pipe would lose what it is given."""
     checkout(tmp_path, setup="# what it reads\nprintf 10 | cat > made.txt; cat < made.txt > copy.txt # and why\n")
-    [task] = make("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    [task] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
     [command] = task.checks.commands
     tests = command.argv.index("python")
     done = subprocess.run(
@@ -114,13 +114,13 @@ def test_a_line_of_the_setup_ends_before_the_tests(tmp_path: Path) -> None:
     for part in ("if true; then touch a; fi", "echo 'a\nb'", "cat <<E", "touch a \\"):
         checkout(tmp_path / str(len(part)), setup=part)
         with pytest.raises(TaskError, match=r"setup\.sh has .*, which is no command by itself"):
-            list(make("bugsinpy", workspace="native", all_native=True, **options(tmp_path / str(len(part)))))
+            list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path / str(len(part)))))
 
 
 def test_an_environment_follows_the_list_the_setup_and_the_project(tmp_path: Path) -> None:
     def asked(name: str, **about: str) -> Specification:
         base, _ = checkout(tmp_path / name, **about)
-        [task] = make("bugsinpy", workspace="native", all_native=True, **options(tmp_path / name))
+        [task] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path / name))
         return Specification.parse(task.environment.replace(base, "BASE").replace(str(tmp_path / name), "PLACE"))
 
     frozen = asked("list")
@@ -137,7 +137,7 @@ def test_an_environment_follows_the_list_the_setup_and_the_project(tmp_path: Pat
 
 def test_checks_are_the_bugs_own(tmp_path: Path) -> None:
     base, after = checkout(tmp_path, run="pytest tests/test_total.py\ntox tests/other.py::test\n")
-    [task] = make("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    [task] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
     argv = [" ".join(command.argv) for command in task.checks.commands]
     prepared = 'sh -c touch tests/__init__.py </dev/null && exec "$@" sh pytest '
     assert argv == [f"{prepared}tests/test_total.py", f"{prepared}tests/other.py::test"]
@@ -151,21 +151,21 @@ def test_checks_are_the_bugs_own(tmp_path: Path) -> None:
     text = info.read_text()
     info.write_text(text.replace("test_total.py", "test_gone.py"))
     with pytest.raises(TaskError, match=r"wares-1: its repaired commit has no tests/test_gone\.py"):
-        list(make("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
+        list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
     info.write_text(text.replace('"3.8.3"', '""'))
     with pytest.raises(TaskError, match="'python_version' is no version"):
-        list(make("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
+        list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
     assert base != after
 
 
 def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> None:
     checkout(tmp_path)
     with pytest.raises(TaskError, match="no rows"):
-        list(make("bugsinpy", workspace="native", **options(tmp_path)))
+        list(make_source("bugsinpy", workspace="native", **options(tmp_path)))
     with pytest.raises(TaskError, match="no rows"):
-        list(make("bugsinpy", project="thefuck,black", **options(tmp_path)))
-    [plain] = make("bugsinpy", **options(tmp_path))
+        list(make_source("bugsinpy", project="thefuck,black", **options(tmp_path)))
+    [plain] = make_source("bugsinpy", **options(tmp_path))
     assert not plain.checks and not plain.environment
     (tmp_path / "BugsInPy/projects/wares/bugs/1/setup.sh").write_text("python setup.py build_ext --inplace\n")
     with pytest.raises(TaskError, match="no rows"):
-        list(make("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
+        list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))

@@ -39,7 +39,7 @@ def tasks(url: str, commits: list[str]) -> list[Task]:
 
 def prepare(some: list[Task]) -> tuple[list[str], list[str]]:
     said: list[str] = []
-    return asyncio.run(preparing.prepare(some, say=said.append)).commits, said
+    return asyncio.run(preparing.prepare_tasks(some, say=said.append)).commits, said
 
 
 def packs() -> int:

@@ -69,7 +69,7 @@ def test_other_sides_are_read_without_a_workspace(repository: Repository) -> Non
     files = {"old.py": None, "c/new.py": NEW, "größe n.py": NEW}
     for sides in (("c/", "i/"), ("i/", "w/"), ("1/", "2/")):
         patch = repository.edit(files, f"--src-prefix={sides[0]}", f"--dst-prefix={sides[1]}", "--no-renames")
-        assert rewards.parse(patch) == rewards.parse(repository.edit(files, "--no-renames"))
+        assert rewards.parse_patch(patch) == rewards.parse_patch(repository.edit(files, "--no-renames"))
 
 
 def test_many_that_change_a_file_of_a_plain_folder_are_one_question(repository: Repository, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_exam_of_a_source_asks_with_them(repository: Repository, tmp_path: P
 async def test_verification_tries_what_an_attempt_would_leave(repository: Repository) -> None:
     """A reference in another form earns less than 1 by similarity, so that training on it would be refused."""
     repository.commit(FILES)
-    [(reward, _)] = rewards.make("patch_edits")
+    [(reward, _)] = rewards.make_rewards("patch_edits")
     task = made(repository.folder, repository.edit(MOVED, "-M"))
     first, _ = await answers(Trial(task, reward), Local())
     assert not first.ok

@@ -9,7 +9,7 @@ import pytest
 from coderepairrl import sandbox
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import grade_apart
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.tasks.base import code_folder
 from coderepairrl.tasks.mutants import documented
 
@@ -89,22 +89,22 @@ def package(tmp_path: Path) -> Path:
 
 async def test_functions_stand_alone_and_tests_tell_their_bugs(package: Path, tmp_path: Path, isolating: None) -> None:
     cache = str(tmp_path / "cache")
-    tasks = list(make("mutants", path=str(package), documented=True, quoted=0, cache=cache))
+    tasks = list(make_source("mutants", path=str(package), documented=True, quoted=0, cache=cache))
     assert {task.id.rpartition("/")[0] for task in tasks} == {
         "mutants/pack.half",
         "mutants/pack.name",
         "mutants/pack.reads",
     }
-    assert list(make("mutants", path=str(package), documented=True, quoted=0, cache=cache)) == tasks
+    assert list(make_source("mutants", path=str(package), documented=True, quoted=0, cache=cache)) == tasks
     half = next(task for task in tasks if task.id.startswith("mutants/pack.half/operator"))
     assert "half(4)" in half.prompt and "2.0" in half.prompt and " / 2" not in half.prompt, "the line is not quoted"
-    backend = sandbox.make(sandbox.choose("auto").name)
+    backend = sandbox.make_backend(sandbox.choose("auto").name)
     for patch, passes in ((half.reference, True), (b"", False)):
         assert ((await grade_apart(backend, half, patch)).problem == "") is passes
 
 
 def test_which_functions_are_taken(package: Path) -> None:
-    found = {each.name: each for each in documented.functions(package)}
+    found = {each.name: each for each in documented.documented_functions(package)}
     assert found.keys() == {"half", "name", "limited", "reads"}
     assert found["half"].source.startswith("import math\ndef half(n):\n    pass\n    print(")
     assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
@@ -113,4 +113,4 @@ def test_which_functions_are_taken(package: Path) -> None:
         code_folder("no_such_package")
     assert code_folder("sortedcontainers").name == "sortedcontainers"
     with pytest.raises(ConfigError, match="documented needs code"):
-        make("mutants", documented=True)
+        make_source("mutants", documented=True)

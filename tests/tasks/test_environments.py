@@ -36,7 +36,7 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     write_jsonl(made, tmp_path / "bugs.jsonl")
     exported = list(JsonlSource(tmp_path / "bugs.jsonl"))
     assert exported == made
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     assert all(task.checks.named for task in exported)
     for task in exported[:2]:
         found = await study(task, backend)
@@ -125,7 +125,7 @@ async def test_a_few_tests_that_fail_in_any_case_are_left_out_by_default(tmp_pat
     files = {"cart.py": CART["cart.py"], "test_cart.py": f"{PASSES}\n\ndef test_version():\n    assert cheap(2, 1)\n"}
     options = {"only": "*", "seed": 0, "timeout": 20.0, "most": 1, "leave_out": True}
     contents = {name: text.encode() for name, text in files.items()}
-    backend = sandbox.make("unsafe-local")
+    backend = sandbox.make_backend("unsafe-local")
     [bug] = await bugs(contents, shlex.split(HERE), backend, **options)  # type: ignore[arg-type]
     assert bug.command == (*shlex.split(HERE), "--deselect=test_cart.py::test_version")
     assert bug.fail_to_pass == ("test_cart.py::test_cheap",)

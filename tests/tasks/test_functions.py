@@ -1,4 +1,4 @@
-"""`functions`: specified functions, masked as the original masks them, judged by their own examples."""
+"""`find_functions`: specified functions, masked as the original masks them, judged by their own examples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from coderepairrl import sandbox
 from coderepairrl.agents.patching import Block, apply_blocks
-from coderepairrl.checks.task_source import examine
-from coderepairrl.config import load
+from coderepairrl.checks.task_source import examine_task_source
+from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.plan.plan import resolve
-from coderepairrl.tasks.masking import functions, parses
+from coderepairrl.plan.plan import plan_run
+from coderepairrl.tasks.masking import find_functions, parses
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.types import Task
 
@@ -54,7 +54,7 @@ POOR = {
 
 @pytest.mark.parametrize(("problem", "source"), POOR.items(), ids=POOR)
 def test_which_functions_make_good_tasks(problem: str, source: str) -> None:
-    [found] = functions(source)
+    [found] = find_functions(source)
     assert (found.name, found.problem) == ("count", problem)
 
 
@@ -81,7 +81,7 @@ class Box:
 def test_what_is_masked_is_the_function_with_its_decorators(crlf: bool, ended: bool) -> None:
     source = MODULE.replace("\n", "\r\n") if crlf else MODULE
     source = source if ended else source.rstrip()
-    found = functions(source)
+    found = find_functions(source)
     assert [each.name for each in found] == ["count", "Box.size", "Box.close"]
     for each in found:
         assert each.comment == f"# MASKED: {each.name.split('.')[-1]} function (lines {each.start}-{each.end})"
@@ -191,7 +191,7 @@ async def test_examples_tell_which_functions_can_be_judged(tmp_path: Path, packa
     assert "def shout(text, times=1):\n" in task.prompt and "marks of exclamation" in task.prompt
     assert "upper(text)" not in task.prompt
     assert (workspace / "tests/test_words.py").exists()
-    findings = await examine(source, sandbox.make(sandbox.choose().name))
+    findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose().name))
     assert [finding for finding in findings if not finding.ok] == []
     assert list(Functions(str(package), cache=str(tmp_path / "cache"))) == [task]
 
@@ -256,7 +256,7 @@ def files(tmp_path: Path, *only: str) -> Path:
 def test_comments_are_those_of_the_original(tmp_path: Path) -> None:
     known = {(row["path"], row["function_name"]): row for row in records()}
     for row in map(json.loads, files(tmp_path).read_text().splitlines()):
-        for found in functions(row["content"]):
+        for found in find_functions(row["content"]):
             record = known.pop((row["path"], found.name), None)
             if record is not None:
                 assert found.comment == record["mask_comment"]
@@ -276,7 +276,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("name", ["implement/implement.toml", "implement/incremental.toml", "repair/one_turn.toml"])
 def test_the_examples_are_runs(name: str, monkeypatch: pytest.MonkeyPatch, isolating: None) -> None:
     monkeypatch.chdir((EXAMPLES / name).parent)
-    plan = resolve(load(Path(name).name, ["tasks.verify=false"]))
+    plan = plan_run(load_config(Path(name).name, ["tasks.verify=false"]))
     kind = name.partition("/")[0]
     found = [*plan.train_tasks, *(task for some in plan.eval_tasks.values() for task in some)]
     assert {task.kind for task in found} == {kind} and len(plan.train_tasks) >= 4

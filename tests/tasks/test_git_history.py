@@ -15,7 +15,7 @@ import pytest
 
 from coderepairrl.environments import Specification
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.tasks.sources.git_history import GitHistory
 from hostile_repository import Hostile
 
@@ -66,7 +66,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def mined(repository: Repository, **options: Any) -> GitHistory:
-    source = make("git_history", path=str(repository.root), **options)
+    source = make_source("git_history", path=str(repository.root), **options)
     assert isinstance(source, GitHistory)
     source.prepare()
     return source
@@ -203,23 +203,23 @@ def test_bare_repositories_serve_and_shallow_ones_say_what_to_do(repository: Rep
     bare, shallow = tmp_path / "bare.git", tmp_path / "shallow"
     repository.git("clone", "-q", "--bare", ".", str(bare))
     repository.git("clone", "-q", "--depth=1", f"file://{repository.root}", str(shallow))
-    [task] = make("git_history", path=str(bare))
+    [task] = make_source("git_history", path=str(bare))
     assert task.id.startswith("bare/")
-    [named] = make("git_history", path=str(bare), repository="me/calc")
+    [named] = make_source("git_history", path=str(bare), repository="me/calc")
     assert (named.id.rpartition("/")[0], named.repository) == ("me/calc", "me/calc")
     for path, says in ((shallow, "shallow clone"), (tmp_path / "none", "no usable git repository")):
         with pytest.raises(TaskError, match=says):
-            make("git_history", path=str(path)).prepare()
+            make_source("git_history", path=str(path)).prepare()
     shutil.rmtree(bare / "objects")
     (bare / "objects").mkdir()
     with pytest.raises(TaskError):
-        make("git_history", path=str(bare)).prepare()
+        make_source("git_history", path=str(bare)).prepare()
 
 
 def test_nothing_of_the_repository_runs(tmp_path: Path) -> None:
     hostile = Hostile(tmp_path / "hostile", tmp_path / "marks")
     with pytest.raises(TaskError):
-        make("git_history", path=str(hostile.root)).prepare()
+        make_source("git_history", path=str(hostile.root)).prepare()
     assert hostile.ran == set()
 
 
@@ -234,4 +234,4 @@ def test_nothing_of_the_repository_runs(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        make("git_history", path=str(tmp_path), **options)
+        make_source("git_history", path=str(tmp_path), **options)

@@ -21,8 +21,8 @@ from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.wrapped import Standing
-from coderepairrl.tasks import HandmadeSource, make
-from coderepairrl.tasks.harbor import export
+from coderepairrl.tasks import HandmadeSource, make_source
+from coderepairrl.tasks.harbor import export_harbor
 from coderepairrl.tasks.prepare import image_names
 from coderepairrl.types import Checks, Task
 from environments.conftest import open_folder
@@ -120,9 +120,9 @@ def written(folder: Path, **files: str) -> Path:
 
 def opened(path: Path, base: Path, **options: Any) -> tuple[Any, list[Task]]:
     """The source, its images prepared."""
-    source = make("harbor", path=str(path), **options)
+    source = make_source("harbor", path=str(path), **options)
     prepare_images(image_names(source), offered=base)
-    source = make("harbor", path=str(path), **options)
+    source = make_source("harbor", path=str(path), **options)
     return source, list(source)
 
 
@@ -205,13 +205,13 @@ async def test_what_an_agent_leaves_does_not_steer_the_tests(tmp_path: Path, bas
 async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bubblewrap) -> None:
     """Written and read; of some, which are built: every reference earns 1, and so does every solve.sh; nothing, 0."""
     ours = list(HandmadeSource())
-    assert export(ours, home / "handmade") == len(ours)
-    read = list(make("harbor", path=str(home / "handmade")))
+    assert export_harbor(ours, home / "handmade") == len(ours)
+    read = list(make_source("harbor", path=str(home / "handmade")))
     kept = ("id", "prompt", "language", "split", "licence", "difficulty", "reference")
     assert [[getattr(task, name) for name in kept] for task in sorted(read, key=lambda task: task.id)] == [
         [task.prompt.rstrip("\n") + "\n" if name == "prompt" else getattr(task, name) for name in kept] for task in ours
     ]
-    export(ours[::4], home / "some")
+    export_harbor(ours[::4], home / "some")
     source, tasks = opened(home / "some", base)
     assert len(tasks) == 2
     for task in tasks:
@@ -243,7 +243,7 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
 def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
     written(tmp_path / "t", environment__Dockerfile=text or "# nothing")
     with pytest.raises(TaskError, match=says):
-        list(make("harbor", path=str(tmp_path / "t")))
+        list(make_source("harbor", path=str(tmp_path / "t")))
 
 
 @pytest.mark.parametrize(
@@ -261,24 +261,24 @@ def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, sa
 def test_what_a_task_needs_and_is_not_there_is_said(tmp_path: Path, toml: str, says: str) -> None:
     written(tmp_path / "t", task_0toml=toml)
     with pytest.raises(TaskError, match=says):
-        list(make("harbor", path=str(tmp_path / "t")))
+        list(make_source("harbor", path=str(tmp_path / "t")))
 
 
 def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: Path, home: Path) -> None:
     digest = "sha256:" + "1" * 64
     one = written(tmp_path / "a", task_0toml=f'[environment]\ndocker_image = "r.example/x@{digest}"')
-    [task] = make("harbor", path=str(one))
+    [task] = make_source("harbor", path=str(one))
     assert (task.workspace, task.id) == (f"image:r.example/x@{digest}", "a")
     (one / "environment/Dockerfile").unlink()
-    [task] = make("harbor", path=str(one))
+    [task] = make_source("harbor", path=str(one))
     made = Path(task.workspace.removeprefix("image:dockerfile:").rpartition(":")[0])
     assert (made / "Dockerfile").read_text() == f"FROM r.example/x@{digest}\nCOPY . ./\n"
     assert (made / "seed.txt").is_file()
-    before = dockerfile.named(made)
+    before = dockerfile.dockerfile_image_name(made)
     (made / "seed.txt").write_text("other")
-    assert dockerfile.named(made) != before
+    assert dockerfile.dockerfile_image_name(made) != before
     with pytest.raises(TaskError, match="has changed"):
-        dockerfile.look(before, home)  # before any registry is asked
+        dockerfile.look_up_base(before, home)  # before any registry is asked
 
 
 def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
@@ -287,8 +287,8 @@ def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
     written(tmp_path / "all/a")
     written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN apt-get install make")
     with pytest.raises(TaskError, match="RUN apt-get"):
-        list(make("harbor", path=str(tmp_path / "all")))
-    [task] = make("harbor", path=str(tmp_path / "all"), usable=True)
+        list(make_source("harbor", path=str(tmp_path / "all")))
+    [task] = make_source("harbor", path=str(tmp_path / "all"), usable=True)
     assert task.id == "org/answer" and "RUN apt-get" in caplog.text
 
 
@@ -316,7 +316,7 @@ def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Pat
     ]
     judged: dict[str, list[str]] = {}
     for number, each in enumerate([task, *named] if language == "java" else [task]):
-        export([each], tmp_path / f"{number}")
+        export_harbor([each], tmp_path / f"{number}")
         [folder] = (tmp_path / f"{number}").iterdir()
         script = (folder / "tests/test.sh").read_text()
         script = script.replace("/tests/restore", f"{folder}/tests/restore").replace("/logs/", f"{folder}/logs/")
@@ -337,8 +337,8 @@ def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Pat
 
 def test_nothing_is_written_over_nor_written_in_part(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already"):
-        export(HandmadeSource(), tmp_path)
+        export_harbor(HandmadeSource(), tmp_path)
     for second, says in ((Task("t", "p", "python", "dir:/x", b""), "no checks"), (next(iter(HandmadeSource())), "two")):
         with pytest.raises(TaskError, match=says):
-            export([next(iter(HandmadeSource())), second], tmp_path / "y")
+            export_harbor([next(iter(HandmadeSource())), second], tmp_path / "y")
     assert not list(tmp_path.iterdir())

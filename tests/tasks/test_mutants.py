@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, functions, mutants, pairs, verify
+from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, corpus_functions, mutants, pairs, verify
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Task
@@ -60,7 +60,7 @@ def test_shipped_verdicts_are_true() -> None:
     not shipped."""
     known = pairs()
     keys = list(known)[::4]
-    assert {known[key][0].key for key in keys} == {f.key for f in functions()}
+    assert {known[key][0].key for key in keys} == {f.key for f in corpus_functions()}
     shipped = json.loads(VERIFIED.read_text())
     judged = verify(keys)
     expected = {key: shipped[key] for key in ("corpus", *keys) if key in shipped}
@@ -114,7 +114,7 @@ def test_quoted_is_a_share(cache: Path) -> None:
 
 
 def test_mutations_compile_and_change_one_line() -> None:
-    for f in functions():
+    for f in corpus_functions():
         for mutation in mutations(f.source):
             broken = mutation.apply(f.source)
             compile(broken, f.key, "exec")

@@ -14,10 +14,10 @@ import pytest
 from coderepairrl import grading, sandbox
 from coderepairrl.environments import Specification
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench import NATIVE
-from coderepairrl.tasks.sources.swe_bench_native import checks, environment, script, specified
+from coderepairrl.tasks.sources.swe_bench_native import instance_environment, native_checks, script, specified
 from coderepairrl.types import Task
 
 START = ": '>>>>> Start Test Output'"
@@ -74,15 +74,17 @@ def test_a_script_keeps_its_tests_and_loses_its_container() -> None:
     assert not re.search(r"conda|testbed|pip install|0{40}", "\n".join(kept))
     tox = row(eval_script="tox --current-env -epy39 -v -- tests/test_a.py tests/test_b.py")
     assert script(tox) == "python -X dev -m pytest -rA tests/test_a.py tests/test_b.py"
-    assert checks(row(), image=True).commands[0].argv[-1] == SCRIPT.format(base="0" * 40), "in its image, as it is"
-    assert not checks(row(eval_script=None), image=True)
+    assert native_checks(row(), image=True).commands[0].argv[-1] == SCRIPT.format(base="0" * 40), (
+        "in its image, as it is"
+    )
+    assert not native_checks(row(eval_script=None), image=True)
 
 
 def test_tests_that_ask_a_web_site_are_served_here() -> None:
     asked = row(repo="psf/requests", version="2.3")
     before, _, tests = script(asked).partition(START)
     assert "export HTTPBIN_URL=http://localhost:" in before and "python3 test_sum.py" in tests
-    assert "httpbin==0.10.2" in Specification.parse(environment(asked, "https://example.org/r")).requirements
+    assert "httpbin==0.10.2" in Specification.parse(instance_environment(asked, "https://example.org/r")).requirements
     assert "HTTPBIN" not in script(row())
 
 
@@ -108,10 +110,10 @@ async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path,
     folder.mkdir()
     (folder / "sums.py").write_text("def add(a, b):\n    return a - b\n")
     (folder / "test_sum.py").write_text("# tests\n")
-    task = Task("a__b-1", "p", "python", f"dir:{folder}", b"", checks=checks(row(), image=False))
+    task = Task("a__b-1", "p", "python", f"dir:{folder}", b"", checks=native_checks(row(), image=False))
     fix = b"--- a/sums.py\n+++ b/sums.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
     edited = b"--- a/test_sum.py\n+++ b/test_sum.py\n@@ -1 +1 @@\n-# tests\n+print('PASSED test_sum.py::test_add')\n"
-    backend = sandbox.make(sandbox.choose().name)
+    backend = sandbox.make_backend(sandbox.choose().name)
     for patch, resolved in ((fix, True), (b"", False), (edited, False), (edited + fix, True)):
         async with backend.open(task) as box:
             verdict = await grading.grade(box, task, patch)
@@ -120,21 +122,25 @@ async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path,
 
 
 def test_an_environment_is_what_the_benchmark_specifies() -> None:
-    asked = Specification.parse(environment(row(base="1" * 40), "https://example.org/r"))
+    asked = Specification.parse(instance_environment(row(base="1" * 40), "https://example.org/r"))
     assert (asked.workspace, asked.python) == (f"git:https://example.org/r@{'1' * 40}", "3.9"), "of its own commit"
     assert "pluggy==0.13.1" in asked.requirements and asked.before == "2024-12-01" and not asked.extras
-    sphinx = Specification.parse(environment(row(repo="sphinx-doc/sphinx", version="3.5"), "https://example.org/r"))
+    sphinx = Specification.parse(
+        instance_environment(row(repo="sphinx-doc/sphinx", version="3.5"), "https://example.org/r")
+    )
     assert sphinx.extras == "[test]" and any("Jinja2<3.0" in edit for edit in sphinx.edits)
     assert not any("apt-get" in edit for edit in sphinx.edits)
-    pylint = Specification.parse(environment(row(repo="pylint-dev/pylint", version="2.15"), "https://example.org/r"))
+    pylint = Specification.parse(
+        instance_environment(row(repo="pylint-dev/pylint", version="2.15"), "https://example.org/r")
+    )
     assert pylint.files == ("requirements_test.txt",)
     about = {"repo": "pydata/xarray", "version": "0.12", "environment_setup_commit": "2" * 40}
-    xarray = Specification.parse(environment(row(**about), "https://example.org/r"))
+    xarray = Specification.parse(instance_environment(row(**about), "https://example.org/r"))
     assert xarray.conda and xarray.conda.workspace == f"git:https://example.org/r@{'2' * 40}"
     for other in (row(repo="scikit-learn/scikit-learn", version="1.3"), row(repo="a/b"), row(version="0.1")):
         assert not specified(other)
         with pytest.raises(TaskError, match="a__b-1 has no specification"):
-            environment(other, "https://example.org/r")
+            instance_environment(other, "https://example.org/r")
 
 
 def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> None:
@@ -145,15 +151,15 @@ def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> Non
     path = tmp_path / "rows.jsonl"
     held = sorted(NATIVE)[0]
     path.write_text(line(held) + line("pytest-dev__pytest-0") + line("a__b-2", repo="a/b"))
-    there = make("swe_bench", path=str(path), workspace="native", clone="https://example.org/{repository}")
+    there = make_source("swe_bench", path=str(path), workspace="native", clone="https://example.org/{repository}")
     [task] = there
     assert task.id == held and task.environment.startswith("python:") and task.checks
     assert task.workspace == f"git:https://example.org/pytest-dev/pytest@{'0' * 40}"
-    every = make("swe_bench", path=str(path), workspace="native", all_native=True)
+    every = make_source("swe_bench", path=str(path), workspace="native", all_native=True)
     assert [task.id for task in every] == [held, "pytest-dev__pytest-0"]
-    assert [task.environment for task in make("swe_bench", path=str(path))] == ["", "", ""]
+    assert [task.environment for task in make_source("swe_bench", path=str(path))] == ["", "", ""]
     with pytest.raises(ConfigError, match="workspace"):
-        make("swe_bench", path=str(path), workspace="nativ")
+        make_source("swe_bench", path=str(path), workspace="nativ")
 
 
 def test_a_specification_is_the_same_however_it_is_written(tmp_path: Path) -> None:
@@ -162,8 +168,8 @@ def test_a_specification_is_the_same_however_it_is_written(tmp_path: Path) -> No
     spaced = 'python: {"python": "3.9", "extras": "", "workspace": "dir:' + str(tmp_path) + '"}'
     about = {"id": "t", "prompt": "p", "language": "python", "workspace": f"dir:{tmp_path}", "environment": spaced}
     path.write_text(json.dumps(about) + "\n")
-    [task] = make("jsonl", path=str(path))
+    [task] = make_source("jsonl", path=str(path))
     assert task.environment == str(asked)
     path.write_text(json.dumps(about | {"environment": 'python:{"pyton": "3.9"}'}) + "\n")
     with pytest.raises(TaskError, match="environment"):
-        list(make("jsonl", path=str(path)))
+        list(make_source("jsonl", path=str(path)))

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.agents.patching import apply_blocks, blocks_between, read_blocks, write_blocks
-from coderepairrl.checks.task_source import examine
+from coderepairrl.agents.patching import apply_blocks, blocks_between, parse_blocks, write_blocks
+from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.rewards import make
+from coderepairrl.rewards import make_rewards
 from coderepairrl.rewards.thesis import SearchReplaceSimilarity
 from coderepairrl.tasks.patches import patched, unified
 from coderepairrl.tasks.sources.repair import Repair
@@ -79,14 +79,14 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 async def test_tasks_of_another_source(isolating: None) -> None:
     source = Repair(source="handmade", options={"split": "train"})
     found = list(source)
-    others = {task.id: task for task in tasks.make("handmade", split="train")}
+    others = {task.id: task for task in tasks.make_source("handmade", split="train")}
     assert found and sum(source.left_out.values()) == len(others) - len(found)
     for task in found:
         other = others[task.id]
         assert task.prompt.startswith(other.prompt.rstrip()) and len(task.prompt) > len(other.prompt)
         assert (task.workspace, task.reference, task.checks) == (other.workspace, other.reference, other.checks)
         assert task.kind == "repair"
-    findings = await examine(source, sandbox.make(sandbox.choose().name), limit=1)
+    findings = await examine_task_source(source, sandbox.make_backend(sandbox.choose().name), limit=1)
     assert [finding for finding in findings if not finding.ok] == []
 
 
@@ -103,7 +103,9 @@ def test_half_a_character_in_a_row_is_named(tmp_path: Path) -> None:
 
 def test_sources_to_be_measured_on_stay_so(tmp_path: Path) -> None:
     benchmark = {"source": "swe_bench", "options": {"name": "lite", "path": "x"}}
-    assert Repair(**benchmark).evaluation_set == tasks.make("swe_bench", name="lite", path="x").evaluation_set != ""
+    assert (
+        Repair(**benchmark).evaluation_set == tasks.make_source("swe_bench", name="lite", path="x").evaluation_set != ""
+    )
 
 
 _TEXT = st.lists(st.sampled_from(("", "a", "b", "\x0c", "-", "+ x", "\\ No newline at end of file"))).map("\n".join)
@@ -124,6 +126,6 @@ def test_the_reference_said_in_blocks_earns_everything(tmp_path: Path) -> None:
     blocks = blocks_between("a/b.txt", BEFORE.encode(), AFTER.encode(), context_lines=3)
     answer = f"<think>\nIt is five.\n</think>\n<answer>\n{write_blocks(blocks)}</answer>"
     assert SearchReplaceSimilarity().judge(answer, task) == 1.0
-    weights = {reward.name: reward.judge(answer, task) * weight for reward, weight in make("thesis_repair")}  # type: ignore[attr-defined]
+    weights = {reward.name: reward.judge(answer, task) * weight for reward, weight in make_rewards("thesis_repair")}  # type: ignore[attr-defined]
     assert sum(weights.values()) == pytest.approx(0.8), "the strict format is for answers of one line"
-    assert apply_blocks(BEFORE.encode(), read_blocks(answer)) == AFTER.encode()
+    assert apply_blocks(BEFORE.encode(), parse_blocks(answer)) == AFTER.encode()

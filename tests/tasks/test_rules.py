@@ -21,7 +21,7 @@ from coderepairrl.grading import harness
 from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.tasks import make, write_jsonl
+from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.tasks.prepare import image_names
 from coderepairrl.types import Checks, Episode, Task
 from environments.conftest import open_folder
@@ -150,10 +150,10 @@ class World:
     def task(self, source: str, row: dict[str, Any], **options: Any) -> Task:
         path = self.folder / "rows.jsonl"
         path.write_text(json.dumps(row) + "\n")
-        tasks = list(make(source, path=str(path), **options))
+        tasks = list(make_source(source, path=str(path), **options))
         prepare_images(image_names(tasks))
         write_jsonl(tasks, self.folder / "tasks.jsonl")
-        [task] = make("jsonl", path=str(self.folder / "tasks.jsonl"))
+        [task] = make_source("jsonl", path=str(self.folder / "tasks.jsonl"))
         return task
 
 
@@ -391,7 +391,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
     done = subprocess.run([python, "-I", "-c", program], input=lines, capture_output=True, text=True, check=True)
     real = [json.loads(line) for line in done.stdout.splitlines()]
     from coderepairrl.tasks.rows import Row
-    from coderepairrl.tasks.sources.multi_swe_bench import _checks
+    from coderepairrl.tasks.sources.multi_swe_bench import _instance_checks
 
     def recorded(found: dict[str, str]) -> dict[str, list[str]]:
         kinds = {"passed_tests": "PASS", "failed_tests": "FAIL", "skipped_tests": "SKIP"}
@@ -409,7 +409,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
             continue  # no such row is published
         maps = {kind: dict.fromkeys(named, "") for kind, named in kinds.items()}
         results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
-        checks = _checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
+        checks = _instance_checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
         argument = checks.commands[0].results.partition(":")[2]
         questions.append({"log": log(fixes), **harness.MULTI_SWE_BENCH.asked(argument, checks)})
         expected.append(good)
@@ -617,8 +617,8 @@ async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Pa
     }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     options = {"path": str(tmp_path / "rows.jsonl"), "checkouts": str(tmp_path)}
-    [task] = make("defects4j", **options, program="tools/defects4j")
-    assert not next(iter(make("defects4j", **options))).checks
+    [task] = make_source("defects4j", **options, program="tools/defects4j")
+    assert not next(iter(make_source("defects4j", **options))).checks
     await holds(machine, task, JAVA_CHEAT)
     other = java_patch("src/main/Sum.java", SUM.format("-"), SUM.format("+ 2 *"))
     found = await resolved(machine, task, other.replace("+ 2 * b", "- b + 2 * b * (a == 1 ? 1 : 0) + (a == 5 ? 1 : 0)"))
@@ -647,8 +647,8 @@ async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
     }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     options = {"path": str(tmp_path / "rows.jsonl"), "clone": str(tmp_path / "{repository}")}
-    [task] = make("gitbug_java", **options, command="sh tools/mvn")
-    assert not next(iter(make("gitbug_java", **options))).checks
+    [task] = make_source("gitbug_java", **options, command="sh tools/mvn")
+    assert not next(iter(make_source("gitbug_java", **options))).checks
     await holds(machine, task, java_patch("src/test/SumTest.java", WITHOUT, WITHOUT.replace("!= 5", "!= 6")))
     [command] = task.checks.commands
     more = replace(task, checks=replace(task.checks, commands=(replace(command, results="gitbug_java:3"),)))

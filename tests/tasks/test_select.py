@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks import make, select
+from coderepairrl.tasks import make_source, select
 from coderepairrl.tasks.catalog import recognised
 from coderepairrl.tasks.overlap import overlap, report
 from coderepairrl.tasks.select import Selected, Selection, held_out
@@ -97,13 +97,15 @@ def test_the_holdout_is_that_of_the_original() -> None:
 
 
 def test_any_source_takes_a_selection(tmp_path: Path) -> None:
-    whole = list(make("handmade"))
-    made = make("handmade", select={"n": 2, "seed": 1})
+    whole = list(make_source("handmade"))
+    made = make_source("handmade", select={"n": 2, "seed": 1})
     assert isinstance(made, Selected) and made.name == "handmade" and len(list(made)) == 2
     assert {each.id for each in made} < {each.id for each in whole}
-    assert {each.split for each in make("mutants", split="test", n=3, select={"n": 2, "split": "held"})} == {"held"}
+    assert {each.split for each in make_source("mutants", split="test", n=3, select={"n": 2, "split": "held"})} == {
+        "held"
+    }
     own = f"{__name__}:Own"
-    assert [each.id for each in make(own, select={"skip": 8})] == ["o__toy-8", "o__toy-9"]
+    assert [each.id for each in make_source(own, select={"skip": 8})] == ["o__toy-8", "o__toy-9"]
 
 
 class Own(TaskSource):
@@ -131,13 +133,13 @@ class Own(TaskSource):
 )
 def test_a_selection_that_cannot_be_meant(select: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make("handmade", select=select)
+        make_source("handmade", select=select)
     assert says in f"{caught.value} {caught.value.fix}"
 
 
 def test_nothing_left_is_an_error() -> None:
     with pytest.raises(TaskError, match="no task of handmade is left of 8"):
-        make("handmade", select={"languages": ["cobol"]}).prepare()
+        make_source("handmade", select={"languages": ["cobol"]}).prepare()
 
 
 # -- overlap

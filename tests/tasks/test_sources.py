@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import rewards
-from coderepairrl.checks.task_source import examine
+from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, make, write_jsonl
+from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, make_source, write_jsonl
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local
 
@@ -28,7 +28,11 @@ HANDMADE = {task.id: task for task in HandmadeSource()}
 def test_sources_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     write_jsonl(HANDMADE.values(), path)
-    for made in (make("handmade"), make("jsonl", path=str(path)), make(f"{__name__}:Own", count=2)):
+    for made in (
+        make_source("handmade"),
+        make_source("jsonl", path=str(path)),
+        make_source(f"{__name__}:Own", count=2),
+    ):
         assert isinstance(made, TaskSource)
         made.prepare()
         assert list(made)
@@ -49,7 +53,7 @@ def test_handmade_covers_the_shapes() -> None:
     assert len(tasks) >= 6
     assert {task.split for task in tasks} == {"train", "test"}
     assert {task.language for task in tasks} >= {"python", "shell", "json"}
-    patches = [rewards.parse(task.reference) for task in tasks]
+    patches = [rewards.parse_patch(task.reference) for task in tasks]
     assert any(len(files) == 2 for files in patches)
     assert any(not file.old for files in patches for file in files)
     assert any(b"\r\n" in line for files in patches for file in files for block in file.blocks for line in block.added)
@@ -61,10 +65,10 @@ def test_handmade_covers_the_shapes() -> None:
 @pytest.mark.parametrize("task", HANDMADE.values(), ids=list(HANDMADE))
 async def test_a_handmade_bug_is_one_and_its_reference_repairs_it(task: Task) -> None:
     backend = Local()
-    checks = await examine(ScriptedSource([task]), backend)
+    checks = await examine_task_source(ScriptedSource([task]), backend)
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == 7
-    judges = rewards.make({"patch_lines": 1.0, "tests": 1.0})
+    judges = rewards.make_rewards({"patch_lines": 1.0, "tests": 1.0})
     repaired = await rewards.score(judges, task, rewards.with_patch(task, task.reference), backend)
     assert [score.value for score in repaired] == [1.0, 1.0]
     # What the repository ships passes on the bug, and the issue does not quote the repair.
@@ -72,7 +76,9 @@ async def test_a_handmade_bug_is_one_and_its_reference_repairs_it(task: Task) ->
         for command in task.checks.commands:
             result = await fresh.exec(command.argv, timeout=command.timeout)
             assert result.ok, result.output
-    added = [line.strip() for file in rewards.parse(task.reference) for block in file.blocks for line in block.added]
+    added = [
+        line.strip() for file in rewards.parse_patch(task.reference) for block in file.blocks for line in block.added
+    ]
     assert not [line for line in added if len(line) > 12 and line.decode() in task.prompt]
 
 
@@ -83,7 +89,7 @@ async def test_the_exam_catches_bad_tasks() -> None:
     good = HANDMADE["handmade/pager"]
 
     async def failures(*tasks: Task) -> set[str]:
-        return {check.name for check in await examine(ScriptedSource(tasks), Local()) if not check.ok}
+        return {check.name for check in await examine_task_source(ScriptedSource(tasks), Local()) if not check.ok}
 
     assert await failures() == {"there are tasks"}
     assert await failures(good, good) == {"ids are unique"}
@@ -102,7 +108,7 @@ async def test_the_exam_catches_bad_tasks() -> None:
             self.tasks = (replace(good, id=f"{len(self.tasks)}"), *self.tasks)
             return iter(self.tasks)
 
-    failed = {check.name for check in await examine(Fickle([good]), Local()) if not check.ok}
+    failed = {check.name for check in await examine_task_source(Fickle([good]), Local()) if not check.ok}
     assert failed == {"asking twice gives the same tasks"}
 
 

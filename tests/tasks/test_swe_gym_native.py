@@ -10,7 +10,7 @@ import pytest
 
 from coderepairrl.environments import Specification
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make_source
 from coderepairrl.types import Task
 
 CONSTANTS = """\
@@ -57,7 +57,7 @@ def made(folder: Path, constants: str = CONSTANTS, **values: Any) -> list[Task]:
     (folder / "rows.jsonl").write_text(json.dumps(about | values) + "\n")
     (folder / "constants.py").write_text(constants)
     options = {"specifications": str(folder / "constants.py"), "clone": "https://example.org/{repository}"}
-    return list(make("swe_gym", path=str(folder / "rows.jsonl"), workspace="native", **options))
+    return list(make_source("swe_gym", path=str(folder / "rows.jsonl"), workspace="native", **options))
 
 
 def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_what_takes_more_than_packages_is_left_out(tmp_path: Path, repository: s
 
 def test_the_file_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="specifications"):
-        make("swe_gym", path="rows.jsonl", workspace="native")
+        make_source("swe_gym", path="rows.jsonl", workspace="native")
     with pytest.raises(ConfigError, match="no specifications of environments can be read"):
         made(tmp_path, constants="1 / 0")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.task_source import examine
+from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.stats.intervals import clusters_by
-from coderepairrl.tasks import make
-from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, apart, together
+from coderepairrl.tasks import make_source
+from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, separate_pairs, together
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
 
@@ -24,7 +24,7 @@ real = pytest.mark.skipif(not SVEN.exists(), reason=f"{SVEN} is missing")
 
 
 def sven(path: Path = SVEN, **options: Any) -> list[Task]:
-    return list(make("sven", path=str(path), **options))
+    return list(make_source("sven", path=str(path), **options))
 
 
 def pair_of(task: Task) -> str:
@@ -77,8 +77,8 @@ def test_answers_need_no_workspace_and_repairs_have_one(tmp_path: Path) -> None:
 @real
 async def test_the_exam_of_task_sources(tmp_path: Path) -> None:
     for ask, limit in (("weakness", 0), ("vulnerable", 0), ("repair", 12)):
-        source = make("sven", path=str(SVEN), ask=ask, cache=str(tmp_path))
-        findings = await examine(source, bwrap(), limit=limit)
+        source = make_source("sven", path=str(SVEN), ask=ask, cache=str(tmp_path))
+        findings = await examine_task_source(source, bwrap(), limit=limit)
         assert len(findings) > 12 and [each for each in findings if not each.ok] == []
 
 
@@ -106,8 +106,8 @@ def test_what_belongs_together_is_held_out_together() -> None:
 
     linked = [pair("1", "x", "f", "train"), pair("2", "x", "g", "train"), pair("3", "y", "g", "valid")]
     other = pair("4", "z", "h", "train")
-    assert [each.split for each in apart([*linked, other])] == ["valid"] * 3 + ["train"]
-    assert [each.split for each in apart([pair("5", "z", "k", "test"), *linked, other])] == [
+    assert [each.split for each in separate_pairs([*linked, other])] == ["valid"] * 3 + ["train"]
+    assert [each.split for each in separate_pairs([pair("5", "z", "k", "test"), *linked, other])] == [
         *("test", "valid", "valid", "valid"),
         "test",
     ]
@@ -124,7 +124,7 @@ def test_a_share_that_is_held_out_parts_no_pair(tmp_path: Path) -> None:
     options = {"cache": str(tmp_path / "cache"), "select": {"holdout": 0.5}}
     splits = defaultdict[str, set[str]](set)
     for ask in ("vulnerable", "weakness", "repair"):
-        for task in make("primevul", path=str(rows), ask=ask, **options):
+        for task in make_source("primevul", path=str(rows), ask=ask, **options):
             splits[task.id.rpartition("/")[0]].add(task.split)
     assert all(len(split) == 1 for split in splits.values())
     assert set.union(*splits.values()) == {"train", "test"}
@@ -176,12 +176,12 @@ def test_pairs_stay_pairs_when_rows_are_shuffled(tmp_path: Path, layout: str, as
     """The original shuffled the rows and paired neighbours."""
     rows = primevul(layout)
     options = {"ask": ask, "cache": str(tmp_path / "cache")}
-    ordered = list(make("primevul", path=str(write(tmp_path / "a", train=rows)), **options))
+    ordered = list(make_source("primevul", path=str(write(tmp_path / "a", train=rows)), **options))
     for seed in range(3):
         shuffled = Random(seed).sample(rows, len(rows))
         assert any(one["func"].split("(")[0] != two["func"].split("(")[0]
                    for one, two in zip(shuffled[::2], shuffled[1::2], strict=True))  # fmt: skip
-        found = list(make("primevul", path=str(write(tmp_path / "b", train=shuffled)), **options))
+        found = list(make_source("primevul", path=str(write(tmp_path / "b", train=shuffled)), **options))
         assert contents(found) == contents(ordered)
         assert {task.id for task in found} == {task.id for task in ordered}
     if ask == "repair":
@@ -201,17 +201,17 @@ def test_labels_that_are_the_wrong_way_round(tmp_path: Path) -> None:
     rows = [row | {"is_vulnerable": not row["is_vulnerable"]} for row in primevul("hub")]
     folder = str(write(tmp_path / "a", train=rows))
     with pytest.raises(TaskError, match="24 of 24 pairs the repaired function is the shorter one") as raised:
-        list(make("primevul", path=folder))
+        list(make_source("primevul", path=folder))
     assert "inverted=true" in raised.value.fix
-    right = list(make("primevul", path=str(write(tmp_path / "b", train=primevul("hub")))))
-    assert contents(list(make("primevul", path=folder, inverted=True))) == contents(right)
-    assert len(list(make("primevul", path=folder, inverted=False))) == len(right)
+    right = list(make_source("primevul", path=str(write(tmp_path / "b", train=primevul("hub")))))
+    assert contents(list(make_source("primevul", path=folder, inverted=True))) == contents(right)
+    assert len(list(make_source("primevul", path=folder, inverted=False))) == len(right)
 
 
 def test_splits_are_those_of_the_files_but_for_what_belongs_together(tmp_path: Path) -> None:
     rows = primevul("v0.1")
     parts = {"train": rows[:30], "valid": rows[30:36], "test": rows[36:]}  # pairs 14 and 15 are of one commit
-    found = list(make("primevul", path=str(write(tmp_path / "a", **parts)), ask="vulnerable"))
+    found = list(make_source("primevul", path=str(write(tmp_path / "a", **parts)), ask="vulnerable"))
     splits = {int(task.id.split("/")[1].rpartition("-")[2]) // 2: task.split for task in found}
     assert [splits[at] for at in range(24)] == ["train"] * 14 + ["valid"] * 4 + ["test"] * 6
     assert {task.language for task in found} == {"cpp"} and {task.repository for task in found} == {"gpac"}
@@ -221,18 +221,18 @@ def test_rows_without_a_label_are_left_out_and_unknown_ones_refused(tmp_path: Pa
     rows = primevul("original", 4)
     for row, cwe in zip(rows, (["Other"], ["Other"], [], [], ["CWE-020", "CWE-787"], ["CWE-020"]), strict=False):
         row["cwe"] = cwe
-    found = list(make("primevul", path=str(write(tmp_path / "a", train=rows))))
+    found = list(make_source("primevul", path=str(write(tmp_path / "a", train=rows))))
     assert [task.answer for task in found] == ["CWE-20"]
     rows[0]["cwe"] = ["overflow"]
     with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is no label of a weakness"):
-        list(make("primevul", path=str(write(tmp_path / "b", train=rows))))
+        list(make_source("primevul", path=str(write(tmp_path / "b", train=rows))))
 
 
 def test_rows_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
     for layout in ("hub", "original"):
         with pytest.raises(TaskError, match="(1 vulnerable and 0|2 vulnerable and 1) repaired functions belong"):
-            list(make("primevul", path=str(write(tmp_path / layout, train=primevul(layout)[:-1]))))
+            list(make_source("primevul", path=str(write(tmp_path / layout, train=primevul(layout)[:-1]))))
     with pytest.raises(TaskError, match="neither 0 nor 1"):
-        list(make("primevul", path=str(write(tmp_path / "a", train=[{"func": "f()", "target": 2, "hash": 1}]))))
+        list(make_source("primevul", path=str(write(tmp_path / "a", train=[{"func": "f()", "target": 2, "hash": 1}]))))
     with pytest.raises(TaskError, match="no file of pairs"):
-        list(make("primevul", path=str(tmp_path / "empty")))
+        list(make_source("primevul", path=str(tmp_path / "empty")))

@@ -40,11 +40,11 @@ def learned(codec: tokens.Codec, row: tokens.Row) -> str:
 def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_path: Path) -> None:
     """Ids are the prompt, each reply as it is sampled, and the exact extension; trained are the replies."""
     family = FAMILIES[name]
-    codec = tokens.load(family.write(tmp_path / "model"), thinking=family.always)
+    codec = tokens.load_codec(family.write(tmp_path / "model"), thinking=family.always)
     thought = {"reasoning_content": "hm"} if family.opens and family.always else {}
     done = {"role": "assistant", "content": "Done.", **thought}
     messages = attempt(call("ls", **thought), call("cat a", **thought), done)
-    (row,) = tokens.rows(codec, messages, TOOLS)
+    (row,) = tokens.conversation_rows(codec, messages, TOOLS)
     ids, trained = list(codec.render(messages[:2], TOOLS)), [False] * len(codec.render(messages[:2], TOOLS))
     for at in (2, 4, 6):
         before = codec.render(messages[:at], TOOLS)
@@ -65,22 +65,22 @@ def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_pa
 
 
 def test_what_follows_the_last_reply_is_left_out_and_content_may_be_absent(miniature: Path) -> None:
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     reply = {**call("ls"), "content": None}
-    whole = tokens.rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
-    assert whole == tokens.rows(codec, [*map(dict, OPENING), call("ls")], TOOLS)
+    whole = tokens.conversation_rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
+    assert whole == tokens.conversation_rows(codec, [*map(dict, OPENING), call("ls")], TOOLS)
     assert whole[0].ids[-1] in codec.stop_ids and whole[0].trained[-1]
 
 
 def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path) -> None:
     messages = attempt(call("ls", reasoning_content="I look."), {"role": "assistant", "content": "Done."})
-    thinking, plain = tokens.load(miniature, thinking=True), tokens.load(miniature)
-    (row,) = tokens.rows(thinking, messages, TOOLS)
+    thinking, plain = tokens.load_codec(miniature, thinking=True), tokens.load_codec(miniature)
+    (row,) = tokens.conversation_rows(thinking, messages, TOOLS)
     text = learned(thinking, row)
     assert text.startswith("<think>\nI look.\n</think>\n\n<tool_call>")
     assert text.endswith("<|im_end|>Done.<|im_end|>"), "the empty thoughts before the second reply are not learned"
     assert thinking.decode(row.ids).endswith("<think>\n\n</think>\n\nDone.<|im_end|>")
-    (row,) = tokens.rows(plain, messages, TOOLS)
+    (row,) = tokens.conversation_rows(plain, messages, TOOLS)
     assert "think" not in learned(plain, row) and "I look." not in plain.decode(row.ids)
 
 
@@ -89,16 +89,18 @@ def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path
 def test_thoughts_in_the_text_are_those_that_a_server_would_have_kept_apart(
     thought: str, thinking: bool, miniature: Path
 ) -> None:
-    codec = tokens.load(miniature, thinking=thinking)
+    codec = tokens.load_codec(miniature, thinking=thinking)
     apart, within = call("ls", "So.", reasoning_content=thought), call("ls", f"<think>\n{thought}\n</think>\n\nSo.")
-    assert tokens.rows(codec, attempt(within), TOOLS) == tokens.rows(codec, attempt(apart), TOOLS)
+    assert tokens.conversation_rows(codec, attempt(within), TOOLS) == tokens.conversation_rows(
+        codec, attempt(apart), TOOLS
+    )
 
 
 def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(miniature: Path) -> None:
-    codec = tokens.load(miniature, thinking=True)
+    codec = tokens.load_codec(miniature, thinking=True)
     ask = {"role": "user", "content": "And now?"}
     first, second = ({"role": "assistant", "content": c, "reasoning_content": f"{c}?"} for c in ("One", "Two"))
-    made = tokens.rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
+    made = tokens.conversation_rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
     assert [learned(codec, row) for row in made] == [
         f"<think>\n{c}?\n</think>\n\n{c}<|im_end|>" for c in ("One", "Two")
     ]
@@ -108,27 +110,27 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(mini
 @pytest.mark.parametrize(("messages", "why"), [([*OPENING], "no reply"), ([call("ls")], "begins with a reply")])
 def test_what_cannot_be_learned_from_is_refused(miniature: Path, messages: Messages, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        tokens.rows(tokens.load(miniature), messages, TOOLS)
+        tokens.conversation_rows(tokens.load_codec(miniature), messages, TOOLS)
 
 
 def test_a_digest_is_of_the_tokenizer_and_the_template_and_of_nothing_else(tmp_path: Path) -> None:
     family = FAMILIES["Qwen2.5-Coder"]
     folder = family.write(tmp_path / "model")
-    digest = tokens.digest(folder)
+    digest = tokens.tokenizer_digest(folder)
     spec = json.loads((folder / "tokenizer.json").read_text())
 
     def saved(**changes: Any) -> str:
         (folder / "tokenizer.json").write_text(json.dumps(dict(reversed((spec | changes).items())), indent=1))
-        return tokens.digest(folder)
+        return tokens.tokenizer_digest(folder)
 
-    assert digest == tokens.digest(family.write(tmp_path / "another", num_hidden_layers=7))
+    assert digest == tokens.tokenizer_digest(family.write(tmp_path / "another", num_hidden_layers=7))
     assert digest == saved(padding={"strategy": "BatchLongest"}), "the order of keys, and what training left over"
     assert digest != saved(added_tokens=spec["added_tokens"][:-1])
     assert digest == saved()
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "x", "pad_token": "<|im_end|>"}))
-    assert digest == tokens.digest(folder), "tokens that the template does not name"
+    assert digest == tokens.tokenizer_digest(folder), "tokens that the template does not name"
     (folder / "chat_template.jinja").write_text(family.template + " ")
-    assert digest != tokens.digest(folder)
+    assert digest != tokens.tokenizer_digest(folder)
 
 
 def test_merges_may_be_written_in_either_way(tmp_path: Path) -> None:
@@ -138,5 +140,5 @@ def test_merges_may_be_written_in_either_way(tmp_path: Path) -> None:
     for merges in (["a b"], [["a", "b"]]):
         spec["model"]["merges"] = merges
         (folder / "tokenizer.json").write_text(json.dumps(spec))
-        digests.add(tokens.digest(folder))
+        digests.add(tokens.tokenizer_digest(folder))
     assert len(digests) == 1

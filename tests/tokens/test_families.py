@@ -16,7 +16,7 @@ from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import rendering
-from coderepairrl.tokens.verify import OPENING, TOOLS, verify
+from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 
@@ -33,14 +33,14 @@ def _numbered() -> list[tuple[int, tuple[str, Family]]]:
 
 @pytest.fixture(scope="session")
 def codecs(folders: dict[str, Path]) -> dict[str, tokens.Codec]:
-    return {name: tokens.load(folder, thinking=FAMILIES[name].always) for name, folder in folders.items()}
+    return {name: tokens.load_codec(folder, thinking=FAMILIES[name].always) for name, folder in folders.items()}
 
 
 @EVERY
 def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.Codec]) -> None:
     """And what the template itself refuses is named."""
     family, codec = FAMILIES[name], codecs[name]
-    found = verify(codec)
+    found = verify_codec(codec)
     assert bool(found.forks) == bool(family.forks)
     assert all(any(word in each for word in family.forks) for each in found.forks), found.forks
     assert bool(found.refused) == bool(family.refused)
@@ -127,14 +127,14 @@ def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
     family = FAMILIES[like.get(name) or like.get(name.partition("-")[0], "Qwen3.5, 3.6")]
     folder = family.write(tmp_path)
     (folder / "chat_template.jinja").unlink()
-    codec = tokens.load(folder, renderer=name, thinking=family.always)
+    codec = tokens.load_codec(folder, renderer=name, thinking=family.always)
     assert codec.family == name
-    found = verify(codec)
+    found = verify_codec(codec)
     assert bool(found.forks) == family.always
     assert all("several tool calls" in each for each in found.refused)
     if not (family.thinks or family.always):
         with pytest.raises(ConfigError, match="no reasoning to switch on"):
-            tokens.load(folder, renderer=name, thinking=True)
+            tokens.load_codec(folder, renderer=name, thinking=True)
 
 
 _RENAMED = ("tool_response>", "tool_output>")
@@ -158,10 +158,10 @@ def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new
     template.write_text(source.replace(old, new))
     if name.startswith("GLM"):  # roles end its replies, which only its renderer knows
         with pytest.raises(ConfigError, match="otherwise than renderer glm.*no special token") as refused:
-            tokens.load(folder)
+            tokens.load_codec(folder)
         assert f"model.renderer={family.renderer}" in refused.value.fix
         return
-    codec = tokens.load(folder)
+    codec = tokens.load_codec(folder)
     assert codec.family == "template"
     call = {"name": "shell", "arguments": '{"cmd": "ls"}'}
     said = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
@@ -174,10 +174,10 @@ def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new
 def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
     folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path)
     with pytest.raises(ConfigError, match="no renderer for renderer 'gpt-oss'") as refused:
-        tokens.load(folder, renderer="gpt-oss")
+        tokens.load_codec(folder, renderer="gpt-oss")
     assert "glm-4.5" in refused.value.fix and "template" in refused.value.fix
     with pytest.raises(ConfigError, match="is not that of renderer glm-4.5") as refused:
-        tokens.load(folder, renderer="glm-4.5")
+        tokens.load_codec(folder, renderer="glm-4.5")
     assert "model.renderer=template" in refused.value.fix
 
 
@@ -190,34 +190,34 @@ def test_a_model_without_a_template_that_no_renderer_knows(tmp_path: Path) -> No
             values.pop("chat_template", None)
             (folder / name).write_text(json.dumps(values | ({"model_type": "llama"} if name == "config.json" else {})))
     with pytest.raises(ConfigError, match="no renderer for model_type 'llama' of .*, which has no chat template") as it:
-        tokens.load(folder)
+        tokens.load_codec(folder)
     assert "chat_template.jinja" in it.value.fix and "llama-3" in it.value.fix
 
 
 def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
     with pytest.raises(ConfigError, match="no reasoning to switch on"):
-        tokens.load(models.folder("builtin:tiny"), thinking=True)
+        tokens.load_codec(models.model_folder("builtin:tiny"), thinking=True)
 
 
 @EVERY
 def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str, Path]) -> None:
     if FAMILIES[name].always:
         with pytest.raises(ConfigError, match="always reasons|no prefix") as refused:
-            verify(tokens.load(folders[name]))
+            verify_codec(tokens.load_codec(folders[name]))
         assert "model.thinking=true" in refused.value.fix
         return
     if not FAMILIES[name].thinks:
         with pytest.raises(ConfigError, match="no reasoning to switch on|does not follow its prompt") as refused:
-            verify(tokens.load(folders[name], thinking=True))
+            verify_codec(tokens.load_codec(folders[name], thinking=True))
         assert "model.thinking=false" in refused.value.fix
         return
-    off, on = tokens.load(folders[name]), tokens.load(folders[name], thinking=True)
+    off, on = tokens.load_codec(folders[name]), tokens.load_codec(folders[name], thinking=True)
     opened, (without, within) = FAMILIES[name].opens, FAMILIES[name].prompts
     assert off.decode(off.render(OPENING, TOOLS)).endswith(without)
     assert on.decode(on.render(OPENING, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
     assert all(
         any(word in fork for word in ("user message", "system message", *FAMILIES[name].forks))
-        for fork in verify(on).forks
+        for fork in verify_codec(on).forks
     )
     added, (begin, text, end) = on.tokenizer.added, FAMILIES[name].thought
     ids = [
@@ -316,7 +316,7 @@ def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path],
     from coderepairrl.learn.policy import Policy
 
     init_random(folders[name], tmp_path, 0)
-    codec = tokens.load(tmp_path, thinking=FAMILIES[name].always)
+    codec = tokens.load_codec(tmp_path, thinking=FAMILIES[name].always)
     policy = Policy.load(tmp_path)
     assert policy.model.config.vocab_size == codec.vocab_size
     assert policy.model.config.model_type == FAMILIES[name].model_type
@@ -341,7 +341,7 @@ class TestRefusedAtTheDoor:
     def test_no_chat_template(self, tmp_path: Path) -> None:
         (self.FAMILY.write(tmp_path) / "chat_template.jinja").unlink()
         with pytest.raises(ConfigError, match="has no chat template") as refused:
-            tokens.load(tmp_path)
+            tokens.load_codec(tmp_path)
         assert "chat_template.jinja" in refused.value.fix
 
     @pytest.mark.parametrize(
@@ -351,45 +351,47 @@ class TestRefusedAtTheDoor:
     def test_a_template_without_tools(self, tmp_path: Path, old: str, new: str, what: str) -> None:
         assert old in QWEN25
         with pytest.raises(ConfigError, match=f"is not shown its {what}") as refused:
-            tokens.load(self.template(tmp_path, QWEN25.replace(old, new)))
+            tokens.load_codec(self.template(tmp_path, QWEN25.replace(old, new)))
         assert "instruct model" in refused.value.fix
 
     def test_a_format_that_nobody_reads(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="which is not read") as refused:
-            tokens.load(self.template(tmp_path, QWEN3_CODER.replace("<function=", "<call="), FAMILIES["Qwen3-Coder"]))
+            tokens.load_codec(
+                self.template(tmp_path, QWEN3_CODER.replace("<function=", "<call="), FAMILIES["Qwen3-Coder"])
+            )
         assert "hermes, qwen3_coder, llama3_json, mistral" in refused.value.fix
 
     def test_replies_without_an_end(self, tmp_path: Path) -> None:
         family = FAMILIES["Llama 3.1, 3.2, 3.3"]
         with pytest.raises(ConfigError, match="no special token"):
-            tokens.load(self.template(tmp_path, LLAMA3.replace("<|eot_id|>", "\\n"), family))
+            tokens.load_codec(self.template(tmp_path, LLAMA3.replace("<|eot_id|>", "\\n"), family))
 
     def test_an_end_that_only_the_template_names(self, tmp_path: Path) -> None:
         """A config without an end of sequence is mended by it."""
-        codec = tokens.load(self.FAMILY.write(tmp_path, eos_token_id=None))
-        assert verify(codec).forks == ()
+        codec = tokens.load_codec(self.FAMILY.write(tmp_path, eos_token_id=None))
+        assert verify_codec(codec).forks == ()
         assert len(codec.stop_ids) == 1
 
     def test_ends_that_only_its_generation_config_names(self, tmp_path: Path) -> None:
         """Instruct models stop at more tokens than config.json names."""
         folder = FAMILIES["Mistral (Tekken, v13)"].write(tmp_path)
-        before = tokens.load(folder).stop_ids
+        before = tokens.load_codec(folder).stop_ids
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*before, 257]}))
-        assert 257 not in before and tokens.load(folder).stop_ids == (*before, 257)
+        assert 257 not in before and tokens.load_codec(folder).stop_ids == (*before, 257)
 
     def test_a_tokenizer_of_another_model(self, tmp_path: Path) -> None:
         folder = self.FAMILY.write(tmp_path, vocab_size=256)
         with pytest.raises(ConfigError, match="ids up to 260, outside the vocabulary of 256") as refused:
-            tokens.load(folder)
+            tokens.load_codec(folder)
         assert "resize its embedding" in refused.value.fix
 
     def test_padded_embeddings_are_none(self, tmp_path: Path) -> None:
-        codec = tokens.load(self.FAMILY.write(tmp_path, vocab_size=320))
+        codec = tokens.load_codec(self.FAMILY.write(tmp_path, vocab_size=320))
         assert codec.decode([319, *codec.encode("a")]) == "a"
 
     def test_a_multimodal_model(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="multimodal"):
-            tokens.load(self.FAMILY.write(tmp_path, text_config={}))
+            tokens.load_codec(self.FAMILY.write(tmp_path, text_config={}))
 
 
 @EVERY
@@ -406,9 +408,9 @@ def test_the_page_says_what_is_tested(name: str) -> None:
 
 async def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path) -> None:
     """One that passes is in tests/learn/test_loading.py."""
-    from coderepairrl.checks.model import examine
+    from coderepairrl.checks.model import examine_model
 
-    checks = {check.name: check for check in await examine(FAMILIES["Qwen3-Coder"].write(tmp_path))}
+    checks = {check.name: check for check in await examine_model(FAMILIES["Qwen3-Coder"].write(tmp_path))}
     assert "qwen3_coder" in checks["tool calls are read"].detail
     assert checks["engines"].detail.startswith("vllm; not tiny: the tiny engine serves")
     weights = checks["its weights fit"]

@@ -13,7 +13,7 @@ from spoken import said, tagged
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import pythonic
-from coderepairrl.tokens.verify import OPENING, TOOLS, verify
+from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tokens.Codec]:
     names = ["LFM2", "Llama 4", "Granite 3", "Mistral (v11)", "Kimi Linear, K2", "Command R7B", "DeepSeek-V3.2"]
     names += ["MiniMax-M2", "GLM-4.7", "Qwen3", "gpt-oss", "Gemma 4 (E2B, E4B)", "OLMo 3"]
     return {
-        name: tokens.load(FAMILIES[name].write(home / str(at)), thinking=FAMILIES[name].always)
+        name: tokens.load_codec(FAMILIES[name].write(home / str(at)), thinking=FAMILIES[name].always)
         for at, name in enumerate(names)
     }
 
@@ -99,8 +99,8 @@ def test_a_template_may_write_lists_for_any_model(tmp_path: Path) -> None:
     """Without a token that says so, such as Gemma 3 has none."""
     family = FAMILIES["Llama 4"]
     plain = Family(family.model_type, family.tokens[:-2], family.template, family.eos, bos=family.bos)
-    codec = tokens.load(plain.write(tmp_path))
-    assert (codec.format.name, verify(codec).forks) == ("pythonic", ())
+    codec = tokens.load_codec(plain.write(tmp_path))
+    assert (codec.format.name, verify_codec(codec).forks) == ("pythonic", ())
 
 
 REPEATED = [
@@ -199,7 +199,7 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
     kept = "{{- m.content | trim if loop.last or not m.tool_calls else '' }}"
     (folder / "chat_template.jinja").write_text(source.replace(moved, "{%- endif %}{%- endfor %}" + kept))
     with pytest.raises(ConfigError, match="is written anew, and without 'I look.'"):
-        verify(tokens.load(folder))
+        verify_codec(tokens.load_codec(folder))
 
 
 def test_gemma_3_is_for_agents_without_tools(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_gemma_3_is_for_agents_without_tools(tmp_path: Path) -> None:
     )
     marks = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
     folder = Family("gemma3_text", marks, turns, ("<end_of_turn>", "<eos>"), bos="<bos>").write(tmp_path)
-    codec = tokens.load(folder)
-    assert not codec.has_tools and verify(codec).forks == ()
+    codec = tokens.load_codec(folder)
+    assert not codec.has_tools and verify_codec(codec).forks == ()
     assert codec.parse(codec.encode(" <tool_call>{}</tool_call> Hi. "), codec.render(OPENING)).content == (
         "<tool_call>{}</tool_call> Hi."
     )

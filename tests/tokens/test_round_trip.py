@@ -23,7 +23,7 @@ PATCH = {"file_path": "add.py", "old_content": "    return a - b\n", "new_conten
 
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
-    codec = tokens.load(
+    codec = tokens.load_codec(
         FAMILIES[name].write(tmp_path / "model", max_position_embeddings=16384), thinking=FAMILIES[name].always
     )
     thought = "hm" * FAMILIES[name].always
@@ -44,7 +44,7 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("episode", limits=Limits(tokens=15000), seed=0)
-    report = await agents.make("nano", system="compact").run(TASK, sandbox, session.endpoint)
+    report = await agents.make_agent("nano", system="compact").run(TASK, sandbox, session.endpoint)
     turns = await gateway.close(session)
     await gateway.stop()
     assert report.exit == "submitted"
@@ -95,7 +95,7 @@ def says(*texts: str) -> list[dict[str, Any]]:
 )
 async def test_todays_agents_begin_with_several_system_messages(path: str, body: Any, tmp_path: Path) -> None:
     """Which Qwen3.5 refuses: they are joined, and the turn says so."""
-    codec = tokens.load(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
+    codec = tokens.load_codec(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
     (turn,), prompt = await ask(codec, path, body)
     assert prompt == codec.decode(codec.render(says("system Do well.\n\nLinux", "user Repair.")))
     assert 'reshaped=["several system messages"]' in turn.overridden
@@ -104,7 +104,7 @@ async def test_todays_agents_begin_with_several_system_messages(path: str, body:
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_all_that_agents_send_in_any_order_is_shown(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
-    codec = tokens.load(family.write(tmp_path, max_position_embeddings=16384), thinking=family.always)
+    codec = tokens.load_codec(family.write(tmp_path, max_position_embeddings=16384), thinking=family.always)
     messages = says("system 1-s", "user 1-u", "system 2-s", "user 2-u", "tool 1-t", "assistant yes", "system 3-s")
     later = says("assistant yes", "user 3-u", "assistant 1-a", "assistant 2-a", "user 4-u", "system 4-s")
     bodies = [{"messages": messages[:2]}, {"messages": messages}, {"messages": [*messages, *later]}]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import template
-from coderepairrl.tokens.verify import OPENING, TOOLS, verify
+from coderepairrl.tokens.verify import OPENING, TOOLS, verify_codec
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 HALF = "half a character"
@@ -26,7 +26,7 @@ HALF = "half a character"
 
 @pytest.fixture(scope="module")
 def codec(miniature: Path) -> tokens.Codec:
-    return tokens.load(miniature)
+    return tokens.load_codec(miniature)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def merging(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_loading_imports_no_torch_and_no_transformers(miniature: Path) -> None:
     program = (
-        "import sys; from coderepairrl import tokens; from coderepairrl.tokens.verify import verify;"
-        "verify(tokens.load(sys.argv[1]));"
+        "import sys; from coderepairrl import tokens; from coderepairrl.tokens.verify import verify_codec;"
+        "verify_codec(tokens.load_codec(sys.argv[1]));"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program, str(miniature)], capture_output=True, text=True, check=True)
@@ -66,14 +66,14 @@ def test_loading_imports_no_torch_and_no_transformers(miniature: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["miniature", "merging"])
 def test_verify_finds_everything_extendable(folder: str, request: pytest.FixtureRequest) -> None:
-    codec = tokens.load(request.getfixturevalue(folder))
-    assert verify(codec).forks == ()
+    codec = tokens.load_codec(request.getfixturevalue(folder))
+    assert verify_codec(codec).forks == ()
     assert codec.context == 4096
     assert len(codec.stop_ids) == 2
 
 
 def test_with_thinking_on_a_question_forks_and_a_tool_result_does_not(miniature: Path) -> None:
-    forks = verify(tokens.load(miniature, thinking=True)).forks
+    forks = verify_codec(tokens.load_codec(miniature, thinking=True)).forks
     assert forks
     assert all("user message" in name for name in forks)
 
@@ -82,7 +82,7 @@ def test_with_thinking_on_a_question_forks_and_a_tool_result_does_not(miniature:
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.one_of(st.sampled_from(SPECIAL), st.text(max_size=8), st.sampled_from(("<", "|>", "\n")))))
 def test_text_in_messages_never_becomes_a_special_token(folder: str, parts: list[str], request: Any) -> None:
-    codec = tokens.load(request.getfixturevalue(folder)) if folder not in _CODECS else _CODECS[folder]
+    codec = tokens.load_codec(request.getfixturevalue(folder)) if folder not in _CODECS else _CODECS[folder]
     _CODECS[folder] = codec
     text = "".join(parts)
     call = {"id": "c", "type": "function", "function": {"name": text, "arguments": json.dumps({"cmd": text})}}
@@ -114,7 +114,7 @@ _EMPTY_CALL = {"id": "c", "type": "function", "function": {"name": "", "argument
 def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
     from tokenizers import Tokenizer
 
-    codec = tokens.load(merging)
+    codec = tokens.load_codec(merging)
     reference = Tokenizer.from_file(str(merging / "tokenizer.json"))
     text = Path(__file__).read_text().replace("<", "(")
     assert codec.encode(text) == reference.encode(text, add_special_tokens=False).ids
@@ -127,7 +127,7 @@ def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
 @pytest.mark.parametrize("folder", ["miniature", "merging"])
 def test_texts_that_wait_for_their_ids_change_nothing(folder: str, request: pytest.FixtureRequest) -> None:
     """A renderer that is given every id at once writes the same."""
-    codec = tokens.load(request.getfixturevalue(folder))
+    codec = tokens.load_codec(request.getfixturevalue(folder))
     long = Path(__file__).read_text().replace("<", "(")[:3000]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": long})}}
     asked = [{"role": "system", "content": long}, {"role": "user", "content": "short"}]
@@ -251,38 +251,38 @@ class TestBadModels:
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"config\.json and no tokenizer\.json"):
-            tokens.load(tmp_path)
+            tokens.load_codec(tmp_path)
 
     def test_a_name_is_no_folder(self) -> None:
         with pytest.raises(ConfigError, match=r"nobody/nothing has no config\.json"):
-            tokens.load("nobody/nothing")
+            tokens.load_codec("nobody/nothing")
 
     def test_an_unknown_family(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.copy(miniature, tmp_path, "config.json", model_type="gpt2")
         with pytest.raises(ConfigError, match="gpt2") as caught:
-            tokens.load(folder)
+            tokens.load_codec(folder)
         assert "chat template" in caught.value.fix
-        assert verify(tokens.load(folder, renderer="qwen3")).forks == ()
+        assert verify_codec(tokens.load_codec(folder, renderer="qwen3")).forks == ()
 
     def test_a_tokenizer_that_is_not_byte_level(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.copy(miniature, tmp_path, "tokenizer.json", decoder={"type": "Metaspace"})
         with pytest.raises(ConfigError, match="byte-level"):
-            tokens.load(folder)
+            tokens.load_codec(folder)
 
     def test_a_tokenizer_without_the_tokens(self, miniature: Path, tmp_path: Path) -> None:
         spec = json.loads((miniature / "tokenizer.json").read_text())
         others = [token | {"content": token["content"].replace("tool_call", "tool")} for token in spec["added_tokens"]]
         folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=others)
         with pytest.raises(ConfigError, match="<tool_call>"):
-            tokens.load(folder)
+            tokens.load_codec(folder)
         folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=spec["added_tokens"][1:])
         with pytest.raises(ConfigError, match="other ids than its file says"):
-            tokens.load(folder)
+            tokens.load_codec(folder)
 
     def test_a_vocabulary_too_small_for_the_stop_tokens(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.copy(miniature, tmp_path, "config.json", vocab_size=200)
         with pytest.raises(ConfigError, match="outside the vocabulary"):
-            verify(tokens.load(folder))
+            verify_codec(tokens.load_codec(folder))
 
 
 CHATML = (
@@ -306,26 +306,26 @@ class TestTheModelsOwnTemplate:
         return folder
 
     def test_a_hybrid_model_gets_an_empty_thought(self, miniature: Path, tmp_path: Path) -> None:
-        codec = tokens.load(self.folder(miniature, tmp_path, QWEN3))
+        codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3))
         assert codec.family == "qwen3"
         assert codec.decode(codec.render(OPENING)).endswith("<think>\n\n</think>\n\n")
-        assert verify(codec).forks == ()
+        assert verify_codec(codec).forks == ()
 
     def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
         assert THOUGHT in QWEN3
-        codec = tokens.load(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
+        codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
         assert codec.family == "qwen3"
         assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
     def test_another_dialect_is_refused(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.folder(miniature, tmp_path, CHATML.replace("# Tools", "## Tools"))
         with pytest.raises(ConfigError, match="not shown its calls"):
-            tokens.load(folder)  # in its own words, then, which are none for calls
-        assert verify(tokens.load(folder, renderer="qwen3")).forks == ()
+            tokens.load_codec(folder)  # in its own words, then, which are none for calls
+        assert verify_codec(tokens.load_codec(folder, renderer="qwen3")).forks == ()
 
     def test_a_template_that_fails_is_reported(self, miniature: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no luck"):
-            tokens.load(self.folder(miniature, tmp_path, "{{ raise_exception('no luck') }}"))
+            tokens.load_codec(self.folder(miniature, tmp_path, "{{ raise_exception('no luck') }}"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -335,7 +335,7 @@ def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: 
         (tmp_path / file).write_bytes((miniature / file).read_bytes())
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=name) as caught:
-        tokens.load(tmp_path)
+        tokens.load_codec(tmp_path)
     assert "again" in caught.value.fix
 
 
@@ -404,7 +404,7 @@ class TestOtherFamilies:
 
     def test_a_shape_that_the_template_refuses_is_written_as_another(self, merging: Path, tmp_path: Path) -> None:
         """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
-        codec = tokens.load(self.folder(merging, tmp_path))
+        codec = tokens.load_codec(self.folder(merging, tmp_path))
         system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
         joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
         for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
@@ -437,13 +437,13 @@ class TestOtherFamilies:
         broken = OTHER.replace(*change)
         assert broken != OTHER
         with pytest.raises(ConfigError, match=why):
-            verify(tokens.load(self.folder(merging, tmp_path, broken)))
+            verify_codec(tokens.load_codec(self.folder(merging, tmp_path, broken)))
 
     def test_no_tokens_for_calls(self, merging: Path, tmp_path: Path) -> None:
         folder = self.folder(merging, tmp_path)
         self.drop(merging, folder, "tool_call")
         with pytest.raises(ConfigError, match="<tool_call>"):
-            tokens.load(folder)
+            tokens.load_codec(folder)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from coderepairrl.stages import jobs, jobs_file
 from workshop.tiny.prune import prune
 
 ROOT = Path(__file__).parents[2]
-WHOLE = models.folder("builtin:tiny")
+WHOLE = models.model_folder("builtin:tiny")
 
 
 def test_the_largest_neurons_stay_and_all_else_is_as_it_was(tmp_path: Path) -> None:
@@ -41,11 +41,11 @@ def test_the_largest_neurons_stay_and_all_else_is_as_it_was(tmp_path: Path) -> N
 
 def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = jobs_file.read(str(ROOT / "examples" / "jobs" / "distil.toml"))
+    found = jobs_file.read_jobs_file(str(ROOT / "examples" / "jobs" / "distil.toml"))
     student = next(job for job in found.jobs if job.name == "student")
     subprocess.run(student.words(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
     by = {"made_by": jobs.made_by(student, {}), "ended": True, "port": 0}
     student.record.write_text(json.dumps(by))
-    planned, wrong = jobs.check(found)
+    planned, wrong = jobs.plan_jobs(found)
     assert wrong is None and [each.standing.doing for each in planned] == ["is done", *["runs"] * 7]

@@ -70,7 +70,7 @@ async def test_the_real_agent_repairs_tasks_over_http(tmp_path: Path, exercises:
             root.mkdir()
             sandbox = FolderSandbox(root, {path: text.encode() for path, text in made.files.items()})
             task = Task(made.mutant.key, made.prompt, "python", f"dir:{root}", b"")
-            agent = agents.make("nano", **prompt.AGENT_OPTIONS)
+            agent = agents.make_agent("nano", **prompt.AGENT_OPTIONS)
             report = await agent.run(task, sandbox, Endpoint(url, "none", teacher.NAME))
             assert report.exit == "submitted"
             assert (root / made.path).read_text() == made.fixed

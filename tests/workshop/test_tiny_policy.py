@@ -16,14 +16,14 @@ from coderepairrl.agents.nano import NanoOptions
 from coderepairrl.agents.tools import Tools
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
-from coderepairrl.tokens import Codec, load
-from coderepairrl.tokens.verify import verify
+from coderepairrl.tokens import Codec, load_codec
+from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Task
 from workshop.tiny import prompt, tokenizer
 from workshop.tiny.demonstrations import Habits, demonstrate, row
 from workshop.tiny.workspace import Workspace
 
-SHIPPED = models.folder("builtin:tiny")
+SHIPPED = models.model_folder("builtin:tiny")
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def pool() -> list[Mutant]:
 
 @cache
 def shipped() -> Codec:
-    return load(SHIPPED)
+    return load_codec(SHIPPED)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def test_the_shipped_tokenizer_is_the_one_that_the_code_makes(tmp_path: Path) ->
 
 
 def test_the_codec_is_exact_and_agrees_with_the_chat_template(codec: Codec) -> None:
-    assert verify(codec).forks == () and not codec.thinking
+    assert verify_codec(codec).forks == () and not codec.thinking
     assert codec.vocab_size < 450
 
 

@@ -11,7 +11,7 @@ from coderepairrl.runs.examples import Example
 from coderepairrl.tasks.mutants.corpus_tasks import mutants
 from workshop.tiny import prompt, warmstart
 
-SHIPPED = models.folder("builtin:tiny")
+SHIPPED = models.model_folder("builtin:tiny")
 
 
 def some(lesson: str, count: int) -> list[Example]:

@@ -87,8 +87,8 @@ def main() -> None:
 
 def control_run(seed: int, overrides: Sequence[str]) -> Path:
     """An evaluation of the shipped policy after more supervised training."""
-    config = configs.load("hello", overrides)
-    model = more_demonstrations(models.folder(config.model.path), Path(config.run.dir))
+    config = configs.load_config("hello", overrides)
+    model = more_demonstrations(models.model_folder(config.model.path), Path(config.run.dir))
     also = ["run.steps=0", "eval.after=false", f"model.path={model}", "tasks.learned=train"]
     return finished([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
 
@@ -100,7 +100,7 @@ def more_demonstrations(model: Path, runs: Path) -> Path:
         runs.mkdir(parents=True, exist_ok=True)
         write_examples(learned, examples("control", model))
     where = [f"model.path={model}", f"data.paths={learned}", f"run.dir={runs}", "run.name=hello-bar-control-model"]
-    config = stages.pinned(configs.load("sft-tiny", [*CONTROL, *where]))
+    config = stages.pinned(configs.load_config("sft-tiny", [*CONTROL, *where]))
     folder = stages.folder_of(config)
     if not has_ended(folder.path):
         asyncio.run(sft(resolve_imitation(config), folder, resume=(folder.path / "run.json").exists()))
@@ -115,20 +115,20 @@ def has_ended(run: Path) -> bool:
 
 def finished(overrides: Sequence[str]) -> Path:
     """The folder of a finished run with these settings: one is started, gone on with, or there already."""
-    config = configs.load("hello", overrides)
+    config = configs.load_config("hello", overrides)
     path = Path(config.run.dir) / config.run.name
     if not (path / "run.json").exists():
-        asyncio.run(stages.run(config))
+        asyncio.run(stages.run_training(config))
         return path
-    config = configs.load(path, overrides)
-    if config != configs.load(path) or not has_ended(path):
-        asyncio.run(stages.run(config, resume=True))
+    config = configs.load_config(path, overrides)
+    if config != configs.load_config(path) or not has_ended(path):
+        asyncio.run(stages.run_training(config, resume=True))
     return path
 
 
 def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
     """Every evaluation of a run, and its shares: before (of `first`), and the last one (of `second`)."""
-    config = configs.load(second)
+    config = configs.load_config(second)
     found: dict[str, Episodes] = {}
     for name in config.eval.each:
         before = list(open_run(first).episodes(f"{name}-00000"))

@@ -17,7 +17,7 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tokens import Codec, rows
+from coderepairrl.tokens import Codec, conversation_rows
 from workshop.tiny import prompt
 from workshop.tiny.workspace import Workspace
 
@@ -115,7 +115,7 @@ def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool
 
     Not the scaffolding, and not the calls that replaced a text by itself.
     """
-    ((ids, trained),) = rows(codec, messages, prompt.TOOLS)
+    ((ids, trained),) = conversation_rows(codec, messages, prompt.TOOLS)
     said = list(trained)
     answers = [b for a, b in pairwise([*messages, {}]) if a["role"] == "assistant"]
     turns = [[*turn] for own, turn in groupby(range(len(ids)), lambda at: said[at]) if own]

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
-from coderepairrl.tokens import Codec, load
+from coderepairrl.tokens import Codec, load_codec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ def measure_all(folder: Path) -> None:
     """Print what the policy in `folder` does in simulated episodes, sampled and greedy."""
     from safetensors.torch import load_file
 
-    codec, tensors = load(folder), load_file(folder / "model.safetensors")
+    codec, tensors = load_codec(folder), load_file(folder / "model.safetensors")
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     for split, quoted in (("test", True), ("test", False), ("unseen", True), ("unseen", False)):
         exercises = held_out(split, 400, quoted=quoted)

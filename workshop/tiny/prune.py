@@ -29,7 +29,7 @@ def prune(model: str, folder: Path, neurons: int) -> None:
     """
     from safetensors.torch import load_file
 
-    config = json.loads((models.named(model).folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((models.resolve_model(model).folder / "config.json").read_text(encoding="utf-8"))
     if not 0 < neurons < config["intermediate_size"]:
         raise UsageError(
             f"{model} has {config['intermediate_size']} neurons in a layer, and cannot keep {neurons} of them",

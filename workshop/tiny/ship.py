@@ -19,7 +19,7 @@ def ship(model: str, folder: Path) -> None:
     """Write the `model`, a folder or a run, to `folder`, its weights as fp16."""
     from safetensors.torch import load_file
 
-    source = models.named(model).folder
+    source = models.resolve_model(model).folder
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         shutil.copyfile(source / name, folder / name)

@@ -22,7 +22,7 @@ from coderepairrl import models
 from coderepairrl.errors import UsageError, exit_on_error
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
-from coderepairrl.tokens import Codec, load
+from coderepairrl.tokens import Codec, load_codec
 from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits
 
 NAME = "scripted-expert"
@@ -72,7 +72,7 @@ def _essence(message: Message) -> tuple[Any, ...]:
 
 @cache
 def _codec() -> Codec:
-    return load(models.folder("builtin:tiny"))
+    return load_codec(models.model_folder("builtin:tiny"))
 
 
 def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:

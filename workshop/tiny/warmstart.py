@@ -19,7 +19,7 @@ from typing import Any
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.runs.storage import write_sums
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
-from coderepairrl.tokens import Codec, digest, load
+from coderepairrl.tokens import Codec, load_codec, tokenizer_digest
 from workshop.tiny import prompt, tokenizer
 from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits, row
 from workshop.tiny.disguise import disguise
@@ -93,7 +93,7 @@ def write_model(folder: Path, seed: int = 0) -> None:
 
 def examples(name: str, model: Path, seed: int = 0) -> Iterator[Example]:
     """Those of the lesson `name`, in the tokens of `model`."""
-    lesson, codec, tokens = LESSONS[name], load(model), digest(model)
+    lesson, codec, tokens = LESSONS[name], load_codec(model), tokenizer_digest(model)
     pool = [mutant for mutant in mutants() if mutant.split == "train"]
     rng = Random(f"{name}/{seed}")
     made = 0

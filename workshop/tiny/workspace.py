@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 
 from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
-from coderepairrl.agents.texts import fill
+from coderepairrl.agents.texts import fill_template
 from workshop.tiny.prompt import TEXTS
 
 
@@ -24,12 +24,12 @@ class Workspace:
         """The text that a tool call gets back."""
         if name == "shell":
             cmd = arguments.get("cmd")
-            return self.shell(cmd) if isinstance(cmd, str) else fill(TEXTS.missing, missing="cmd")
+            return self.shell(cmd) if isinstance(cmd, str) else fill_template(TEXTS.missing, missing="cmd")
         if name == "apply_patch":
             keys = ("file_path", "old_content", "new_content")
             given = [arguments.get(key) for key in keys]
             if missing := [key for key, value in zip(keys, given, strict=True) if value is None]:
-                return fill(TEXTS.missing, missing=", ".join(missing))
+                return fill_template(TEXTS.missing, missing=", ".join(missing))
             path, old, new = map(str, given)
             return self.apply_patch(path, old, new)
         return TEXTS.unknown_tool
@@ -39,19 +39,19 @@ class Workspace:
         try:
             words = shlex.split(cmd)
         except ValueError:
-            return fill(TEXTS.failed, code=2)
+            return fill_template(TEXTS.failed, code=2)
         match words:
             case ["ls"]:
                 return "\n".join(sorted(self.files))
             case ["cat", path]:
                 if path not in self.files:
-                    return f"{fill(TEXTS.failed, code=1)}\ncat: {path}: No such file or directory"
+                    return f"{fill_template(TEXTS.failed, code=1)}\ncat: {path}: No such file or directory"
                 return self.files[path].strip("\n").rstrip()
             case ["grep", "-n", text, path]:
                 lines = self.files.get(path, "").splitlines()
                 found = [f"{number}:{line}" for number, line in enumerate(lines, 1) if text in line]
                 return "\n".join(found) or TEXTS.no_match
-        return fill(TEXTS.failed, code=127)
+        return fill_template(TEXTS.failed, code=127)
 
     def apply_patch(self, path: str, old: str, new: str) -> str:
         """Replace the only occurrence of `old`."""
@@ -59,7 +59,7 @@ class Workspace:
             return TEXTS.identical
         if path not in self.files:
             if old:
-                return fill(TEXTS.no_file, path=path)
+                return fill_template(TEXTS.no_file, path=path)
             self.files[path] = new
             return TEXTS.created
         if not old:
@@ -69,5 +69,5 @@ class Workspace:
         except NoMatch:
             return TEXTS.absent
         except Ambiguous as error:
-            return fill(TEXTS.ambiguous, count=error.count)
+            return fill_template(TEXTS.ambiguous, count=error.count)
         return TEXTS.patched

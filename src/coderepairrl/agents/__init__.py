@@ -8,7 +8,7 @@ from coderepairrl import registry
 from coderepairrl.agents import recipe
 from coderepairrl.protocols import Agent
 
-__all__ = ["SHIPPED", "make"]
+__all__ = ["SHIPPED", "make_agent"]
 
 SHIPPED = {
     "nano": "coderepairrl.agents.nano:Nano",
@@ -21,12 +21,12 @@ SHIPPED = {
 """The agents that ship as code, by name; others ship as recipes of `command`."""
 
 
-def make(name: str, /, **options: Any) -> Agent:
+def make_agent(name: str, /, **options: Any) -> Agent:
     """Build an agent from its name, a recipe file, or an import path ``module:Class``.
 
     Raises `ConfigError` for an unknown agent or option, `PrerequisiteError` for a program that is not installed.
 
-    >>> make("nano", nudge=False).name
+    >>> make_agent("nano", nudge=False).name
     'nano'
     """
     if name not in SHIPPED and recipe.is_recipe(name):
@@ -34,5 +34,5 @@ def make(name: str, /, **options: Any) -> Agent:
 
         return Program(recipe.agent_label(name), recipe.load_recipe(name, options), name)
     classes = SHIPPED | dict.fromkeys(recipe.recipe_names(), SHIPPED["command"])
-    agent: Agent = registry.make("agent", name, classes, Agent, options)
+    agent: Agent = registry.make_part("agent", name, classes, Agent, options)
     return agent

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
-from coderepairrl.agents.direct import FORMATS, choose, files_of, read_edits, within
-from coderepairrl.agents.examples import Examples, as_turns, of
+from coderepairrl.agents.direct import FORMATS, choose, files_of, limit_issue, read_edits
+from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
 from coderepairrl.agents.fences import Format, Unreadable
 from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
 from coderepairrl.agents.texts import FULL, parse_options
@@ -221,7 +221,7 @@ class Agentless(Agent):
 
     def first_request(self, task: Task) -> FirstRequest:
         """Request with the examples, but without files, which only the sandbox has."""
-        return FirstRequest(_messages(task.prompt, _shots(self.options, task)))
+        return FirstRequest(_prompt_messages(task.prompt, _shots(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
@@ -237,7 +237,7 @@ class _Run:
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
-        self.room = within(options.context_chars, endpoint.limits)
+        self.room = limit_issue(options.context_chars, endpoint.limits)
         self.turn = -1
         self.there: list[str] = []
         self.cut_off = False
@@ -265,7 +265,7 @@ class _Run:
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _messages("\n\n".join([self.task.prompt, *_cut(shown, self.room), question]), shots)
+        messages = _prompt_messages("\n\n".join([self.task.prompt, *_cut_parts(shown, self.room), question]), shots)
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]
@@ -343,19 +343,19 @@ class _Run:
         return [each for each in repairs if each.key in passed] or list(repairs)
 
 
-def _messages(prompt: str, shots: Sequence[Message] = ()) -> list[Message]:
+def _prompt_messages(prompt: str, shots: Sequence[Message] = ()) -> list[Message]:
     return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": prompt}]
 
 
 def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
     question = _REPAIR.format(format=FORMATS[options.format])
-    return as_turns(of(options.examples), task.id, options.format, question=question)
+    return as_turns(resolve_examples(options.examples), task.id, options.format, question=question)
 
 
-def _cut(parts: Sequence[str], chars: int) -> list[str]:
+def _cut_parts(parts: Sequence[str], chars: int) -> list[str]:
     """Keep the first `chars` characters, up to a line end.
 
-    >>> _cut(["one\\ntwo", "three"], 6), _cut(["one", "three"], 8)
+    >>> _cut_parts(["one\\ntwo", "three"], 6), _cut_parts(["one", "three"], 8)
     (['one\\n(cut off)'], ['one', 'three'])
     """
     parts_kept: list[str] = []

@@ -88,7 +88,7 @@ class Chat:
             raise GatewayFault(f"no answer from the endpoint: {error!r}") from error
         if status >= 400:
             raise _refusal(status, answer)
-        return _reply(answer)
+        return _parse_reply(answer)
 
 
 def _refusal(status: int, answer: Any) -> Exception:
@@ -104,7 +104,7 @@ def _refusal(status: int, answer: Any) -> Exception:
     return GatewayFault(text) if status >= 500 or status == 429 else AgentFault(text, how=f"HTTP {status}")
 
 
-def _reply(answer: Any) -> Reply:
+def _parse_reply(answer: Any) -> Reply:
     try:
         message = answer["choices"][0]["message"]
         # Null fields are not part of the conversation; everything else is sent back as it came.

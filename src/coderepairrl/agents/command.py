@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from coderepairrl.agents.recipe import Recipe, install_folder, installed
-from coderepairrl.agents.texts import fill, parse_options
+from coderepairrl.agents.recipe import Recipe, install_folder, installed_versions
+from coderepairrl.agents.texts import fill_template, parse_options
 from coderepairrl.errors import AgentFault, PrerequisiteError
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
@@ -40,7 +40,7 @@ class Program(Agent):
         self.side_calls = recipe.side_calls
         self.dialect = recipe.dialect
         if recipe.install:
-            if installed(name, recipe) is None:
+            if installed_versions(name, recipe) is None:
                 fix = f"crrl agents install {source}" if source else "put the recipe into a file, and install that"
                 raise PrerequisiteError(f"agent {name!r} is not installed", fix=fix)
             self.binds = (str(install_folder(name, recipe)),)
@@ -53,7 +53,7 @@ class Program(Agent):
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
-        home = (await _checked(sandbox, ["mktemp", "-d"])).output.decode().strip()
+        home = (await _checked_exec(sandbox, ["mktemp", "-d"])).output.decode().strip()
         values = {
             "base_url": base,
             "root_url": base.removesuffix("/v1"),
@@ -69,18 +69,21 @@ class Program(Agent):
             "turn_tokens": endpoint.limits.turn_tokens,
             "seconds": f"{endpoint.limits.seconds:g}",
         }
-        files = {"prompt.txt": task.prompt, **{path: fill(text, **values) for path, text in recipe.files.items()}}
+        files = {
+            "prompt.txt": task.prompt,
+            **{path: fill_template(text, **values) for path, text in recipe.files.items()},
+        }
         for path, text in files.items():
-            await _checked(sandbox, ["sh", "-c", _WRITE, "sh", f"{home}/{path}"], text.encode())
+            await _checked_exec(sandbox, ["sh", "-c", _WRITE, "sh", f"{home}/{path}"], text.encode())
         done = await sandbox.exec(
-            [fill(part, **values) for part in recipe.argv],
-            env={"HOME": home, **{name: fill(value, **values) for name, value in recipe.env.items()}},
-            stdin=fill(recipe.stdin, **values).encode(),
+            [fill_template(part, **values) for part in recipe.argv],
+            env={"HOME": home, **{name: fill_template(value, **values) for name, value in recipe.env.items()}},
+            stdin=fill_template(recipe.stdin, **values).encode(),
             timeout=max(0.0, deadline - time.monotonic()),
             max_bytes=recipe.output_bytes,
         )
         log = done.output.decode("utf-8", "replace")
-        await _checked(sandbox, ["sh", "-c", _REMOVE, "sh", home, *recipe.discard])
+        await _checked_exec(sandbox, ["sh", "-c", _REMOVE, "sh", home, *recipe.discard])
         if done.timed_out:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
@@ -115,7 +118,7 @@ async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
 
 
-async def _checked(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:
+async def _checked_exec(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:
     done = await sandbox.exec(argv, stdin=stdin, timeout=_SETUP_SECONDS)
     if not done.ok:
         raise AgentFault(f"{argv[0]} failed in the sandbox ({done.exit_code}): {done.output.decode(errors='replace')}")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from coderepairrl.agents import patching
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
-from coderepairrl.agents.examples import Examples, as_turns, of
-from coderepairrl.agents.fences import Format, Unreadable, edit, named, replaced, shown, whole
+from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
+from coderepairrl.agents.fences import Format, Unreadable, edit, fence_file, group_by_file, replaced, whole
 from coderepairrl.agents.patching import Text
 from coderepairrl.agents.texts import FULL, parse_options
 from coderepairrl.agents.tools import Result, Tools
@@ -124,7 +124,9 @@ class Direct(Agent):
         """
         budget = Budget(endpoint.limits)
         paths = await files_of(sandbox) if task.workspace else []
-        prompt, files = await self._prompt(task, sandbox, paths, within(self.options.context_chars, endpoint.limits))
+        prompt, files = await self._prompt(
+            task, sandbox, paths, limit_issue(self.options.context_chars, endpoint.limits)
+        )
         messages = self._messages(task, prompt)
         done: list[ToolCall] = []
         exit = "submitted"
@@ -161,7 +163,7 @@ class Direct(Agent):
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
         instructions = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
         opening: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        shots = as_turns(of(options.examples), task.id, options.format, code=options.files != "none")
+        shots = as_turns(resolve_examples(options.examples), task.id, options.format, code=options.files != "none")
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
@@ -175,14 +177,14 @@ class Direct(Agent):
             room -= len(text)
             if room < 0:
                 break
-            files[path] = shown(path, text)
+            files[path] = fence_file(path, text)
         return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, there)
 
 
-def within(chars: int, limits: Limits) -> int:
+def limit_issue(chars: int, limits: Limits) -> int:
     """Limit `chars` so that tokens for the issue and a reply remain.
 
-    >>> within(20_000, Limits()), within(20_000, Limits(tokens=2_000))
+    >>> limit_issue(20_000, Limits()), limit_issue(20_000, Limits(tokens=2_000))
     (20000, 4000)
     """
     return min(chars, 2 * limits.tokens)  # of code a token is 3 to 4 characters
@@ -212,7 +214,7 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    searches = patching.read_blocks(patching.answer_part(reply))
+    searches = patching.parse_blocks(patching.answer_part(reply))
     return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in searches]
 
 
@@ -233,7 +235,7 @@ async def read_edits(
         await _defining(reply, sandbox, files) if form == "function" and 1 < len(files) <= _MOST_FILES else files
     )
     changes = []
-    for path, codes in named(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
+    for path, codes in group_by_file(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
         before = ""
         try:
             before = Text.parse(await sandbox.read(path)).text

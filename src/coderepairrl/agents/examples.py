@@ -11,9 +11,9 @@ from pathlib import Path
 
 from coderepairrl.agents import patching
 from coderepairrl.agents.chat import Message
-from coderepairrl.agents.fences import Format, shown, write
+from coderepairrl.agents.fences import Format, fence_file, format_reply
 from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
-from coderepairrl.agents.texts import fill
+from coderepairrl.agents.texts import fill_template
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import codec
 
@@ -37,13 +37,13 @@ Examples = int | str | tuple[Example, ...]
 what a run records."""
 
 
-def of(option: Examples) -> tuple[Example, ...]:
+def resolve_examples(option: Examples) -> tuple[Example, ...]:
     """Resolve an `examples` option.
 
     Raises `ConfigError` for an invalid file, and for a number, which only a run with training tasks can draw.
     """
     if isinstance(option, str):
-        return read(option)
+        return read_examples_file(option)
     if isinstance(option, tuple):
         return option
     if option:
@@ -54,7 +54,7 @@ def of(option: Examples) -> tuple[Example, ...]:
     return ()
 
 
-def read(path: str) -> tuple[Example, ...]:
+def read_examples_file(path: str) -> tuple[Example, ...]:
     """Read JSON lines of ``prompt``, ``path``, ``before``, ``after``, and optionally ``id``. Raises `ConfigError`."""
     where = Path(path).expanduser()
     line = '{"prompt": "...", "path": "a.py", "before": "...", "after": "..."}'
@@ -81,9 +81,13 @@ def as_turns(
     for each in examples:
         if each.id == task_id:
             continue
-        parts = [each.prompt, *([shown(each.path, each.before)] if code else []), *([question] if question else [])]
+        parts = [
+            each.prompt,
+            *([fence_file(each.path, each.before)] if code else []),
+            *([question] if question else []),
+        ]
         messages.append({"role": "user", "content": "\n\n".join(parts)})
-        messages.append({"role": "assistant", "content": _reply(each, form).rstrip()})
+        messages.append({"role": "assistant", "content": _example_reply(each, form).rstrip()})
     return messages
 
 
@@ -110,7 +114,7 @@ def as_calls(
         messages.append({"role": "user", "content": each.prompt})
         act(shell, [f"cat {shlex.quote(each.path)}"], each.before.strip("\n"))
         for block in _patches(each):
-            act(patch, [each.path, block.old, block.new], fill(patched, path=each.path))
+            act(patch, [each.path, block.old, block.new], fill_template(patched, path=each.path))
         messages.append({"role": "assistant", "content": "The repair is in place."})
     return messages
 
@@ -128,8 +132,8 @@ def _patches(example: Example) -> list[patching.Block]:
     raise ConfigError(f"agent.options.examples: no patches repair {example.id or example.path}", fix="leave it out")
 
 
-def _reply(example: Example, form: Format) -> str:
+def _example_reply(example: Example, form: Format) -> str:
     try:
-        return write(form, example.path, example.before.encode(), example.after.encode())
+        return format_reply(form, example.path, example.before.encode(), example.after.encode())
     except patching.Inexpressible as error:
         raise ConfigError(f"agent.options.examples: {error}", fix="leave it out, or another format") from None

@@ -43,10 +43,10 @@ class Fence(NamedTuple):
     closed: bool
 
 
-def read(reply: str) -> list[Fence]:
+def parse_fences(reply: str) -> list[Fence]:
     """Parse fenced blocks; the last may be unclosed. A fence's indentation is removed from its lines.
 
-    >>> read("calc.py:\\n```python\\nx = 1\\n```")
+    >>> parse_fences("calc.py:\\n```python\\nx = 1\\n```")
     [Fence(above='calc.py:', info='python', text='x = 1\\n', closed=True)]
     """
     lines = reply.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -81,13 +81,13 @@ class Named(NamedTuple):
     codes: list[str]
 
 
-def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
+def group_by_file(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
     """Group blocks by file: one of `paths`, `only` for unnamed blocks, or a new file.
 
     In the format ``whole`` a file has one block: the first headed by its name, else the longest, since others quote
     parts of it. Raises `Unreadable` if there is no block, the last was `cut_off`, or no file can be determined.
     """
-    fences = read(patching.answer_part(reply))
+    fences = parse_fences(patching.answer_part(reply))
     if not fences:
         raise Unreadable("no fenced block")
     if cut_off and not fences[-1].closed:
@@ -97,7 +97,7 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
     by_path: dict[str, list[tuple[bool, str]]] = {}
     unnamed = False
     for fence in fences:
-        path, code, headed = _named(fence, paths, new=form == "whole")
+        path, code, headed = _name_fence(fence, paths, new=form == "whole")
         if fence.info.lower() in _SHELLS and not headed:
             continue
         if path or only:
@@ -112,24 +112,24 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
     return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
 
 
-def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
+def _name_fence(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
     Returns path, code, and whether the name stands alone.
     """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
-    if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
+    if path := next(filter(None, (_match_path(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
         return path, fence.text, True
-    if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.above[-_NAMING:]))), ""):
+    if path := next(filter(None, (_match_path(word, paths) for word in _WORD.findall(fence.above[-_NAMING:]))), ""):
         before = {word.strip("`*:#").lower() for word in alone.split()[:-1]}
         return path, fence.text, before <= {"file", "filename", "path"}
-    if first.startswith(("#", "//")) and (path := _known(first.strip("#/ ")[:_NAMING], paths)):
+    if first.startswith(("#", "//")) and (path := _match_path(first.strip("#/ ")[:_NAMING], paths)):
         return path, rest, True
     return (alone, fence.text, True) if new and _PATH.fullmatch(alone) else ("", fence.text, False)
 
 
-def _known(word: str, paths: Sequence[str]) -> str:
+def _match_path(word: str, paths: Sequence[str]) -> str:
     name = word.removeprefix("./")
     if name in paths:
         return name
@@ -198,7 +198,7 @@ class _Definition(NamedTuple):
         return [ast.unparse(each) for each in self.node.decorator_list]
 
 
-def functions(before: str, code: str) -> str:
+def replace_functions(before: str, code: str) -> str:
     """Replace functions of the Python file `before` with those of the same name in `code`.
 
     Methods match by class, or by name if unique; nested functions likewise. New functions and classes go above the next
@@ -210,17 +210,17 @@ def functions(before: str, code: str) -> str:
     try:
         with warnings.catch_warnings():  # of invalid escapes
             warnings.simplefilter("ignore")
-            return _functions(before, code)
+            return _replace_functions(before, code)
     except (RecursionError, MemoryError, ValueError) as error:
         raise Unreadable(f"the code cannot be parsed: {type(error).__name__}") from None
 
 
 def replaced(before: str, codes: Sequence[str]) -> str:
-    """Apply `functions` per block. Raises `Unreadable` if none matches."""
+    """Apply `replace_functions` per block. Raises `Unreadable` if none matches."""
     text, problems = before, []
     for code in codes:
         try:
-            text = functions(text, code)
+            text = replace_functions(text, code)
         except Unreadable as problem:
             problems.append(problem)
     if len(problems) == len(codes):
@@ -228,14 +228,14 @@ def replaced(before: str, codes: Sequence[str]) -> str:
     return text
 
 
-def _functions(before: str, code: str) -> str:
+def _replace_functions(before: str, code: str) -> str:
     if max(len(before), len(code)) > _LARGEST or "\r" in before:
         raise Unreadable("the file is too large, or has other line ends than a block can")
     try:
         file = ast.parse(before)
     except SyntaxError as error:
         raise Unreadable(f"the file is no Python: {error.msg}") from None
-    block, lines = _parsed(code)
+    block, lines = _parse_code(code)
     file_definitions = list(_definitions(file.body))
     block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
     if _is_whole(file, file_definitions, block, block_definitions):
@@ -260,7 +260,7 @@ def _functions(before: str, code: str) -> str:
     spans = sorted((start, end) for start, (end, _) in put.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("one function of the block stands within another one of the file")
-    used = {name for each in block_definitions for name in _names(each.node)}
+    used = {name for each in block_definitions for name in _assigned_names(each.node)}
     for at, added in _imports(file, block, used).items():
         insert(at, added)
     for start, (end, text) in sorted(put.items(), reverse=True):
@@ -268,7 +268,7 @@ def _functions(before: str, code: str) -> str:
     return "\n".join(old)
 
 
-def _parsed(code: str) -> tuple[ast.Module, list[str]]:
+def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
     """Parse code despite the wrong indentation of small models."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
@@ -419,7 +419,7 @@ def _first_comment(old: Sequence[str], start: int) -> int:
     return start
 
 
-def _names(node: ast.AST) -> set[str]:
+def _assigned_names(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
@@ -504,14 +504,14 @@ def _statements(tree: ast.Module) -> dict[str, str]:
 # -- writing
 
 
-def write(form: Format, path: str, before: bytes, after: bytes) -> str:
+def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
     """Write a reply in the format `form` that makes the change. Raises `patching.Inexpressible`."""
     if form == "blocks":
         return patching.write_blocks(patching.blocks_between(path, before, after))
     try:
         old, new = (Text.parse(data).text for data in (before, after))
         code = new if form == "whole" else _differing(old, new)
-        result = whole(old, code) if form == "whole" else functions(old, code)
+        result = whole(old, code) if form == "whole" else replace_functions(old, code)
     except (SyntaxError, Unreadable) as error:
         raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
@@ -541,7 +541,7 @@ def _differing(old: str, new: str) -> str:
     return "\n\n\n".join(parts)
 
 
-def shown(path: str, text: str) -> str:
+def fence_file(path: str, text: str) -> str:
     """Format a file for a prompt."""
     return f"{path}\n{fenced(text.rstrip())}"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message, Reply
-from coderepairrl.agents.examples import Examples, as_calls, of
-from coderepairrl.agents.texts import NANO, Texts, Wording, fill, parse_options, tool_schemas
+from coderepairrl.agents.examples import Examples, as_calls, resolve_examples
+from coderepairrl.agents.texts import NANO, Texts, Wording, fill_template, parse_options, tool_schemas
 from coderepairrl.agents.tools import Result, Tools, command_names
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Agent, Sandbox
@@ -109,9 +109,9 @@ class NanoOptions:
                 text = Path(self.system_file).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"agent.options.system_file {self.system_file} cannot be read: {error}") from error
-        text = fill(text, output_chars=self.output_chars, shell_seconds=f"{self.shell_seconds:g}")
+        text = fill_template(text, output_chars=self.output_chars, shell_seconds=f"{self.shell_seconds:g}")
         system = [{"role": "system", "content": text}] if text else []
-        return [*system, {"role": "user", "content": fill(self.user_template, prompt=prompt)}]
+        return [*system, {"role": "user", "content": fill_template(self.user_template, prompt=prompt)}]
 
 
 class Nano(Agent):
@@ -138,9 +138,11 @@ class Nano(Agent):
         options, parameters = self.options, self.wording.parameters
         tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
         called = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
-        shots = as_calls(of(options.examples), task.id, called, options.texts(self.wording).patched)
+        shots = as_calls(resolve_examples(options.examples), task.id, called, options.texts(self.wording).patched)
         return [
-            {**each, "content": fill(options.user_template, prompt=each["content"])} if each["role"] == "user" else each
+            {**each, "content": fill_template(options.user_template, prompt=each["content"])}
+            if each["role"] == "user"
+            else each
             for each in shots
         ]
 
@@ -200,7 +202,7 @@ class _Run:
             limit = limit or self.budget.exhausted()
             reference = {"role": "tool", "tool_call_id": call.get("id") or ""}
             if limit:  # several calls in a reply do not overshoot, and none is left without an answer
-                self.messages.append(reference | {"content": fill(self.texts.refused, limit=limit)})
+                self.messages.append(reference | {"content": fill_template(self.texts.refused, limit=limit)})
             else:
                 self.budget.act()
                 self._append(reference, await self._execute(call))
@@ -219,13 +221,13 @@ class _Run:
         name = self.own.get(called, "")
         started = time.monotonic()
         command = ""
-        arguments, problem = _parse(raw)
+        arguments, problem = _parse_arguments(raw)
         if arguments is None:
-            result = Result(fill(self.texts.malformed, problem=problem), False)
+            result = Result(fill_template(self.texts.malformed, problem=problem), False)
         else:
             command = " ".join(command_names(self.tools.command(name, arguments)))
             done = await self.tools.run(name, arguments, min(self.options.shell_seconds, self.budget.seconds_left))
-            result = done or Result(fill(self.texts.unknown_tool, name=called), False)
+            result = done or Result(fill_template(self.texts.unknown_tool, name=called), False)
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
@@ -236,7 +238,7 @@ class _Run:
 
     def _unread(self, text: str) -> str:
         named = re.search(r'"name"\s*:\s*"(\w+)"', text)
-        answer = fill(self.texts.malformed, problem="the call cannot be read")
+        answer = fill_template(self.texts.malformed, problem="the call cannot be read")
         self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
         return answer
 
@@ -254,11 +256,11 @@ class _Run:
         if tokens < self.options.low_tokens:
             return self.texts.low_tokens
         if 1 < calls <= self.options.few_calls:
-            return fill(self.texts.few_calls, left=calls)
+            return fill_template(self.texts.few_calls, left=calls)
         return self.texts.last_call if calls == 1 else ""
 
 
-def _parse(raw: object) -> tuple[dict[str, Any] | None, str]:
+def _parse_arguments(raw: object) -> tuple[dict[str, Any] | None, str]:
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand brackets

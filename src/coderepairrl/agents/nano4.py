@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from coderepairrl.agents.nano import Nano
-from coderepairrl.agents.texts import COMPACT, FULL, SYSTEM, Wording, fill
+from coderepairrl.agents.texts import COMPACT, FULL, SYSTEM, Wording, fill_template
 from coderepairrl.agents.tools import Result, Tools
 
 _HEAD, _, _REST = SYSTEM.partition("You have two tools:")
@@ -105,7 +105,7 @@ class FourTools(Tools):
         if problem := self._unusable("str_replace", path=path, old_str=old, new_str=new):
             return problem
         if not old:
-            return Result(fill(self._texts.empty_old, path=path), False)
+            return Result(fill_template(self._texts.empty_old, path=path), False)
         return await self.apply_patch({"file_path": path, "old_content": old, "new_content": new})
 
     async def view(self, arguments: Mapping[str, Any]) -> Result:
@@ -116,17 +116,17 @@ class FourTools(Tools):
         for name, value in (("start", start), ("end", end)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 tool_name = self._names.get("view_file", "view_file")
-                text = fill(self._texts.not_text, name=tool_name, argument=name, problem="not a line number")
+                text = fill_template(self._texts.not_text, name=tool_name, argument=name, problem="not a line number")
                 return Result(text, False)
         path = self._relative(str(path))
         try:
             data = await self._text_of(path)
         except PermissionError:
-            return Result(fill(self._texts.outside, path=path), False)
+            return Result(fill_template(self._texts.outside, path=path), False)
         except OSError as error:
-            return Result(fill(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+            return Result(fill_template(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
         if data is None:
-            return Result(fill(self._texts.no_file, path=path), False)
+            return Result(fill_template(self._texts.no_file, path=path), False)
         lines = data.decode("utf-8", "replace").split("\n")
         return Result("\n".join(lines[(start or 1) - 1 : end]).rstrip("\n") or self._texts.silent, True)
 
@@ -140,11 +140,11 @@ class FourTools(Tools):
             before = await self._read(path)
             await self._sandbox.write(path, str(content).encode())
         except PermissionError:
-            return Result(fill(self._texts.outside, path=path), False)
+            return Result(fill_template(self._texts.outside, path=path), False)
         except OSError as error:
-            return Result(fill(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+            return Result(fill_template(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
         self._edited(path, before, str(content).encode())
-        return Result(fill(self._texts.created if before is None else self._texts.patched, path=path), True)
+        return Result(fill_template(self._texts.created if before is None else self._texts.patched, path=path), True)
 
 
 class Nano4(Nano):

@@ -187,12 +187,12 @@ class Block(NamedTuple):
     @property
     def old(self) -> str:
         """Searched lines as text."""
-        return _text(self.search)
+        return _join_lines(self.search)
 
     @property
     def new(self) -> str:
         """Replacement lines as text."""
-        return _text(self.replace)
+        return _join_lines(self.replace)
 
 
 class Inexpressible(TaskError):
@@ -210,13 +210,13 @@ def answer_part(reply: str) -> str:
     return rest.partition("</answer>")[0] if tag else text
 
 
-def read_blocks(text: str) -> list[Block]:
+def parse_blocks(text: str) -> list[Block]:
     """Parse complete blocks. A path is on the line above the block or its fence.
 
     Markers written exactly as the block's first one (same length, no blanks) take precedence, so lines between may
     resemble markers; otherwise two signs suffice (five for the divider), with optional blanks.
 
-    >>> read_blocks("a.py\\n<<<< SEARCH>\\n  a\\n\\n=====\\n  c\\n>> REPLACE")
+    >>> parse_blocks("a.py\\n<<<< SEARCH>\\n  a\\n\\n=====\\n  c\\n>> REPLACE")
     [Block(path='a.py', search=('  a', ''), replace=('  c',))]
     """
     lines = text.replace("\r\n", "\n").split("\n")
@@ -228,19 +228,19 @@ def read_blocks(text: str) -> list[Block]:
             continue
         divider, tail = ends
         blocks.append(
-            Block(_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail]))
+            Block(_block_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail]))
         )
         free = tail + 1
     return blocks
 
 
 def write_blocks(blocks: Iterable[Block]) -> str:
-    """Format blocks for `read_blocks`; markers lengthen if lines resemble them.
+    """Format blocks for `parse_blocks`; markers lengthen if lines resemble them.
 
     >>> write_blocks([Block("a.py", ("x = 1",), ("x = 2",))]).split("\\n")[:4]
     ['a.py', '<<<<<<< SEARCH', 'x = 1', '=======']
     """
-    return "\n".join(map(_written, blocks))
+    return "\n".join(map(_format_block, blocks))
 
 
 def blocks_between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
@@ -316,7 +316,7 @@ def _next(places: Sequence[int], at: int) -> int | None:
     return places[index] if index < len(places) else None
 
 
-def _path(lines: Sequence[str], head: int, free: int) -> str:
+def _block_path(lines: Sequence[str], head: int, free: int) -> str:
     def named(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
 
@@ -328,7 +328,7 @@ def _path(lines: Sequence[str], head: int, free: int) -> str:
     return line.strip("`* :#")
 
 
-def _written(block: Block) -> str:
+def _format_block(block: Block) -> str:
     lines = set(block.search + block.replace)
     size = next(n for n in range(MARKER, len(lines) + MARKER + 1) if not lines & set(_markers(n)))
     head, divider, tail = _markers(size)
@@ -350,7 +350,7 @@ def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: in
     while at < len(groups):
         first, end, other, last = group = groups[at]
         file = "\n".join(b[:other] + a[first:]) + end_of_file
-        found_once = first < end and places_of_lines(file, _text(a[first:end])) == [len(_text(b[:other]))]
+        found_once = first < end and places_of_lines(file, _join_lines(a[first:end])) == [len(_join_lines(b[:other]))]
         if found_once and (other < last or end < len(a)):  # of the last lines one is left, whose line end may go
             at += 1
         elif at and first == groups[at - 1][1]:
@@ -368,7 +368,7 @@ def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: in
     return [(i, j, k, m) for i, j, k, m in groups]
 
 
-def _text(lines: Sequence[str]) -> str:
+def _join_lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from coderepairrl.agents.texts import parse_options, placeholders
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.processes.caches import agents_cache
-from coderepairrl.processes.children import run
-from coderepairrl.processes.installs import alone, check_reachable, make_venv, pip, python
+from coderepairrl.processes.children import run_child
+from coderepairrl.processes.installs import check_reachable, lock_installation, make_venv, pip, system_python
 from coderepairrl.registry import nearest
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import SideCalls
@@ -137,11 +137,11 @@ _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--
 
 def install_folder(name: str, recipe: Recipe) -> Path:
     """Installation folder, whether it exists or not."""
-    requirements = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
+    requirements = json.dumps([asdict(recipe.install), str(system_python()) if recipe.install.pip else ""])
     return agents_cache() / f"{name}-{hashlib.sha256(requirements.encode()).hexdigest()[:12]}"
 
 
-def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
+def installed_versions(name: str, recipe: Recipe) -> dict[str, Any] | None:
     """Versions by package, for ``pip`` and ``npm``; None if not installed."""
     try:
         versions: dict[str, Any] = json.loads((install_folder(name, recipe) / _DONE).read_text())
@@ -151,7 +151,7 @@ def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
-    """Install the agent of a recipe, shipped or a file; return its folder and `installed`.
+    """Install the agent of a recipe, shipped or a file; return its folder and `installed_versions`.
 
     Raises as `install`, and `ConfigError` if there is nothing to install.
     """
@@ -160,7 +160,7 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
-    return install(name, recipe), installed(name, recipe) or {}
+    return install(name, recipe), installed_versions(name, recipe) or {}
 
 
 def install(name: str, recipe: Recipe) -> Path:
@@ -170,8 +170,8 @@ def install(name: str, recipe: Recipe) -> Path:
     fails.
     """
     target = install_folder(name, recipe)
-    with alone(target):
-        if installed(name, recipe) is None:
+    with lock_installation(target):
+        if installed_versions(name, recipe) is None:
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
             target.mkdir(mode=0o755, parents=True)
             check_reachable(target)
@@ -206,7 +206,7 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
         raise PrerequisiteError("npm is not installed", fix="sudo apt-get install npm, or see nodejs.org")
     prefix.mkdir()
     command = [npm, "install", "--prefix", str(prefix), *_NPM, *packages]
-    if all(run(command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
+    if all(run_child(command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
         raise RunError(f"npm could not install {' '.join(packages)}")
     lock = json.loads((prefix / "package-lock.json").read_text())
     versions = {
@@ -241,7 +241,7 @@ def list_agents() -> list[Listing]:
         Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", description)
         for name, description in BUILT_IN.items()
     ]
-    return built_in + [_listed(name, load_recipe(name)) for name in recipe_names()]
+    return built_in + [_agent_entry(name, load_recipe(name)) for name in recipe_names()]
 
 
 def format_agents(entries: list[Listing]) -> str:
@@ -251,8 +251,8 @@ def format_agents(entries: list[Listing]) -> str:
     return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
 
 
-def _listed(name: str, found: Recipe) -> Listing:
-    state = "not installed" if installed(name, found) is None else "installed"
+def _agent_entry(name: str, found: Recipe) -> Listing:
+    state = "not installed" if installed_versions(name, found) is None else "installed"
     return Listing(name, "sandbox", found.dialect, installed_program(found), state, found.about)
 
 

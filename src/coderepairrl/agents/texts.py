@@ -123,12 +123,12 @@ COMPACT = replace(
 _PLACEHOLDER = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")  # {{name}} belongs to another template language
 
 
-def fill(text: str, **values: object) -> str:
+def fill_template(text: str, **values: object) -> str:
     """Replace each ``{name}`` in `values`; all other braces stay, even in values.
 
-    >>> fill("{left} of {what}, {{left}}", left=3)
+    >>> fill_template("{left} of {what}, {{left}}", left=3)
     '3 of {what}, {{left}}'
-    >>> fill('{"limits": {"calls": {left}}}', left=3)
+    >>> fill_template('{"limits": {"calls": {left}}}', left=3)
     '{"limits": {"calls": 3}}'
     """
     return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), text)

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_lines, replace_once
-from coderepairrl.agents.texts import Texts, fill
+from coderepairrl.agents.texts import Texts, fill_template
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ToolCall
 
@@ -81,13 +81,13 @@ class Tools:
         # Leading blanks stay: the indentation of a first line is needed for a patch.
         output = done.output.decode("utf-8", "replace").strip("\n").rstrip()
         if done.timed_out:
-            text = fill(self._texts.timed_out, seconds=f"{timeout:.3g}")
+            text = fill_template(self._texts.timed_out, seconds=f"{timeout:.3g}")
         elif done.exit_code in (0, SIGPIPE):
             return Result(output or self._texts.silent, True, done.truncated)
         elif done.exit_code == 1 and output in ("", "0") and _SEARCH.search(cmd):
             return Result(self._texts.no_match, True)
         else:
-            text = fill(self._texts.failed, code=done.exit_code)
+            text = fill_template(self._texts.failed, code=done.exit_code)
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
     async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
@@ -109,9 +109,9 @@ class Tools:
         try:
             data = await self._text_of(path)
             if data is None and old:
-                return Result(fill(texts.no_file, path=path), False)
+                return Result(fill_template(texts.no_file, path=path), False)
             if data and not old:
-                return Result(fill(texts.empty_old, path=path), False)
+                return Result(fill_template(texts.empty_old, path=path), False)
             if not old:
                 changed = new.encode()
             else:
@@ -120,20 +120,20 @@ class Tools:
                 )
             await self._sandbox.write(path, changed)
         except NoMatch:
-            return Result(fill(texts.absent, path=path), False)
+            return Result(fill_template(texts.absent, path=path), False)
         except Ambiguous as error:
             text = texts.context_absent if error.context else texts.ambiguous
-            return Result(fill(text, path=path, count=error.count), False)
+            return Result(fill_template(text, path=path, count=error.count), False)
         except UnicodeEncodeError as error:
             return Result(
-                fill(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold the new text"), False
+                fill_template(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold the new text"), False
             )
         except PermissionError:
-            return Result(fill(texts.outside, path=path), False)
+            return Result(fill_template(texts.outside, path=path), False)
         except OSError as error:
-            return Result(fill(texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+            return Result(fill_template(texts.unreadable, path=path, problem=error.strerror or str(error)), False)
         self._edited(path, data, changed)
-        return Result(fill(texts.created if data is None else texts.patched, path=path), True)
+        return Result(fill_template(texts.created if data is None else texts.patched, path=path), True)
 
     def _edited(self, path: str, before: bytes | None, after: bytes) -> None:
         self._originals.setdefault(path, before)
@@ -186,10 +186,10 @@ class Tools:
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
         tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
-            return Result(fill(self._texts.missing, name=tool, missing=", ".join(missing)), False)
+            return Result(fill_template(self._texts.missing, name=tool, missing=", ".join(missing)), False)
         for name, value in arguments.items():
             if problem := _problem(name, value):
-                return Result(fill(self._texts.not_text, name=tool, argument=name, problem=problem), False)
+                return Result(fill_template(self._texts.not_text, name=tool, argument=name, problem=problem), False)
         return None
 
 

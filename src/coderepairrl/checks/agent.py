@@ -26,7 +26,7 @@ from coderepairrl.printable import visible
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
-from coderepairrl.rollout import Attempt, attempt
+from coderepairrl.rollout import Attempt, make_attempt
 from coderepairrl.types import AgentReport, Ending, Limits, Sampling, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
@@ -55,7 +55,7 @@ class _Trial:
         return self.report.exit if self.report else repr(self.error)
 
 
-async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
+async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with a bug.
 
     Without a backend, commands run in a temporary folder of the host. Agents inside the sandbox need one whose guests
@@ -65,11 +65,11 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[F
     with small_repair() as (task, _):
 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
-            return await _attempt(agent, task, opened, script, limits)
+            return await _try_agent(agent, task, opened, script, limits)
 
-        questions = [_repair, _calls, _several_calls, _tokens, _refused, _time, _slow_model, _dead]
+        questions = [_repair, _calls, _several_calls, _tokens, _refusal_findings, _time, _slow_model, _dead]
         if await _takes_edits(attempt):
-            questions = [_repair_by_edits, _nothing, _one_call, _refused, _slow_model, _dead]
+            questions = [_repair_by_edits, _nothing, _one_call, _refusal_findings, _slow_model, _dead]
         return [finding for question in questions for finding in await question(attempt)]
 
 
@@ -87,7 +87,7 @@ def small_repair() -> Iterator[tuple[Task, Path]]:
 _Attempt = Callable[[Behaviour, Limits], Awaitable[_Trial]]
 
 
-async def _attempt(agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits) -> _Trial:
+async def _try_agent(agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits) -> _Trial:
     async with ScriptedEndpoint(script) as server, backend.open(task) as sandbox:
         started = time.monotonic()
         report, error = None, None
@@ -130,7 +130,7 @@ def command(request: Request, *commands: str, tokens: int | None = None) -> Answ
                     calls = tuple((function["name"], {name: each, **rest}) for each in values)
                     return Answer("Running it.", calls, tokens)
     if writes_python(request):
-        return Answer(python(*(f"print(shell({line!r}))" for line in commands)), tokens=tokens)
+        return Answer(smolagents_reply(*(f"print(shell({line!r}))" for line in commands)), tokens=tokens)
     return Answer("Running it.\n" + "\n".join(f"```bash\n{line}\n```" for line in commands), tokens=tokens)
 
 
@@ -139,7 +139,7 @@ def writes_python(request: Request) -> bool:
     return "</code>" in str(request["messages"][0])
 
 
-def python(*lines: str) -> str:
+def smolagents_reply(*lines: str) -> str:
     """Reply in Python, for smolagents."""
     return "\n".join(["Running it.", "<code>", *lines, "</code>"])
 
@@ -221,7 +221,7 @@ async def _tokens(attempt: _Attempt) -> list[Finding]:
     return [Finding("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
 
-async def _refused(attempt: _Attempt) -> list[Finding]:
+async def _refusal_findings(attempt: _Attempt) -> list[Finding]:
     full = Answer(status=400, code="context_length_exceeded")
     trial = await attempt(lambda request: full, Limits())
     return [Finding("a full context is an ending, not an error", trial.ending == "tokens", trial.ending)]
@@ -290,7 +290,7 @@ class _ProgramTrial:
         return outcome.exit == "submitted" if isinstance(outcome, AgentReport) else outcome is not None
 
 
-async def examine_program(agent: Agent, backend: SandboxBackend) -> list[Finding]:
+async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`. Takes minutes."""
     with small_repair() as (task, folder):
 
@@ -302,7 +302,7 @@ async def examine_program(agent: Agent, backend: SandboxBackend) -> list[Finding
                     socket=folder / "gateway.sock"
                 ) as gateway,
             ):
-                result = await attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
+                result = await make_attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
             if isinstance(result.fault, SandboxFault):
                 raise result.fault
             return _ProgramTrial(result, model.requests)
@@ -389,7 +389,7 @@ def _edit(request: Request) -> Answer:
 def _done(request: Request) -> Answer:
     if request.get("tools") and mentioned([request], _SUBMIT):
         return command(request, f"echo {_SUBMIT}")
-    return Answer(python('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
+    return Answer(smolagents_reply('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
 
 
 def _again(request: Request, tokens: int | None = None) -> Answer:

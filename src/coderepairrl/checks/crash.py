@@ -41,7 +41,7 @@ from coderepairrl.sync.weights import shared_path
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def below(root: int) -> dict[int, bytes]:
+def live_descendants(root: int) -> dict[int, bytes]:
     """Live descendants of `root`, with command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -61,7 +61,7 @@ def below(root: int) -> dict[int, bytes]:
 def freeze(root: int) -> list[int]:
     """Stop `root` and descendants, so that none starts another; return ids."""
     stopped: list[int] = []
-    while fresh := [pid for pid in (root, *below(root)) if pid not in stopped]:
+    while fresh := [pid for pid in (root, *live_descendants(root)) if pid not in stopped]:
         for pid in fresh:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -71,7 +71,7 @@ def freeze(root: int) -> list[int]:
 
 def kill_all(root: int) -> None:
     """Kill `root` and descendants."""
-    for pid in (root, *below(root)):
+    for pid in (root, *live_descendants(root)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -89,7 +89,7 @@ def adopting() -> Iterator[None]:
 
 
 def _kill_children() -> None:
-    for pid in below(os.getpid()):
+    for pid in live_descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
@@ -153,7 +153,9 @@ class Kill:
     problems: list[str] = field(default_factory=list)
 
 
-async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int = 0) -> AsyncIterator[Finding]:
+async def examine_recovery(
+    victim: str, *, kills: int = 50, seed: int = 0, staleness: int = 0
+) -> AsyncIterator[Finding]:
     """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
 
     `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim, `PrerequisiteError` except on
@@ -163,7 +165,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
         raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
     if sys.platform != "linux":
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
-    sandbox.make(sandbox.choose().name).require()
+    sandbox.make_backend(sandbox.choose().name).require()
     require_train()
     chance = random.Random(seed)
     with adopting(), _workplace() as work:
@@ -197,7 +199,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
             done += struck
         for name in VICTIMS:
             if kills_of_victim := [kill for kill in done if kill.victim == name]:
-                yield _row(name, kills_of_victim)
+                yield _kills_finding(name, kills_of_victim)
         slowest = max(kill.gone for kill in done)
         orphans = sorted({words for kill in done for words in kill.orphans})
         half = sum(kill.half_started for kill in done)
@@ -229,7 +231,7 @@ async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -
                 await trial.strike(process, struck[-1])
                 which = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
                 print(logged(f"{which}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
-            code = await _ended(process)
+            code = await _exit_code(process)
         if len(struck) == seen:
             break
     if not struck and planned:  # the run was faster than the untouched one, or had no such process so late
@@ -259,7 +261,7 @@ class _Trial:
     async def run(self) -> int:
         """Start or resume the run; return its exit code."""
         with self.started() as process:
-            return await _ended(process)
+            return await _exit_code(process)
 
     async def replay(self) -> list[str]:
         """Replay the log alone; return the differences."""
@@ -295,7 +297,9 @@ class _Trial:
         if kill.victim == "everything":
             targets = freeze(process.pid)
         else:
-            targets = [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _of(process.pid, kill.victim)[:1]
+            targets = (
+                [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _victim_pids(process.pid, kill.victim)[:1]
+            )
         kill.at = time.time()
         for target in targets:
             with contextlib.suppress(ProcessLookupError):
@@ -308,7 +312,7 @@ class _Trial:
         """Wait for moment and victim; False if the run ended before."""
         is_present: Callable[[], object] = lambda: True  # noqa: E731
         if kill.victim in _MARKS:
-            is_present = lambda: _of(process.pid, kill.victim)  # noqa: E731
+            is_present = lambda: _victim_pids(process.pid, kill.victim)  # noqa: E731
         elif kill.victim == "gateway":
             is_present = self._in_an_episode
         while process.poll() is None:
@@ -330,10 +334,10 @@ class _Trial:
 
     def left(self, caches: Container[str]) -> list[str]:
         """Remains of an ended run, except `caches` of libraries."""
-        remains = [f"process {words.decode(errors='replace')}" for words in below(os.getpid()).values()]
+        remains = [f"process {words.decode(errors='replace')}" for words in live_descendants(os.getpid()).values()]
         remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
         remains += [str(path) for path in [shared_path(self.folder)] if path.exists()]
-        parents = set(cgroups.find().parents.values())
+        parents = set(cgroups.find_cgroups().parents.values())
         remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
         return [f"left: {remnant}" for remnant in remains]
 
@@ -394,7 +398,7 @@ def _until_it_went_on(folder: RunFolder, at: float) -> float:
     return min(later) - at if later else 0.0
 
 
-def _row(victim: str, kills: list[Kill]) -> Finding:
+def _kills_finding(victim: str, kills: list[Kill]) -> Finding:
     recovered = [kill for kill in kills if not kill.problems]
     seconds = [kill.seconds for kill in kills]
     wrong = sorted({problem for kill in kills for problem in kill.problems})
@@ -402,7 +406,7 @@ def _row(victim: str, kills: list[Kill]) -> Finding:
     return Finding(victim, not wrong, "; ".join([f"{counts} (at most {max(seconds):.1f})", *wrong]))
 
 
-async def _ended(process: subprocess.Popen[bytes]) -> int:
+async def _exit_code(process: subprocess.Popen[bytes]) -> int:
     deadline = time.monotonic() + _PATIENCE
     while process.poll() is None:
         if time.monotonic() > deadline:
@@ -411,8 +415,8 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def _of(controller: int, victim: str) -> list[int]:
-    return [pid for pid, words in below(controller).items() if _MARKS[victim] in words]
+def _victim_pids(controller: int, victim: str) -> list[int]:
+    return [pid for pid, words in live_descendants(controller).items() if _MARKS[victim] in words]
 
 
 async def all_gone(kill: Kill) -> None:
@@ -421,7 +425,7 @@ async def all_gone(kill: Kill) -> None:
     Remains of a bubblewrap killed at its start are only counted: the next run ends them.
     """
     began = time.monotonic()
-    while left := below(os.getpid()):
+    while left := live_descendants(os.getpid()):
         seconds = time.monotonic() - began
         survivors = [words for words in left.values() if _BUBBLEWRAP not in words]
         if seconds > GONE and not survivors:

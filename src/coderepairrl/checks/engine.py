@@ -51,7 +51,7 @@ class Failed(Exception):
     """Missing property; the message shows how."""
 
 
-async def examine(
+async def examine_engine(
     engine: Engine,
     model: Path,
     *,

@@ -29,11 +29,11 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
     for backend in sandbox.available():
         yield backend
         if backend.ok and backend.name != "unsafe-local":
-            async for finding in examine("sandbox", backend.name):
+            async for finding in run_exam("sandbox", backend.name):
                 yield finding._replace(name=f"{backend.name}: {finding.name}")
 
 
-def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
+def run_exam(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
     """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
 
     Sandboxes' come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an unknown
@@ -42,10 +42,10 @@ def examine(kind: str, name: str | None, options: Options | None = None) -> Asyn
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
     default, sit = KINDS[kind]
-    return sit(name or default, _plain(kind, options or {}))
+    return sit(name or default, _as_plain_options(kind, options or {}))
 
 
-def _plain(kind: str, options: Options) -> Options:
+def _as_plain_options(kind: str, options: Options) -> Options:
     # ``engine.options.slots=1``, as in a run's settings, means ``slots=1`` here.
     match options.get(kind):
         case {"options": Mapping() as own, **rest}:
@@ -58,11 +58,11 @@ async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.checks import redteam
     from coderepairrl.checks.sandbox import sit
 
-    backend = sandbox.make(name, **options)
+    backend = sandbox.make_backend(name, **options)
     backend.require()
     async for finding in sit(backend):
         yield finding
-    async for finding in redteam.examine(backend):
+    async for finding in redteam.examine_defences(backend):
         yield finding
 
 
@@ -72,11 +72,11 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
     ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
     """
     from coderepairrl.checks.engine import Publish
-    from coderepairrl.checks.engine import examine as sit
+    from coderepairrl.checks.engine import examine_engine as sit
     from coderepairrl.plan.devices import check_sleeps
 
     route, sleeps, options = _of_section(options)
-    spec = engines.make(name, **options)
+    spec = engines.make_engine(name, **options)
     _check_route(spec, route)
     if sleeps:
         check_sleeps(spec)
@@ -85,7 +85,7 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
     with scratch("exam") as folder:
         work = Path(folder)
         model = work / "model"
-        await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)
+        await init_random(models.model_folder("builtin:tiny"), model, 0, log_dir=work)
         settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
         async with AsyncExitStack() as parts:
             learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
@@ -135,16 +135,16 @@ async def _offer(learner: Learner, route: Route, version: int) -> Published:
 
 
 async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.agent import examine as sit
-    from coderepairrl.checks.agent import examine_program
+    from coderepairrl.checks.agent import examine_agent as sit
+    from coderepairrl.checks.agent import examine_agent_program
 
-    agent = agents.make(name, **options)
+    agent = agents.make_agent(name, **options)
     if agent.placement == "sandbox":
         choice = sandbox.choose()
         sandbox.check_agent(choice, agent.name, agent.not_in)
-        backend = sandbox.make(choice.name, agent.binds)
+        backend = sandbox.make_backend(choice.name, agent.binds)
         backend.require()
-        findings = await examine_program(agent, backend)
+        findings = await examine_agent_program(agent, backend)
     else:
         findings = await sit(agent)
     for finding in findings:
@@ -152,18 +152,18 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
 
 
 async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.reward import examine as sit
+    from coderepairrl.checks.reward import examine_reward as sit
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
     reward = rewards.only(name)
-    for finding in await sit(reward, sandbox.make(sandbox.choose().name)):
+    for finding in await sit(reward, sandbox.make_backend(sandbox.choose().name)):
         yield finding
 
 
 def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
     # Preparing may take minutes, in which an event loop would keep signals from ending it.
-    source = tasks.make(name, **options)
+    source = tasks.make_source(name, **options)
     source.prepare()
     return _prepared(source)
 
@@ -172,7 +172,7 @@ def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
     """Compare environments and images of a source's tasks with their digests, reading every file."""
     from coderepairrl.environments import states
 
-    found = states(list(catalog.load(*catalog.recognised(name, options))))
+    found = states(list(catalog.load_source(*catalog.recognised(name, options))))
     return _each(
         [
             Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)
@@ -188,22 +188,22 @@ async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
 
 
 async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.task_source import examine as sit
+    from coderepairrl.checks.task_source import examine_task_source as sit
 
-    for finding in await sit(source, sandbox.make(sandbox.choose().name)):
+    for finding in await sit(source, sandbox.make_backend(sandbox.choose().name)):
         yield finding
 
 
 async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.model import examine as sit
+    from coderepairrl.checks.model import examine_model as sit
 
     check_options("model", name, sit, options)
-    for finding in await sit(models.folder(models.fetch(name) if models.is_hub_name(name) else name), **options):
+    for finding in await sit(models.model_folder(models.fetch(name) if models.is_hub_name(name) else name), **options):
         yield finding
 
 
 def _crash(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.crash import examine as sit
+    from coderepairrl.checks.crash import examine_recovery as sit
 
     check_options("crash", name, sit, options)
     check_types("crash", name, sit, options)

@@ -21,10 +21,10 @@ from coderepairrl.sandbox.interpreter import install_command
 
 def machine() -> list[Finding]:
     """Findings about everything runs depend on."""
-    return [_python(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
+    return [_python_finding(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
 
 
-def line(finding: Finding) -> str:
+def format_finding(finding: Finding) -> str:
     """Format `finding`, with the fix of a failed one below."""
     mark = "ok  " if finding.ok else "FAIL" if finding.required else "no  "
     fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
@@ -32,7 +32,7 @@ def line(finding: Finding) -> str:
     return f"{mark}  {name:<28} {logged(finding.detail)}{fix}"
 
 
-def _python() -> Finding:
+def _python_finding() -> Finding:
     return Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
 
 

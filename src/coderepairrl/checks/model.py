@@ -12,28 +12,28 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.registry import Finding
 from coderepairrl.sync import weights
 from coderepairrl.tokens.codec import NEEDS_NO_TOOLS
-from coderepairrl.tokens.verify import verify
+from coderepairrl.tokens.verify import verify_codec
 
 
-async def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
-    """Examine a model; `renderer` and `thinking` as in `tokens.load`. Raises `ConfigError` for an unusable one."""
-    codec = tokens.load(folder, renderer=renderer, thinking=thinking)
-    verified = verify(codec)
+async def examine_model(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
+    """Examine a model, `renderer` and `thinking` as in `load_codec`. Raises `ConfigError` for an unusable one."""
+    codec = tokens.load_codec(folder, renderer=renderer, thinking=thinking)
+    verified = verify_codec(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
     calls = f"format {codec.format.name}" if codec.has_tools else f"its template writes no tools: {NEEDS_NO_TOOLS}"
     ends = ", ".join(codec.decode([stop]) for stop in codec.stop_ids)
     return [
         Finding("prompts are written", True, f"by {writer}, reasoning {'on' if thinking else 'off'}"),
         Finding("tool calls are read", True, f"{calls}; replies end with {ends}"),
-        Finding("recorded ids are extended", True, _listed("but for rendering again: ", verified.forks)),
-        Finding("conversations it knows", True, _listed("its template refuses ", verified.refused)),
-        Finding("shapes that agents send", True, _listed("written in another shape: ", verified.rewritten)),
+        Finding("recorded ids are extended", True, _join_names("but for rendering again: ", verified.forks)),
+        Finding("conversations it knows", True, _join_names("its template refuses ", verified.refused)),
+        Finding("shapes that agents send", True, _join_names("written in another shape: ", verified.rewritten)),
         await _weights(folder, codec),
         Finding("engines", True, _engines(folder)),
     ]
 
 
-def _listed(what: str, names: tuple[str, ...]) -> str:
+def _join_names(what: str, names: tuple[str, ...]) -> str:
     return what + "; ".join(names) if names else "all"
 
 

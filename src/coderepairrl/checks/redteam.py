@@ -28,7 +28,7 @@ from coderepairrl.checks.attacks.probes import (
     SECRETS,
     THREADS,
 )
-from coderepairrl.checks.attacks.stages import Inside, Outside, Stage, Target, clone, prepare
+from coderepairrl.checks.attacks.stages import Inside, Outside, Stage, Target, clone, prepare_host
 from coderepairrl.errors import CodeRepairError, ConfigError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
@@ -177,7 +177,9 @@ class AttackResult(NamedTuple):
     control: bool | None
 
 
-async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[AttackResult]:
+async def run_attacks(
+    backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True
+) -> list[AttackResult]:
     """Run attacks of `families` (default: all) on `backend`.
 
     Family ``limits`` strains this host, too: use small ones (`TIGHT`). Raises `ConfigError` for a backend without
@@ -191,7 +193,7 @@ async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls
     limit_names = tight(backend.name)
     limits = {name: info.limits.get(name, value) if name in limit_names else value for name, value in TIGHT.items()}
     with contextlib.ExitStack() as stack:
-        target, repository = prepare(stack, limits, info.user)
+        target, repository = prepare_host(stack, limits, info.user)
         task = Task("attack/1", "", "python", f"dir:{repository}", b"")
         shared: Sandbox | None = None
         async with contextlib.AsyncExitStack() as opened:
@@ -235,12 +237,12 @@ _NOT_EVERYWHERE = frozenset((
 ))  # fmt: skip
 
 
-async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
+async def examine_defences(backend: SandboxBackend) -> AsyncIterator[Finding]:
     """Yield one `Finding` per family except limits, which the exam covers."""
     for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
         title = f"No attack of the family {family!r} succeeds"
         try:
-            outcomes = await run(backend, [family])
+            outcomes = await run_attacks(backend, [family])
         except (CodeRepairError, OSError) as error:
             yield Finding(title, False, str(error))
             continue
@@ -257,7 +259,7 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
         yield Finding(title, not bad, detail)
 
 
-def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
+def format_attacks_table(results: Mapping[str, Sequence[AttackResult]]) -> str:
     """Markdown table: attacks by backends."""
     names = list(results)
     lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
@@ -274,12 +276,14 @@ def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
 
 def main(names: Sequence[str]) -> int:
     """Attack the named backends, print the table; return 1 for successful attacks or failed controls."""
-    from coderepairrl.sandbox import make
+    from coderepairrl.sandbox import make_backend
 
     results: dict[str, list[AttackResult]] = {}
     for name in names:
-        results[name] = asyncio.run(run(make(name, **tight(name)), controls=not results))  # one control serves all
-    sys.stdout.write(table(results))
+        results[name] = asyncio.run(
+            run_attacks(make_backend(name, **tight(name)), controls=not results)
+        )  # one control serves all
+    sys.stdout.write(format_attacks_table(results))
     bad = [entry for rows in results.values() for entry in rows if entry.succeeded or entry.control is False]
     return 1 if bad else 0
 

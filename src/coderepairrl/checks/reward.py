@@ -54,7 +54,7 @@ _CHECKS = Checks(
 )
 
 
-def _patch(number: int, new: str) -> bytes:
+def _line_patch(number: int, new: str) -> bytes:
     """Diff that replaces line `number` (1-based) by `new`."""
     old = _SOURCE.splitlines(True)
     changed = [*old[: number - 1], *new.splitlines(True), *old[number:]]
@@ -62,20 +62,20 @@ def _patch(number: int, new: str) -> bytes:
     return f"diff --git a/limits.py b/limits.py\n{diff}".encode()
 
 
-_ORACLE = _patch(8, "        return high\n")
+_ORACLE = _line_patch(8, "        return high\n")
 _NOOPS = {
-    "a blank line": _patch(8, "        return low\n\n"),
-    "a comment": _patch(8, "        # the upper limit\n        return low\n"),
-    "a comment on the right line": _patch(8, "        return low  # the upper limit\n"),
-    "white space on the right line": _patch(8, "        return  low\n"),
+    "a blank line": _line_patch(8, "        return low\n\n"),
+    "a comment": _line_patch(8, "        # the upper limit\n        return low\n"),
+    "a comment on the right line": _line_patch(8, "        return low  # the upper limit\n"),
+    "white space on the right line": _line_patch(8, "        return  low\n"),
 }
 _WRONG = {
-    "junk on the right line": _patch(8, "        raise KeyError\n"),
-    "junk on another line": _patch(9, "    raise KeyError\n"),
+    "junk on the right line": _line_patch(8, "        raise KeyError\n"),
+    "junk on another line": _line_patch(9, "    raise KeyError\n"),
 }
 
 
-async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
+async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
     """Ask `reward` the questions of every reward, on a small repository with a bug.
 
     The oracle earns 1, an empty patch and meaningless edits 0, junk less than the oracle; values lie in [0, 1] and

@@ -27,7 +27,7 @@ _NAMED = 5
 _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
-async def examine(source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0) -> list[Finding]:
+async def examine_task_source(source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0) -> list[Finding]:
     """Examine `source`, and its first `limit` tasks (0: all). Raises `TaskError` and `SandboxFault`."""
     findings, tasks = about_source(source, limit)
     for task in tasks:
@@ -73,7 +73,7 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
         return Study(findings, task if judged and findings[0].ok else None)
     try:
         async with backend.open(task) as fresh:
-            refused = await grading.apply(fresh, task.reference)
+            refused = await grading.apply_patch(fresh, task.reference)
     except TaskError as error:  # its commit or environment is not there: the others may be sound
         detail = f"{error}: {error.fix}" if error.fix else str(error)
         return Study([*findings, Finding("can be opened", False, detail)], None)
@@ -188,7 +188,7 @@ async def verify_tasks(
     reward: Mapping[str, float] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[TaskExam]:
-    """Examine the source (`checks.examine`), and rewards on tasks with a reference.
+    """Examine the source (`run_exam`), and rewards on tasks with a reference.
 
     By each of `reward` (default `patch_edits`) the reference must earn 1; an empty patch, and a blank line appended to
     a repaired file, 0. Takes the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
@@ -196,7 +196,7 @@ async def verify_tasks(
     Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
     that does not measure repair.
     """
-    weighted = rewards.make(reward or "patch_edits")
+    weighted = rewards.make_rewards(reward or "patch_edits")
     repairing = measuring_repair(weighted)
     if silent := [each.name for each, _ in weighted if each not in repairing]:
         raise UsageError(
@@ -225,7 +225,7 @@ async def verify_tasks(
 async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
     """Diff of a blank line appended to a repaired file, or empty."""
     async with sandbox.open(task) as fresh:
-        for patched in rewards.parse(task.reference):
+        for patched in rewards.parse_patch(task.reference):
             try:
                 content = await fresh.read(patched.path)
             except (FileNotFoundError, PermissionError):

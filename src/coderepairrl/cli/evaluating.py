@@ -26,7 +26,7 @@ from coderepairrl.cli.output import (
     Settings,
     backend,
     note,
-    run,
+    run_tidily,
     show,
 )
 from coderepairrl.errors import CodeRepairError, ExitCode, UsageError
@@ -154,8 +154,8 @@ def attempt(
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages import trace
 
-    trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
-    episode = run(attempting.attempt(trial, trace.Trace(whole=True)))
+    trial = attempting.plan_trial(what, task, given or [], policy=policy, output=output)
+    episode = run_tidily(attempting.make_shown_attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:
@@ -193,7 +193,7 @@ def grade(
     from coderepairrl.stages import shards
     from coderepairrl.tasks import catalog
 
-    predicted, part = patches.read(predictions), shards.parse(shard)
+    predicted, part = patches.read_predictions(predictions), shards.parse_shard(shard)
     target = output or predictions.with_name(f"{codec.stem_of(predictions)}.graded.jsonl")
     source_options = config.parse_options(options or [], "path")
     if harness:
@@ -201,27 +201,27 @@ def grade(
             raise UsageError("the harness has containers of its own", fix="leave out --sandbox, or --harness")
         if other := sorted(source_options.keys() - {"split", "seconds"}):
             raise UsageError(f"the harness has no option {other[0]!r}", fix="split=test, seconds=1800")
-        inside = official.environment()
-        rows = official.rows(inside, source, str(source_options.get("split", "test")))
-        tasks, known_patches, unknown = grading.chosen(
+        inside = official.harness_environment()
+        rows = official.harness_instances(inside, source, str(source_options.get("split", "test")))
+        tasks, known_patches, unknown = grading.choose_predictions(
             predicted, official.tasks_of(rows), part, skip_unknown=skip_unknown, checks=False
         )
         seconds = int(source_options.get("seconds", official.SECONDS))
         job = official.grade(known_patches, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
     else:
-        tasks, known_patches, unknown = grading.chosen(
-            predicted, catalog.load(source, source_options), part, skip_unknown=skip_unknown
+        tasks, known_patches, unknown = grading.choose_predictions(
+            predicted, catalog.load_source(source, source_options), part, skip_unknown=skip_unknown
         )
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
-    verdicts = run(job)
+    verdicts = run_tidily(job)
     totals = grading.totals(verdicts, tasks, listed=of == "listed")
     if as_json:
         models = [each.as_json() for each in totals]
         show(json.dumps({"verdicts": str(target), "unknown": unknown, "of": of, "models": models}))
     else:
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
-        show("\n".join([grading.table(totals), *left_out, f"verdicts: {target}"]))
+        show("\n".join([grading.format_grades_table(totals), *left_out, f"verdicts: {target}"]))
     if faults := sum(len(each.faults) for each in totals):
         note(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -33,26 +33,26 @@ def run(
     if sum([dry_run, commands, table, bool(only)]) > 1:
         raise UsageError("these options exclude each other", fix="one of --only, --dry-run, --commands, --table")
     form = "json" if as_json else form
-    planned = reading.read(file, overrides or [])
+    planned = reading.read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
             raise UsageError("overrides are not passed on by --commands", fix="write them into the file")
-        show(running.commands(planned, note))
+        show(running.slurm_script(planned, note))
         return
     failures: dict[str, str] = {}
     if not table:
         names = [job.name for job in planned.jobs]
         if unknown := [each for each in only or [] if each not in names]:
             raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(names)}")
-        checked, problem = running.check(planned)
+        checked, problem = running.plan_jobs(planned)
         if dry_run:
-            show(verdict.render(running.plan(planned, checked), form).strip())
+            show(verdict.render(running.format_jobs_plan(planned, checked), form).strip())
         if problem is not None:
             raise problem
         if dry_run:
             return
-        failures = output.run(running.run(planned, jobs, note, only or []))
-    show(verdict.render(running.table(planned), form))
+        failures = output.run_tidily(running.run_jobs(planned, jobs, note, only or []))
+    show(verdict.render(running.write_jobs_table(planned), form))
     note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
         raise running.failed(failures, planned)

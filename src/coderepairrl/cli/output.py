@@ -65,32 +65,32 @@ def note(line: str) -> None:
 
 
 def backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox of checks, noting a weaker choice. Raises as `sandbox.choose` and `make`."""
+    """Make the sandbox of checks, noting a weaker choice. Raises as `sandbox.choose` and `make_backend`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose(name)
     if choice.fix:
         note(str(choice))
-    return sandbox.make(choice.name, **config.parse_options(options or []))
+    return sandbox.make_backend(choice.name, **config.parse_options(options or []))
 
 
-def counts(splits: dict[str, int]) -> str:
+def format_split_counts(splits: dict[str, int]) -> str:
     """Tasks per split, in words.
 
-    >>> counts({"train": 3, "test": 1})
+    >>> format_split_counts({"train": 3, "test": 1})
     '3 train, 1 test'
     """
     return ", ".join(f"{count} {split}" for split, count in splits.items())
 
 
-def run(job: Coroutine[Any, Any, T]) -> T:
+def run_tidily(job: Coroutine[Any, Any, T]) -> T:
     """Result of `job`, which tidies up when a signal stops it."""
     from coderepairrl.stages import until_interrupted
 
     return asyncio.run(until_interrupted(job))
 
 
-def table(data: dict[Any, Any], indent: str = "") -> str:
+def format_nested(data: dict[Any, Any], indent: str = "") -> str:
     """Names and values of nested tables, one per line."""
     from coderepairrl.stats import Interval
 
@@ -100,18 +100,18 @@ def table(data: dict[Any, Any], indent: str = "") -> str:
         if isinstance(value, dict) and {"value", "low", "high"} == set(value):
             lines.append(f"{name:<28} {Interval(**value)}")
         elif isinstance(value, dict) and value:
-            lines.append(f"{name}\n{table(value, indent + '  ')}")
+            lines.append(f"{name}\n{format_nested(value, indent + '  ')}")
         elif isinstance(value, float):
             lines.append(f"{name:<28} {rounded(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
         else:
-            lines.append(f"{name:<28} {logged(in_words(value))}".rstrip())
+            lines.append(f"{name:<28} {logged(as_words(value))}".rstrip())
     return "\n".join(lines)
 
 
-def in_words(value: Any) -> str:
+def as_words(value: Any) -> str:
     """A value for people.
 
-    >>> in_words(None), in_words(True), in_words((0.9, 0.95)), in_words([]), in_words("x")
+    >>> as_words(None), as_words(True), as_words((0.9, 0.95)), as_words([]), as_words("x")
     ('-', 'yes', '0.9, 0.95', 'none', 'x')
     """
     if value is None or value == {}:
@@ -119,5 +119,5 @@ def in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(in_words, value)) or "none"
+        return ", ".join(map(as_words, value)) or "none"
     return str(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, note, run, show
+from coderepairrl.cli.output import Json, Options, note, run_tidily, show
 from coderepairrl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def score(
     from coderepairrl import rewards
 
     value = rewards.score_files(reward, oracle, patch)
-    [version] = rewards.versions(reward).values()
+    [version] = rewards.reward_versions(reward).values()
     result = {"reward": reward, "version": version, "value": value}
     show(json.dumps(result) if as_json else f"{value:.6f}")
 
@@ -75,7 +75,7 @@ def report(
         note(f"{'reading':<12}{', '.join(map(str, runs))}")  # imports and thousands of pages take a while
     site = reports.Site(runs, live=serve)
     if export is not None:
-        reports.export(site.reports(), export)
+        reports.export_figures(site.reports(), export)
         show(export)
     elif as_json:
         show(json.dumps(site.numbers(), allow_nan=False))
@@ -118,7 +118,7 @@ def check(
     """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
     from coderepairrl import config
     from coderepairrl.checks import exams
-    from coderepairrl.checks.machine import line, machine
+    from coderepairrl.checks.machine import format_finding, machine
     from coderepairrl.registry import Finding
 
     if every and (kind != "sandbox" or name is not None or options):
@@ -128,17 +128,17 @@ def check(
     def tell(finding: Finding) -> None:
         report.append(finding)
         if not as_json:
-            show(line(finding))
+            show(format_finding(finding))
 
     async def sit(findings: AsyncIterator[Finding]) -> None:
         async for finding in findings:
             tell(finding)
 
     if every:
-        run(sit(exams.examine_sandboxes()))
+        run_tidily(sit(exams.examine_sandboxes()))
     elif kind is not None:
         example = "path" if kind in ("tasks", "environments") else "KEY"
-        run(sit(exams.examine(kind, name, config.parse_options(options or [], example))))
+        run_tidily(sit(exams.run_exam(kind, name, config.parse_options(options or [], example))))
     else:
         for finding in machine():
             tell(finding)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coderepairrl.cli.output import DryRun, Json, Overrides, show, table
+from coderepairrl.cli.output import DryRun, Json, Overrides, format_nested, show
 
 if TYPE_CHECKING:
     from coderepairrl.config import Config
@@ -45,7 +45,7 @@ def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
     plan, problem = stages.dry_run(resolved, folder)
     if plan:  # what is known, though the rest is refused
         settings = "" if problem else f"{config.to_toml(resolved)}\n"  # they would hide the mistake
-        show(json.dumps(plan) if as_json else f"{settings}{table(plan)}")
+        show(json.dumps(plan) if as_json else f"{settings}{format_nested(plan)}")
     if problem is not None:
         raise problem
 
@@ -64,8 +64,8 @@ def train(
     if dry_run:
         _show_plan(resolved, folder, as_json=as_json)
         return
-    result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
-    show(json.dumps(result) if as_json else table(result))
+    result = asyncio.run(stages.run_training(resolved, resume=resume, folder=folder))
+    show(json.dumps(result) if as_json else format_nested(result))
 
 
 def sft(
@@ -82,10 +82,10 @@ def sft(
     plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
     if dry_run:
         summary = stage.as_shown(plan, folder)
-        show(json.dumps(summary) if as_json else f"{config.to_toml(plan.config)}\n{table(summary)}")
+        show(json.dumps(summary) if as_json else f"{config.to_toml(plan.config)}\n{format_nested(summary)}")
         return
     result = asyncio.run(stage.sft(plan, folder, resume=resume))
-    show(json.dumps(result) if as_json else table(result))
+    show(json.dumps(result) if as_json else format_nested(result))
 
 
 def config(
@@ -98,6 +98,6 @@ def config(
     from coderepairrl.plan.names import check_names
 
     settings = configs.explain(file, overrides or [])
-    show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.as_text(settings))
+    show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.format_settings(settings))
     if file is not None:
-        check_names(configs.load(file, overrides or []))
+        check_names(configs.load_config(file, overrides or []))

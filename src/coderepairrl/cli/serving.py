@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, note, run, show, table
+from coderepairrl.cli.output import Json, KeyEnv, ModelName, Overrides, format_nested, note, run_tidily, show
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
 
@@ -34,7 +34,7 @@ def fix(
 
     settings = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
     repair = fix.plan_repair(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
-    fixed = run(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
+    fixed = run_tidily(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
         trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
@@ -75,7 +75,7 @@ def serve(
     plan = served.plan_server(policy, [*(overrides or []), *relayed(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
-        show(json.dumps(where) if as_json else table(where))
+        show(json.dumps(where) if as_json else format_nested(where))
 
     places = served.Places(host, port, socket, admin, admin_port, chat)
     asyncio.run(served.serve(plan, places, log=log, ready=ready, say=note))
@@ -101,7 +101,7 @@ def export(
         raise UsageError("--precision is that of a model's weights", fix="leave it out")
     if to == "model":
         folder = _new(target, f"crrl export {source} FOLDER")
-        if (share_kept := run(exports.export_model(source, folder, precision))) is not None:
+        if (share_kept := run_tidily(exports.export_model(source, folder, precision))) is not None:
             lost = ": the rest is lost (--precision fp32 keeps all)" if share_kept < exports.KEPT else ""
             note(f"{share_kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
         show(folder)

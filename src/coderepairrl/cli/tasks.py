@@ -19,11 +19,11 @@ from coderepairrl.cli.output import (
     SandboxName,
     SandboxOptions,
     backend,
-    counts,
+    format_nested,
+    format_split_counts,
     note,
-    run,
+    run_tidily,
     show,
-    table,
 )
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
@@ -48,7 +48,7 @@ def _load(source: str, options: list[str] | None) -> TaskSource:
     from coderepairrl import config
     from coderepairrl.tasks import catalog
 
-    return catalog.load(*catalog.recognised(source, config.parse_options(options or [], "path")))
+    return catalog.load_source(*catalog.recognised(source, config.parse_options(options or [], "path")))
 
 
 @app.command("list")
@@ -63,7 +63,7 @@ def tasks_list(
     from coderepairrl.tasks import catalog
 
     if source is not None:
-        tasks = catalog.listed(_load(source, options))
+        tasks = catalog.list_tasks(_load(source, options))
         states = [f"lacks {', '.join(each['lacks'])}" if each["lacks"] else "ready" for each in tasks]
         lines = [f"{each['split']:<8} {each['id']:<40} {state}" for each, state in zip(tasks, states, strict=True)]
         show(json.dumps(tasks) if as_json else "\n".join(lines))
@@ -71,8 +71,10 @@ def tasks_list(
             note(f"{unready} of {counted(len(tasks), 'task')} not ready: crrl tasks prepare fetches what they lack")
         return
     listing = catalog.shipped()
-    rows = {entry.source: f"{counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
-    show(json.dumps([entry._asdict() for entry in listing]) if as_json else table(rows))
+    rows = {
+        entry.source: f"{format_split_counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing
+    }
+    show(json.dumps([entry._asdict() for entry in listing]) if as_json else format_nested(rows))
 
 
 @app.command("prepare")
@@ -87,11 +89,11 @@ def tasks_prepare(
 ) -> None:
     """Fetch and build what the tasks of SOURCE need, for use without a network, and count them."""
     from coderepairrl.tasks import catalog
-    from coderepairrl.tasks.prepare import prepare
+    from coderepairrl.tasks.prepare import prepare_tasks
 
     tasks = list(_load(source, options))
     splits = catalog.splits(tasks)
-    prepared = run(prepare(tasks, images=images, jobs=jobs or 2, say=note))
+    prepared = run_tidily(prepare_tasks(tasks, images=images, jobs=jobs or 2, say=note))
     if as_json:
         fetched = {"commits": prepared.commits, "images": {each.name: each.pinned for each in prepared.images}}
         folders = [str(each.folder) for each in prepared.environments]
@@ -99,7 +101,7 @@ def tasks_prepare(
         return
     numbers = {"commits": len(prepared.commits), "environments": len(prepared.environments)}
     lines = [f"{name} ready: {number}" for name, number in numbers.items() if number]
-    show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in prepared.images)]))
+    show("\n".join([format_split_counts(splits), *lines, *(f"image {each.pinned}" for each in prepared.images)]))
 
 
 @app.command("verify")
@@ -143,22 +145,26 @@ def tasks_verify(
             " ".join([source, *(options or [])]), place.name, repeat, 5 if mutants is None else mutants, seed or 0
         )
         folder = output or Path("audits") / (Path(source).name.partition(".")[0] or tasks.name)
-        drawn = trials.chosen(tasks, limit, settings.seed)
-        audited = run(rates.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note))
-        _quarantine(trials.apart(audited), quarantine)
+        drawn = trials.draw_tasks(tasks, limit, settings.seed)
+        audited = run_tidily(
+            rates.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note)
+        )
+        _quarantine(trials.quarantined_trials(audited), quarantine)
         show(
             json.dumps(rates.as_json(settings, audited))
             if as_json
-            else f"{rates.table(audited)}\n{folder / 'audit.json'}"
+            else f"{rates.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
             note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
-    verdicts = run(task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=_progress))
+    verdicts = run_tidily(
+        task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=_progress)
+    )
     if output is not None:
-        count = catalog.export([entry.settled for entry in verdicts if entry.settled is not None], output)
+        count = catalog.export_tasks_jsonl([entry.settled for entry in verdicts if entry.settled is not None], output)
         reasons = "; ".join(f"{number} {reason}" for reason, number in task_source.count_left_out(verdicts).items())
         note(f"{output}: {counted(count, 'task')}; left out: {reasons or 'none'}")
     _quarantine(task_source.list_unusable(verdicts, tasks), quarantine)
@@ -204,7 +210,7 @@ def tasks_shell(
     named = shlex.join([source, *options])
     opened = shell.find_task(_load(source, options), named, task, checks=checks)
     place = backend(sandbox, sandbox_option)
-    raise typer.Exit(run(shell.open_shell(opened, place, command, checks=checks, say=note)))
+    raise typer.Exit(run_tidily(shell.open_shell(opened, place, command, checks=checks, say=note)))
 
 
 @app.command("export")
@@ -225,7 +231,11 @@ def tasks_export(
     if image is not None and form != "harbor":
         raise UsageError("--image is for --format harbor", fix="leave it out")
     tasks = _load(source, options)
-    count = catalog.export(tasks, file) if form == "jsonl" else harbor.export(tasks, file, image or harbor.IMAGE)
+    count = (
+        catalog.export_tasks_jsonl(tasks, file)
+        if form == "jsonl"
+        else harbor.export_harbor(tasks, file, image or harbor.IMAGE)
+    )
     show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {counted(count, 'task')}")
 
 
@@ -248,7 +258,7 @@ def tasks_overlap(
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
     named = ((first, sides.get("a", {})), (second, sides.get("b", {})))
-    overlaps = overlap(*(list(catalog.load(*catalog.recognised(*each))) for each in named))
+    overlaps = overlap(*(list(catalog.load_source(*catalog.recognised(*each))) for each in named))
     show(json.dumps(overlaps.as_json()) if as_json else report(overlaps, (first, second)))
 
 
@@ -293,4 +303,4 @@ def tasks_import(
         window=Window(after, before, model),
     )
     summary = importing.import_trajectories(form, paths, output, request)
-    show(json.dumps(summary) if as_json else importing.as_text(summary))
+    show(json.dumps(summary) if as_json else importing.format_import(summary))

@@ -2,7 +2,7 @@
 
 from coderepairrl.config.loading import (
     inline,
-    load,
+    load_config,
     load_run,
     override,
     parse_options,
@@ -13,15 +13,15 @@ from coderepairrl.config.loading import (
     validate,
 )
 from coderepairrl.config.schema import Config
-from coderepairrl.config.settings import Setting, as_text, explain
+from coderepairrl.config.settings import Setting, explain, format_settings
 
 __all__ = [
     "Config",
     "Setting",
-    "as_text",
     "explain",
+    "format_settings",
     "inline",
-    "load",
+    "load_config",
     "load_run",
     "override",
     "parse_options",

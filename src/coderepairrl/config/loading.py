@@ -32,12 +32,12 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the config file (or shipped config) `source` with ``a.b=c`` overrides.
 
     Raises `ConfigError` with file, key and nearest known key; `Several` for several mistakes.
     """
-    path, data = _find(source), _merged(source)
+    path, data = _find_config(source), _merged(source)
     if run_of(source) is not None and (unknown := [".".join(key) for key, _ in _unknown(data, Config)]):
         raise ConfigError(
             f"{path} has settings that this version lacks: {', '.join(unknown)}",
@@ -59,7 +59,7 @@ def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 def _merged(source: str | Path) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for layer in layers(source):
-        data = _merge(data, layer.data)
+        data = _merge_tables(data, layer.data)
     return data
 
 
@@ -72,8 +72,8 @@ class Layer(NamedTuple):
 
 def layers(source: str | Path) -> list[Layer]:
     """Files of `source`, the extended one first. Raises `ConfigError`."""
-    path = _find(source)
-    data = _read(path)
+    path = _find_config(source)
+    data = _read_toml(path)
     if (folder := run_of(source)) is not None:  # a run is where it lies, wherever it was made
         data.setdefault("run", {})["dir"] = str(folder.parent)
     base = data.pop("extends", None)
@@ -198,7 +198,7 @@ def run_of(source: str | Path) -> Path | None:
     return folder if folder.name not in ("", "..") else folder.resolve()
 
 
-def _find(source: str | Path) -> Path:
+def _find_config(source: str | Path) -> Path:
     path = Path(source)
     if (path / "config.toml").is_file():  # a run folder: the configuration it was started with
         return path / "config.toml"
@@ -220,13 +220,13 @@ def _base(path: Path, name: Any) -> list[Layer]:
     """Layers that the file at `path` extends: one, or two if shipped."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
-    file = _find(path.parent / name if (path.parent / name).exists() else name)
+    file = _find_config(path.parent / name if (path.parent / name).exists() else name)
     if run_of(file) is not None:
         raise ConfigError(
             f"{path} extends {name}, the settings of a run, which may run programs",
             fix="extend a file of yours, or a shipped config",
         )
-    data = _read(file)
+    data = _read_toml(file)
     above = data.pop("extends", None)
     if above is not None and file not in shipped().values():
         raise ConfigError(
@@ -236,7 +236,7 @@ def _base(path: Path, name: Any) -> list[Layer]:
     return [*([] if above is None else _base(file, above)), Layer(_layer_name(file), data)]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -292,15 +292,15 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge_tables(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     base = copy.deepcopy(base)
     _forget_options(base, over)
     return _merge_sections(base, over)
 
 
 def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
-    now = {section: _source(base, section) for section in ("tasks", "eval")}
-    new = {section: _source(over, section) or now[section] for section in now}
+    now = {section: _section_source(base, section) for section in ("tasks", "eval")}
+    new = {section: _section_source(over, section) or now[section] for section in now}
     if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # in place of the one
         new["tasks"] = ""
         del base["tasks"]["source"]
@@ -312,7 +312,7 @@ def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
             each.pop("options", None)
 
 
-def _source(data: dict[str, Any], section: str) -> str:
+def _section_source(data: dict[str, Any], section: str) -> str:
     value = data.get(section)
     return str(value.get("source", "")) if isinstance(value, dict) else ""
 

@@ -55,7 +55,7 @@ def reference() -> str:
 
 
 def _part(name: str, model: type[BaseModel]) -> str:
-    return f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_table(model)}"
+    return f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_settings_table(model)}"
 
 
 def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -65,7 +65,7 @@ def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
                 yield key, kind
 
 
-def _table(model: type[BaseModel]) -> str:
+def _settings_table(model: type[BaseModel]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         default = (

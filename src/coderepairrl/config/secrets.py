@@ -73,9 +73,9 @@ def is_secret(key: str, value: Any) -> bool:
     (True, False, False)
     """
     if isinstance(value, str):
-        named = _named(key, _ALWAYS | _MOSTLY) and not _FILLED_IN.fullmatch(value)
+        named = _is_secret_name(key, _ALWAYS | _MOSTLY) and not _FILLED_IN.fullmatch(value)
         return named or bool(_LOGIN.search(value) or _KNOWN.search(value))
-    return isinstance(value, int | float) and not isinstance(value, bool) and _named(key, _ALWAYS)
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_secret_name(key, _ALWAYS)
 
 
 def _argument(word: Any, before: Any) -> bool:
@@ -89,7 +89,7 @@ def _argument(word: Any, before: Any) -> bool:
     return option and not word.startswith("-") and is_secret(before, word)
 
 
-def _named(key: str, last: frozenset[str]) -> bool:
+def _is_secret_name(key: str, last: frozenset[str]) -> bool:
     words = [word.lower() for word in _WORD.findall(key.rpartition(".")[2])]
     while words and words[-1].isdigit():  # API_KEY_2
         words.pop()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from coderepairrl.config.loading import layers, load, parse_options
+from coderepairrl.config.loading import layers, load_config, parse_options
 from coderepairrl.config.schema import Config
 from coderepairrl.config.sections.run import Run
 
@@ -37,7 +37,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
     named_layers = [(layer.name, layer.data) for layer in layers(source)]
     named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
-    values = _leaves(load(source, overrides).model_dump(mode="json"))
+    values = _leaves(load_config(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}
     for name, data in named_layers:
         for key in _leaves(data):  # which replaces what was in it: ``engine = "tiny"``
@@ -46,7 +46,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
     return [Setting(key, value, defaults.get(key), _origin(key, origins)) for key, value in values.items()]
 
 
-def as_text(settings: Sequence[Setting]) -> str:
+def format_settings(settings: Sequence[Setting]) -> str:
     """Format as a table."""
     rows = [("setting", "value", "default", "set by")]
     rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]

@@ -1,4 +1,4 @@
-"""Inference engines: `make` an `EngineSpec` by name or import path, then `start` its `Engine`.
+"""Inference engines: `make_engine` an `EngineSpec` by name or import path, then `start` its `Engine`.
 
 Engines from ``package.module:Class`` must pass the same exam (`coderepairrl.checks.engine`).
 """
@@ -12,7 +12,7 @@ from coderepairrl.engines.scripted import ScriptedEngine
 from coderepairrl.engines.tiny import TinyEngine
 from coderepairrl.protocols import EngineSpec
 
-__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "make"]
+__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "make_engine"]
 
 SHIPPED = {
     "tiny": "coderepairrl.engines.tiny:Tiny",
@@ -22,13 +22,13 @@ SHIPPED = {
 """The engines that ship, by name."""
 
 
-def make(name: str, /, **options: Any) -> EngineSpec:
+def make_engine(name: str, /, **options: Any) -> EngineSpec:
     """Build the spec of engine `name`.
 
     Raises `ConfigError` for an unknown name or option (naming the nearest), a missing option, and invalid values.
 
-    >>> make("tiny", slots=4).name
+    >>> make_engine("tiny", slots=4).name
     'tiny'
     """
-    spec: EngineSpec = registry.make("engine", name, SHIPPED, EngineSpec, options)
+    spec: EngineSpec = registry.make_part("engine", name, SHIPPED, EngineSpec, options)
     return spec

@@ -76,7 +76,7 @@ class ScriptedEngine(Engine):
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """Switch to `version`. Raises `EngineFault` if the checksum does not match."""
         self._alive()
-        weights.verify(path, checksum)
+        weights.verify_checksum(path, checksum)
         self.version = version
         return version
 

@@ -37,7 +37,7 @@ from coderepairrl.environments.verify import check_unchanged, digest_of, share
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
 from coderepairrl.printable import printable, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.installs import alone, alone_in_turn, check_reachable, sweep_partial
+from coderepairrl.processes.installs import alone_in_turn, check_reachable, lock_installation, sweep_partial
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
@@ -246,7 +246,7 @@ async def build(specification: Specification) -> Environment:
             shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
             await asyncio.to_thread(sweep_partial, target.parent)
             try:
-                await _make(specification, partial)
+                await _make_environment(specification, partial)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -280,7 +280,7 @@ async def prepare_environments(
     return [each for each in built if each is not None]
 
 
-async def _make(specification: Specification, partial: Path) -> None:
+async def _make_environment(specification: Specification, partial: Path) -> None:
     resolved = await _with_conda(specification) if specification.conda else specification
     python = await asyncio.to_thread(interpreter, resolved.python)
     partial.mkdir(mode=0o755)
@@ -303,7 +303,7 @@ async def _with_conda(specification: Specification) -> Specification:
     file = specification.conda
     assert file is not None
     where = file.workspace or specification.workspace
-    backend = sandboxes.make(sandboxes.choose().name)
+    backend = sandboxes.make_backend(sandboxes.choose().name)
     try:
         async with backend.open(Task("environment/conda", "build", "python", where, b"")) as box:
             argv = ["bash", "-c", _CONDA, "bash", *file.paths]
@@ -325,7 +325,7 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
     )
     choice = sandboxes.choose()
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-    backend = sandboxes.make(choice.name, binds=folders, **options)
+    backend = sandboxes.make_backend(choice.name, binds=folders, **options)
     index = own_index()
     try:
         with scratch("environment") as home:
@@ -344,7 +344,7 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
 def _uv() -> Path:
     # a copy in the cache, since ours may lie in a home, out of sandboxes' sight
     target = environments_cache() / f"uv-{version('uv')}" / "uv"
-    with alone(target.parent):
+    with lock_installation(target.parent):
         if not target.exists():
             target.parent.mkdir(mode=0o755, exist_ok=True)
             check_reachable(target)
@@ -366,12 +366,12 @@ async def _install(
     argv += [install, "\n".join(spec.frozen), *spec.requirements]
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:
-        raise _refused(spec, built, refused)
+        raise _refusal(spec, built, refused)
     stripping = ["/tmp/env/bin/python", "-", box.workdir]
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
-        raise _refused(spec, stripped, refused)
-    facts = _read(stripped.output, target)
+        raise _refusal(spec, stripped, refused)
+    facts = _read_build_output(stripped.output, target)
     with tempfile.TemporaryFile() as archive:
         await _copy_out(box, archive)
         await asyncio.to_thread(_unpack, archive, target, python)
@@ -382,7 +382,7 @@ async def _install(
     return facts.model_dump(include={"imports", "modules", "packages", "left_out"})
 
 
-def _read(output: bytes, target: Path) -> _Stripped:
+def _read_build_output(output: bytes, target: Path) -> _Stripped:
     # only the last line: builds print, too
     try:
         facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
@@ -451,7 +451,7 @@ def _hostile(what: str) -> TaskError:
     )
 
 
-def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
+def _refusal(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
         printed = f"no end within {_SECONDS:.0f} s; {printed}"

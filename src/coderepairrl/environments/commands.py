@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from coderepairrl.environments import layers, trees
-from coderepairrl.environments.fetch import GROWTH, Say, alone, check_room
+from coderepairrl.environments.fetch import GROWTH, Say, check_room, lock_image
 from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
 from coderepairrl.environments.manifests import Found, Layer, digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -72,7 +72,7 @@ class LayerBuilder:
         """Image so far, without its settings."""
 
     def __enter__(self) -> Self:
-        self._lock = self._left.enter_context(alone(trees.folder(self._work.parent) / self._work.name))
+        self._lock = self._left.enter_context(lock_image(trees.make_open_folder(self._work.parent) / self._work.name))
         self._left.callback(destroy, self._work)
         destroy(self._work)  # remains of a killed build
         return self
@@ -128,7 +128,7 @@ class LayerBuilder:
         # applies the layers so far, and makes the mount points of sandboxes
         tree, name = self._work / "tree", self.found.name
         if self._unpacking is None:
-            trees.folder(self._work)
+            trees.make_open_folder(self._work)
             trees.owned(tree, self._user)
             check_room(self._work, GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
@@ -161,7 +161,7 @@ def _kept(key: str) -> _Kept | None:
 def _keep(archive: Path, key: str) -> _Kept:
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    path = trees.folder(images_cache() / "commands") / f"{key}-{digest}.tar"
+    path = trees.make_open_folder(images_cache() / "commands") / f"{key}-{digest}.tar"
     archive.replace(path)
     return _Kept(path, f"sha256:{digest}")
 

@@ -53,24 +53,24 @@ _THEN = 946_684_800
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
 
 
-def named(folder: Path) -> str:
+def dockerfile_image_name(folder: Path) -> str:
     """Image name, after ``image:``, of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
-def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """Look a Dockerfile's base image, or another image, up with `fetch.look`.
+def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
+    """Look a Dockerfile's base image, or another image, up with `look_up_image`.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
     reference = Reference.of(where)
     if reference.transport != TRANSPORT:
-        return fetch.look(where, store, offered)
+        return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
-    return fetch.look(base_of(Path(reference.name)), store, offered)
+    return fetch.look_up_image(base_of(Path(reference.name)), store, offered)
 
 
-def find(
+def find_dockerfile_image(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
     """Fetch the `offer`; for a Dockerfile, build its image as `user` in the temporary folder `work`.
@@ -208,7 +208,7 @@ class Recipe:
         self._user = self._expanded(rest.strip())
 
     def _choose(self, line: int, rest: str) -> None:
-        if (words := _listed(rest)) is None:
+        if (words := _json_list(rest)) is None:
             raise self._wrong(line, f"SHELL {rest}")
         self._shell = tuple(words)
 
@@ -236,7 +236,7 @@ class Recipe:
             raise self._wrong(
                 line, f"RUN {rest}: {tool[1]} needs several owners and a distribution's servers, which a build has not"
             )
-        words = _listed(command)
+        words = _json_list(command)
         argv = (*self._shell, command) if words is None else tuple(words)
         env = tuple(sorted((self._arguments | self._env).items()))
         where = f"{self.folder / NAME}, line {line}"
@@ -386,7 +386,7 @@ _STEPS: dict[str, Any] = {
 }
 
 
-def _listed(text: str) -> list[str] | None:
+def _json_list(text: str) -> list[str] | None:
     try:
         words = json.loads(text)
     except (ValueError, RecursionError):

@@ -24,14 +24,14 @@ from coderepairrl.environments.manifests import (
     Layer,
     Reference,
     blobs_of,
-    checked,
+    check_digest,
     digest_of,
     for_this_machine,
     layers_of,
-    parsed,
+    parse_manifest,
 )
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
-from coderepairrl.processes.children import run
+from coderepairrl.processes.children import run_child
 from coderepairrl.sandbox.interpreter import install_command
 
 Say = Callable[[str], None]
@@ -57,12 +57,12 @@ class Offer(NamedTuple):
     layers: Mapping[str, int]
     """Estimated bytes of unpacked layers, by digest."""
     get: Callable[[Say], Found]
-    """Fetches missing blobs. Raises as `look`."""
+    """Fetches missing blobs. Raises as `look_up_image`."""
     hub: bool = False
     """From Docker Hub, which limits pulls."""
 
 
-def look(where: str, store: Path, offered: Path | None = None) -> Offer:
+def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer:
     """Find image `where`; from a registry, fetch only the manifest.
 
     `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
@@ -99,18 +99,18 @@ class _NotThere(TaskError):
 def from_layout(folder: Path, reference: Reference, where: str) -> Found:
     """Find an image in OCI layout by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
-    index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
-    entry = _chosen(index, blobs, reference, where)
-    requested = digest = checked(entry.get("digest"), where)
-    manifest = parsed(_blob(blobs, digest, where), where)
+    index = parse_manifest(_bytes(folder / "index.json", where), f"{folder}/index.json")
+    entry = _choose_manifest(index, blobs, reference, where)
+    requested = digest = check_digest(entry.get("digest"), where)
+    manifest = parse_manifest(_blob(blobs, digest, where), where)
     if _is_list(manifest):
         digest = for_this_machine(manifest, where)
-        manifest = parsed(_blob(blobs, digest, where), where)
+        manifest = parse_manifest(_blob(blobs, digest, where), where)
     named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    return _found(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
+    return _found_image(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
 
 
-def _chosen(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
+def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
     entries = [entry for entry in index.get("manifests", ()) if isinstance(entry, dict)]
     if reference.digest:
         matching = [entry for entry in entries if entry.get("digest") == reference.digest]
@@ -133,9 +133,9 @@ def _is_list(manifest: dict[str, Any]) -> bool:
     return manifest.get("mediaType") in LISTS or "manifests" in manifest
 
 
-def _found(where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path) -> Found:
+def _found_image(where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path) -> Found:
     (config_digest, _), layers = blobs_of(manifest, f"image {where}")
-    config = parsed(_blob(blobs, config_digest, where), f"the configuration of {where}")
+    config = parse_manifest(_blob(blobs, config_digest, where), f"the configuration of {where}")
 
     def opened(layer: Layer) -> IO[bytes]:
         return (blobs / layer.blob.replace(":", "/")).open("rb")
@@ -170,7 +170,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
             configs = [
                 (entry, _member(archive, entry["Config"]))
-                for entry in _asked(parsed(listing, where)["images"], reference)
+                for entry in _asked_platforms(parse_manifest(listing, where)["images"], reference)
             ]
             chosen = next((each for each in configs if reference.digest in ("", digest_of(each[1]))), None)
             if chosen is None:
@@ -184,7 +184,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
         raise TaskError(f"{path} is no archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
         raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name a file that is there") from error
-    config = parsed(data, f"the configuration of {where}")
+    config = parse_manifest(data, f"the configuration of {where}")
     layers = layers_of(config, sizes, f"image {where}")
     members = dict(zip(layers, names, strict=True))
 
@@ -200,7 +200,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
     return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
 
 
-def _asked(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
+def _asked_platforms(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
     if reference.digest or (reference.transport == "docker-archive" and not reference.tag and len(listed) == 1):
         return listed
     names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}"} - {""}
@@ -225,26 +225,26 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
     )
     data = _manifest(place, reference.digest, where, store)
     digests["asked"] = digests["manifest"] = digest_of(data)
-    manifest = parsed(data, where)
+    manifest = parse_manifest(data, where)
     if _is_list(manifest):
         digests["manifest"] = for_this_machine(manifest, where)
         one = f"{reference.name}@{digests['manifest']}"
-        manifest = parsed(_manifest(one, digests["manifest"], where, store), where)
+        manifest = parse_manifest(_manifest(one, digests["manifest"], where, store), where)
     config, layers = blobs_of(manifest, f"image {where}")
 
     def get(say: Say) -> Found:
         read, place = manifest, f"{reference.name}@{digests['manifest']}"
         layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
-        with alone(layout) as lock:
+        with lock_image(layout) as lock:
             shutil.rmtree(layout, ignore_errors=True)  # of an attempt that was killed
             lacking = [blob for blob in [config, *layers] if not _has(store, *blob)]
             if lacking:
                 need = sum(size for _, size in lacking)
                 say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
-                digests["converted"] = _copy(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
+                digests["converted"] = _copy_image(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
                 if not all(_has(store, *blob) for blob in lacking):  # layers that were not compressed are now
-                    read = parsed(_blob(store, digests["converted"], where), where)
-        return _found(where, f"{reference.name}@{digests['asked']}", digests, read, store)
+                    read = parse_manifest(_blob(store, digests["converted"], where), where)
+        return _found_image(where, f"{reference.name}@{digests['asked']}", digests, read, store)
 
     lacking = {digest: size for digest, size in [config, *layers] if not _has(store, digest, size)}
     host, path, _ = reference.name.partition("/")
@@ -271,15 +271,15 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     return data
 
 
-def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
+def _copy_image(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
     # returns the OCI manifest's digest; skopeo holds the lock, too: if it outlives us, the next attempt waits for it
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
         _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
-        index = parsed((layout / "index.json").read_bytes(), f"{layout}/index.json")
+        index = parse_manifest((layout / "index.json").read_bytes(), f"{layout}/index.json")
     finally:
         shutil.rmtree(layout, ignore_errors=True)
-    return checked(index["manifests"][0]["digest"], where)
+    return check_digest(index["manifests"][0]["digest"], where)
 
 
 def _how(place: str, side: str) -> list[str]:
@@ -297,7 +297,7 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
     with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
         # every blob is checked by its digest, whatever the machine's policy is on signatures
         command = [program, "--insecure-policy", f"--command-timeout={seconds:.0f}s", *arguments]
-        done = run(["sh", "-c", 'exec "$@" 2>"$0"', errors.name, *command], stdout=output, pass_fds=held)
+        done = run_child(["sh", "-c", 'exec "$@" 2>"$0"', errors.name, *command], stdout=output, pass_fds=held)
         output.seek(0)
         if done.returncode == 0:
             return output.read()
@@ -334,7 +334,7 @@ def _explained(printed: str, where: str) -> CodeRepairError:
 
 
 @contextmanager
-def alone(target: Path) -> Iterator[int]:
+def lock_image(target: Path) -> Iterator[int]:
     """Lock `target`; yields the descriptor of the lock."""
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -35,14 +35,16 @@ def fingerprint(task: Task) -> Fingerprint:
     """Fingerprint of `task`, from records of `crrl tasks prepare`."""
     kind, _, where = task.workspace.partition(":")
     if kind == "image":
-        return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))
+        return Fingerprint("image", pinned(where), _read_fingerprint(record_of(where)).get("id", ""))
     kind, _, where = task.environment.partition(":")
     if kind == "venv":
-        return Fingerprint("venv", where, python=_python(Path(where)))
+        return Fingerprint("venv", where, python=_python_version(Path(where)))
     if kind == "python":
         folder = environment_folder(task.environment)
-        record = _read(folder / ENVIRONMENT_RECORD)
-        return Fingerprint("python", folder.name, record.get("digest", ""), _python(folder), record.get("uv", ""))
+        record = _read_fingerprint(folder / ENVIRONMENT_RECORD)
+        return Fingerprint(
+            "python", folder.name, record.get("digest", ""), _python_version(folder), record.get("uv", "")
+        )
     return Fingerprint("sandbox")
 
 
@@ -56,7 +58,7 @@ def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_fingerprint(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -64,7 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
     return record
 
 
-def _python(folder: Path) -> str:
+def _python_version(folder: Path) -> str:
     # `venv` and uv name the version differently
     try:
         text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
+from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, git, reason
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import resolve_inside, text_inside
 
@@ -49,7 +49,7 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
-        _look(place, home, common)
+        _check_place(place, home, common)
         borrowed = _borrowed(place, common)
         head = _remake(place, home, common, borrowed)
     except subprocess.CalledProcessError as error:
@@ -85,9 +85,9 @@ class _Place(NamedTuple):
         return git(*args, folder=folder, prefix=self.who, stdin=stdin, env=env, timeout=_PATIENCE)
 
 
-def _look(place: _Place, home: str, common: str) -> None:
+def _check_place(place: _Place, home: str, common: str) -> None:
     # with copies of refs: links in them could lead anywhere
-    view = bare(place.view)
+    view = create_bare_repository(place.view)
     (view / "info" / "attributes").unlink()
     old = place.tree / common
     _without_links(old)
@@ -151,7 +151,7 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     tags = [line.split(" ", 1) for line in ask(
         "for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags"
     ).splitlines()]  # fmt: skip
-    new = bare(place.new)
+    new = create_bare_repository(place.new)
     (new / "info" / "attributes").unlink()
     (new / "config").write_text(_config(place))
     checked_out = (place.tree / home / "HEAD").read_text().strip()
@@ -196,13 +196,13 @@ def _quoted(path: Path) -> str:
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _readable(folder: Path) -> None:
+def _make_readable(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _own(place: _Place, folder: Path) -> None:
-    _readable(folder)
+    _make_readable(folder)
     status = place.tree.stat()
     for path in (folder, *folder.rglob("*")):
         os.chown(path, status.st_uid, status.st_gid)

@@ -13,13 +13,13 @@ from threading import get_ident
 from typing import NamedTuple
 
 from coderepairrl.environments import dockerfile, trees
-from coderepairrl.environments.fetch import Offer, Say, alone, check_room
+from coderepairrl.environments.fetch import Offer, Say, check_room, lock_image
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import Image, find, pinned, record_of, store
+from coderepairrl.sandbox.rootfs import Image, find_image, pinned, record_of, store
 
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
 
@@ -45,7 +45,7 @@ def prepare_images(
     home = images_cache()
     try:
         for name in ("blobs", "names"):
-            trees.folder(home / name)
+            trees.make_open_folder(home / name)
     except OSError as error:
         raise PrerequisiteError(f"cannot write to {home}: {error}", fix=_ELSEWHERE) from error
     check_reachable(home / "blobs")
@@ -55,14 +55,14 @@ def prepare_images(
 
     def ask(name: str) -> Offer | None:
         try:
-            return None if _ready(name, user) else dockerfile.look(name, home / "blobs", offered)
+            return None if _ready(name, user) else dockerfile.look_up_base(name, home / "blobs", offered)
         except CodeRepairError as error:
             problems.append(error)
             return None
 
     def attempt(name: str, offer: Offer | None) -> ReadyImage | None:
         try:
-            return _ready(name, user) or (offer and _prepare(name, user, offered, say, offer))
+            return _ready(name, user) or (offer and _prepare_image(name, user, offered, say, offer))
         except CodeRepairError as error:
             problems.append(error)
         except OSError as error:
@@ -97,17 +97,24 @@ def _check_room(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
 
 def _ready(name: str, user: int | None) -> ReadyImage | None:
     try:
-        _, image = find(name, user)
+        _, image = find_image(name, user)
     except TaskError:
         return None
     return ReadyImage(name, pinned(name), image)
 
 
-def _prepare(name: str, user: int | None, offered: Path | None, say: Say, offer: Offer) -> ReadyImage:
+def _prepare_image(name: str, user: int | None, offered: Path | None, say: Say, offer: Offer) -> ReadyImage:
     home = images_cache()
-    with alone(home / "names" / record_of(name).stem):
+    with lock_image(home / "names" / record_of(name).stem):
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
-        get = partial(dockerfile.find, name, home / "blobs", say, user=user, work=store(user) / f".building-{key}")
+        get = partial(
+            dockerfile.find_dockerfile_image,
+            name,
+            home / "blobs",
+            say,
+            user=user,
+            work=store(user) / f".building-{key}",
+        )
         fetched = get(offer)
         try:
             image = trees.build(fetched, user, say)
@@ -116,7 +123,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say, offer:
                 raise
             say(f"{error}; fetching it again")
             mine.unlink()
-            fetched = get(dockerfile.look(name, home / "blobs", offered))
+            fetched = get(dockerfile.look_up_base(name, home / "blobs", offered))
             image = trees.build(fetched, user, say)
         for key in {name, fetched.pinned, *(f"@{digest}" for digest in fetched.digests.values())}:
             _note(record_of(f"image{key}" if key.startswith("@") else key), fetched.pinned, image.id)

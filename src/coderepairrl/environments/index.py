@@ -59,14 +59,14 @@ def origin_of(parts: SplitResult) -> str:
 
 def own_index() -> Index | None:
     """Configured replacement of PyPI, if any."""
-    settings = _settings()
+    settings = _index_settings()
     url = settings.get("UV_DEFAULT_INDEX", "")
     return Index.of(url, _links(settings)) if origin_of(urlsplit(url)) else None
 
 
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
     """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``)."""
-    settings = _settings()
+    settings = _index_settings()
     urls = [_inside(url, index, proxy) for url in _links(settings)]
     if "UV_DEFAULT_INDEX" in settings:
         settings["UV_DEFAULT_INDEX"] = _inside(settings["UV_DEFAULT_INDEX"], index, proxy)
@@ -86,10 +86,10 @@ def index_hosts() -> tuple[str, ...]:
 
 def local_folders() -> list[str]:
     """Local folders of wheels."""
-    return [each for each in _links(_settings()) if each.startswith("/") and Path(each).is_dir()]
+    return [each for each in _links(_index_settings()) if each.startswith("/") and Path(each).is_dir()]
 
 
-def _settings() -> dict[str, str]:
+def _index_settings() -> dict[str, str]:
     values = {
         name: next((os.environ[each] for each in (name, *alternatives) if os.environ.get(each)), "")
         for name, alternatives in _SETTINGS.items()

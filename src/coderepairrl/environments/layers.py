@@ -69,7 +69,7 @@ class Layer:
         return {**done, "counts": self.counts, "left_out": self.left_out}
 
     def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        parts = split(member.name)
+        parts = split_entry_name(member.name)
         if not parts:
             if not member.isdir():
                 raise Refused(f"the root folder is no folder: {member.name!r}")
@@ -185,7 +185,7 @@ class Layer:
 
     def _linked(self, member: tarfile.TarInfo) -> str:
         # empty for a device
-        parts = split(member.linkname)
+        parts = split_entry_name(member.linkname)
         source = f"{self._parent(parts[:-1])}/{parts[-1]}" if parts else self.root
         try:
             mode = os.lstat(source).st_mode
@@ -285,10 +285,10 @@ class Layer:
         return True
 
 
-def split(name: str) -> list[str]:
+def split_entry_name(name: str) -> list[str]:
     """Split an entry's name; empty for the root. Raises `Refused` for unsafe names.
 
-    >>> split("./usr/bin/")
+    >>> split_entry_name("./usr/bin/")
     ['usr', 'bin']
     """
     parts = [part for part in name.split("/") if part not in ("", ".")]

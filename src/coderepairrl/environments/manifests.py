@@ -85,7 +85,7 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def parsed(data: bytes, what: str) -> dict[str, Any]:
+def parse_manifest(data: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raises `TaskError`."""
     try:
         value = json.loads(data)
@@ -103,14 +103,14 @@ def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
     for entry in offered:
         offered_platform = entry.get("platform") or {}
         if offered_platform.get("os") == "linux" and offered_platform.get("architecture") == machine:
-            return checked(entry.get("digest"), what)
+            return check_digest(entry.get("digest"), what)
     if len(offered) == 1 and not offered[0].get("platform"):
-        return checked(offered[0].get("digest"), what)
+        return check_digest(offered[0].get("digest"), what)
     names = sorted({str((entry.get("platform") or {}).get("architecture")) for entry in offered})
     raise TaskError(f"{what} is not for linux/{machine}, but for {', '.join(names) or 'nothing'}")
 
 
-def checked(digest: object, what: str) -> str:
+def check_digest(digest: object, what: str) -> str:
     """Validate `digest`. Raises `TaskError`."""
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise TaskError(f"{what} names a blob by {digest!r}, which is no SHA-256")
@@ -126,7 +126,7 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
         )
     try:
         entries = [manifest["config"], *manifest["layers"]]
-        blobs = [(checked(entry["digest"], what), int(entry["size"])) for entry in entries]
+        blobs = [(check_digest(entry["digest"], what), int(entry["size"])) for entry in entries]
     except (KeyError, TypeError, ValueError) as error:
         raise TaskError(f"{what} has a manifest that is none: {error}") from error
     return blobs[0], blobs[1:]
@@ -140,4 +140,4 @@ def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str
     ids = (config.get("rootfs") or {}).get("diff_ids") or []
     if len(ids) != len(blobs):
         raise TaskError(f"{what} has {len(blobs)} layers, and a configuration for {len(ids)}")
-    return tuple(Layer(*blob, checked(each, what)) for blob, each in zip(blobs, ids, strict=True))
+    return tuple(Layer(*blob, check_digest(each, what)) for blob, each in zip(blobs, ids, strict=True))

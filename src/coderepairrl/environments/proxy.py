@@ -87,7 +87,7 @@ class _Proxy:
             else:
                 if len(self.refused) < _NAMED:
                     self.refused.append(target[:_NAME_LENGTH])
-                await _answer(writer, 403)
+                await _write_response(writer, 403)
         writer.close()
 
     def _path(self, target: str) -> str:
@@ -111,7 +111,7 @@ class _Proxy:
             async with self.client.request(method, url, headers=headers, allow_redirects=False) as response:
                 await self._hand_on(method, str(url), response, writer)
         except (aiohttp.ClientConnectionError, TimeoutError, OSError):
-            await _answer(writer, 502)
+            await _write_response(writer, 502)
 
     async def _hand_on(
         self, method: str, url: str, response: aiohttp.ClientResponse, writer: asyncio.StreamWriter
@@ -122,11 +122,11 @@ class _Proxy:
             fields["location"] = self._own(urljoin(url, moved))
         if method == "GET" and response.status == HTTPStatus.OK and _PAGES.match(response.content_type):
             page = _LINK.sub(lambda link: self._rewritten(link, url), await response.read())
-            await _answer(writer, response.status, fields | {"content-length": str(len(page))}, page)
+            await _write_response(writer, response.status, fields | {"content-length": str(len(page))}, page)
             return
         if (length := response.headers.get("content-length")) and "content-encoding" not in response.headers:
             fields["content-length"] = length
-        await _answer(writer, response.status, fields)
+        await _write_response(writer, response.status, fields)
         async for piece in response.content.iter_chunked(_PIECE):
             writer.write(piece)
             async with asyncio.timeout(_IDLE):
@@ -149,13 +149,13 @@ class _Proxy:
             async with asyncio.timeout(_PATIENCE):
                 far_reader, far_writer = await asyncio.open_connection(host, _PORT)
         except OSError:  # TimeoutError among them
-            await _answer(writer, 502)
+            await _write_response(writer, 502)
             return
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
 
 
-async def _answer(
+async def _write_response(
     writer: asyncio.StreamWriter, code: int, fields: dict[str, str] | None = None, body: bytes = b""
 ) -> None:
     head = {"content-length": "0"} if fields is None else fields

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
-from coderepairrl.processes.installs import alone, check_reachable, python
+from coderepairrl.processes.installs import check_reachable, lock_installation, system_python
 from coderepairrl.runs.storage import replace_file
 
 _DONE = ".complete"
@@ -28,7 +28,7 @@ def interpreter(version: str) -> Path:
     """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
         raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
-    path = next(_installed(version), None)
+    path = next(_installed_pythons(version), None)
     if path is None:
         raise PrerequisiteError(
             f"this machine has no Python {version}, which the environment of a task needs",
@@ -41,7 +41,7 @@ def interpreter(version: str) -> Path:
 
 def sandbox_version() -> str:
     """``MAJOR.MINOR`` of the sandbox's Python. Raises `ConfigError` if unclear."""
-    match = re.fullmatch(r"python(3\.\d+)", python().name)
+    match = re.fullmatch(r"python(3\.\d+)", system_python().name)
     if match is None:
         raise ConfigError(
             "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
@@ -49,7 +49,7 @@ def sandbox_version() -> str:
     return match[1]
 
 
-def _installed(version: str) -> Iterator[Path]:
+def _installed_pythons(version: str) -> Iterator[Path]:
     # the distribution's first, then pyenv's and uv's, newest first
     for folder in ("/usr/bin", "/usr/local/bin"):
         if (python := Path(folder, f"python{version}")).exists():
@@ -70,14 +70,14 @@ def _patch_release(folder: Path) -> int:
 def _copied(python: Path) -> Path:
     prefix = python.parent.parent
     target = environments_cache() / "pythons" / prefix.name
-    with alone(target):
+    with lock_installation(target):
         if not (target / _DONE).exists():
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted copy left
             target.mkdir(mode=0o755)
             check_reachable(target)
             version = python.name.removeprefix("python")
             for part in (f"bin/{python.name}", f"lib/python{version}", "include"):
-                _copy(prefix / part, target / part)
+                _copy_python(prefix / part, target / part)
             for library in (prefix / "lib").glob("libpython*.so*"):
                 shutil.copy2(library, target / "lib" / library.name)
             _relocate(target / "bin" / python.name, prefix)
@@ -87,7 +87,7 @@ def _copied(python: Path) -> Path:
     return target / "bin" / python.name
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_python(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         ignored = shutil.ignore_patterns(*_LEFT_OUT, "config-*", "*.pyc")

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.environments import history, layers
-from coderepairrl.environments.fetch import Say, alone
+from coderepairrl.environments.fetch import Say, lock_image
 from coderepairrl.environments.manifests import Found, Layer
 from coderepairrl.environments.verify import digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.processes.hostgit import bare, git, reason
+from coderepairrl.processes.hostgit import create_bare_repository, git, reason
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
@@ -53,15 +53,15 @@ class CorruptLayer(TaskError):
 def build(found: Found, user: int | None, say: Say) -> Image:
     """Unpack an image for sandboxes of `user`, unless done. Raises `TaskError`, `PrerequisiteError`."""
     home = store(user)
-    folder(home)
-    with alone(home / found.id) as lock:
+    make_open_folder(home)
+    with lock_image(home / found.id) as lock:
         done = home / found.id
         if (done / IMAGE_RECORD).is_file():
             return Image.read(done)
         partial = home / f".partial-{found.id}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            tree, shares = folder(partial) / "tree", home / SHARES
+            tree, shares = make_open_folder(partial) / "tree", home / SHARES
             for each in (tree, shares):
                 owned(each, user)
             unpacking = Unpacking(found, tree, shares, partial, user, lock, say)
@@ -79,7 +79,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
         return image
 
 
-def folder(path: Path) -> Path:
+def make_open_folder(path: Path) -> Path:
     """Create the folder `path`, open to all users."""
     for each in (*reversed(path.parents), path):
         if not each.is_dir():
@@ -91,7 +91,7 @@ def folder(path: Path) -> Path:
 def owned(path: Path, user: int | None) -> None:
     """Create the folder `path` for `user`."""
     if not path.is_dir():
-        folder(path)
+        make_open_folder(path)
         if user is not None:
             os.chown(path, user, user)
 
@@ -123,7 +123,7 @@ class Unpacking:
         with self.found.open(layer) as blob:
             self._check(layer, blob)
             try:
-                report, seen = self._apply(plain(blob))
+                report, seen = self._apply(decompress_blob(blob))
             except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
                 raise CorruptLayer(self.found, layer, str(error)) from error
         if seen != layer.diff_id:
@@ -176,7 +176,7 @@ class Unpacking:
             return json.loads(output.read()), f"sha256:{digest.hexdigest()}"
 
 
-def plain(blob: IO[bytes]) -> IO[bytes]:
+def decompress_blob(blob: IO[bytes]) -> IO[bytes]:
     """Decompress a blob. Raises `PrerequisiteError`."""
     magic = blob.read(6)
     blob.seek(0)
@@ -253,9 +253,9 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     tree = partial / "tree"
     config = found.config.get("config") or {}
     where = _working_folder(found, tree, config)
-    work = folder(partial / "work")
+    work = make_open_folder(partial / "work")
     if found.patches:
-        _patch(found, tree / where, work, user)
+        _patch_tree(found, tree / where, work, user)
     reduced = history.reduce(tree, where, work, user)
     shutil.rmtree(work)
     (partial / "layers.py").unlink()
@@ -265,7 +265,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     (partial / "manifest.json").write_text(json.dumps(manifest))
     who, group, home = user_of(tree, str(config.get("User") or ""), found.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
-    report = summary(reports) | {"removed": list(reduced.removed), **found.digests}
+    report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **found.digests}
     for path in partial.glob("*.json"):
         path.chmod(0o644)
     hidden, digest = tuple(_hidden(tree)), digest_of(partial, record=IMAGE_RECORD)
@@ -279,14 +279,14 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     return image
 
 
-def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
+def _patch_tree(found: Found, place: Path, work: Path, user: int | None) -> None:
     # remove the repository first, as it shows what the patches undo
     git_folder = place / ".git"
     if git_folder.is_dir() and not git_folder.is_symlink():
         shutil.rmtree(git_folder)
     else:
         git_folder.unlink(missing_ok=True)
-    home = bare(work / "patching")
+    home = create_bare_repository(work / "patching")
     for patch in found.patches:
         try:
             git("apply", "--whitespace=nowarn", "-", folder=home, tree=place, stdin=patch, prefix=command_as(user, []))
@@ -339,7 +339,7 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
     Returns its id; git mode and blob id by path; and the size in bytes on 4 KiB pages.
     """
     entries, size = [], 0
-    for path, kind in _files(source):
+    for path, kind in _walk_files(source):
         size += 4096 * (2 + kind.st_size // 4096)
         if set(path.split("/")) & {".git", *_DROPPED} or path.endswith(".pyc"):
             continue
@@ -349,7 +349,7 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
             mode = "100755" if kind.st_mode & stat.S_IXUSR else "100644"
             entries.append((path, mode, (source / path).read_bytes()))
     entries.sort()
-    home = bare(target)
+    home = create_bare_repository(target)
     quick = ("-c", "pack.compression=0")  # it is read once in a while, and compressing takes longer than all else
     git(*quick, "fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
     for written in (home, *home.rglob("*")):
@@ -358,7 +358,7 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
 
 
-def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _walk_files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
     for parent, folders, files in os.walk(source):
         parent_path = Path(parent)
         for name in (*files, *(name for name in folders if (parent_path / name).is_symlink())):
@@ -375,7 +375,7 @@ def _hidden(tree: Path) -> list[str]:
     ]
 
 
-def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_layer_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the reports of all layers."""
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
     counts: dict[str, int] = {}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find, pinned
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, pinned
 from coderepairrl.types import Task
 
 _SHARED = 512
@@ -145,7 +145,7 @@ def states(tasks: Sequence[Task]) -> list[State]:
     for text, count in images.items():
         where = text.removeprefix("image:")
         try:
-            folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
+            folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
             same = digest_of(folder, hashes, IMAGE_RECORD) == image.digest
             state = "as built" if same else "changed" if image.digest else "unknown"
             # what is damaged may be shared: unpacked again, the image would be linked with it

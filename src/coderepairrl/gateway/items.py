@@ -160,7 +160,7 @@ def _kind(item: Mapping[str, Any]) -> str:
         return "text" if item.get("role") == "assistant" else "message"
     if kind == "reasoning":
         return "thoughts"
-    if _call(item):
+    if _call_item(item):
         return "call"
     if not isinstance(kind, str):
         return "else"
@@ -169,7 +169,7 @@ def _kind(item: Mapping[str, Any]) -> str:
     return "text" if kind.endswith("_call") else "else"
 
 
-def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
+def _call_item(item: Mapping[str, Any]) -> dict[str, Any] | None:
     kind, tool, arguments = item.get("type"), item.get("name"), item.get("arguments")
     vendor = VENDOR_TOOLS.get(str(kind).removesuffix("_call"))
     if vendor is not None and str(kind).endswith("_call"):
@@ -201,7 +201,7 @@ def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: Conte
 
 def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: ContentReader) -> None:
     if kind == "call":
-        message.setdefault("tool_calls", []).append(_call(item))
+        message.setdefault("tool_calls", []).append(_call_item(item))
     elif kind == "thoughts":
         if thoughts := parts.text(item.get("content")):
             message["reasoning_content"] = thoughts

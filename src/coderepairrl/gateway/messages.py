@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_core import from_json
 
-from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, read, typed_events
+from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, parse_body, typed_events
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
@@ -79,12 +79,14 @@ class _Body(_Counted):
 
 def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
-    body = read(_Body, raw)
+    body = parse_body(_Body, raw)
     stop = tuple(body.stop_sequences or ())
     return _request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
 
 
-counter = Counter("/messages/count_tokens", lambda raw: _request(read(_Counted, raw)), lambda n: {"input_tokens": n})
+counter = Counter(
+    "/messages/count_tokens", lambda raw: _request(parse_body(_Counted, raw)), lambda n: {"input_tokens": n}
+)
 
 
 def _request(body: _Counted, **more: Any) -> Request:

@@ -37,7 +37,7 @@ class Request:
     store: bool = False
     """Whether the client may fetch the reply by id."""
     unread: bool = False
-    """Whether messages are still items that may refer to stored replies (`responses.resolve`)."""
+    """Whether messages are still items that may refer to stored replies (`responses.resolve_references`)."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Data for writing the reply."""
 
@@ -147,7 +147,11 @@ def keyed(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
     """Key of the empty conversation under `tools`."""
-    return tools.key if isinstance(tools, KeyedTools) else hashlib.blake2b(_json(list(tools)), digest_size=16).digest()
+    return (
+        tools.key
+        if isinstance(tools, KeyedTools)
+        else hashlib.blake2b(_as_json_bytes(list(tools)), digest_size=16).digest()
+    )
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
@@ -163,7 +167,9 @@ def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
         properties = schema.get("properties")
         for argument, described in properties.items() if isinstance(properties, Mapping) else ():
             if isinstance(described, Mapping) and "default" in described:
-                defaults.setdefault(tool["function"]["name"], {})[argument] = _parsed(json.dumps(described["default"]))
+                defaults.setdefault(tool["function"]["name"], {})[argument] = _parse_call_arguments(
+                    json.dumps(described["default"])
+                )
     return defaults
 
 
@@ -174,7 +180,7 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
     calls: list[tuple[str, object]] = []
     functions = [call["function"] for call in message.get("tool_calls", ())]
     for function in functions:
-        name, arguments = function["name"], _parsed(function["arguments"])
+        name, arguments = function["name"], _parse_call_arguments(function["arguments"])
         if isinstance(arguments, dict) and (usual := defaults.get(name)):
             arguments = {
                 argument: value for argument, value in arguments.items() if (argument, value) not in usual.items()
@@ -183,12 +189,12 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
     if not calls:
         return f"assistant\n{text.strip()}".encode()
     try:
-        return b"calls\n" + _json([text.strip(), *calls])
+        return b"calls\n" + _as_json_bytes([text.strip(), *calls])
     except RecursionError:  # nested deeper than can be written
-        return b"calls\n" + _json([text.strip(), *((each["name"], each["arguments"]) for each in functions)])
+        return b"calls\n" + _as_json_bytes([text.strip(), *((each["name"], each["arguments"]) for each in functions)])
 
 
-def _parsed(arguments: str) -> Any:
+def _parse_call_arguments(arguments: str) -> Any:
     """Parse JSON; invalid JSON stays text, empty text and null are `{}`."""
     try:
         value = json.loads(arguments or "null", parse_int=float)  # JavaScript clients write 1.0 back as 1
@@ -200,5 +206,5 @@ def _parsed(arguments: str) -> Any:
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 
-def _json(value: object) -> bytes:
+def _as_json_bytes(value: object) -> bytes:
     return _encode(value).encode(errors="surrogatepass")  # arguments may escape half a character

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, read, typed_events, unsupported
+from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, parse_body, typed_events, unsupported
 from coderepairrl.gateway.call import Call, Completion, Find
 from coderepairrl.gateway.items import VENDOR_TOOLS, full_name, printed, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
@@ -69,7 +69,7 @@ class _Body(Lenient):
 
 def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
-    body = read(_Body, raw)
+    body = parse_body(_Body, raw)
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
@@ -111,17 +111,17 @@ def parse(raw: bytes) -> Request:
     if any(item.get("type") == "item_reference" for item in items):
         unread = tuple({"role": "user", "content": json.dumps(item)} for item in items)
         return replace(request, messages=(*opening, *unread), unread=True)
-    return _read(request, opening, items)
+    return _read_request(request, opening, items)
 
 
-def resolve(request: Request, find: Find) -> Request:
+def resolve_references(request: Request, find: Find) -> Request:
     """Look up ``item_reference`` items. Raises `ApiError` (404)."""
     at = request.opening
     items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
-    return _read(replace(request, unread=False), request.messages[:at], items)
+    return _read_request(replace(request, unread=False), request.messages[:at], items)
 
 
-def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
+def _read_request(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
     parts = ContentReader(printed)
     messages = read_items(items, opening, parts)
     return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))

@@ -240,7 +240,9 @@ class Gateway:
                     body = body or await session.incoming.body(request, dialect.name)
                     model_request = await session.read(dialect.name, body)
                     model_request = (
-                        responses.resolve(model_request, session.find) if model_request.unread else model_request
+                        responses.resolve_references(model_request, session.find)
+                        if model_request.unread
+                        else model_request
                     )
                     call = session.admit(model_request, body.digest, replies.retry_count(request))
                 with call.follower():
@@ -258,7 +260,9 @@ class Gateway:
                 with _void_on_bug(session), _count_refusals(session):
                     model_request = await session.read(counter.path, await incoming.body(request, counter.path))
                     model_request = (
-                        responses.resolve(model_request, session.find) if model_request.unread else model_request
+                        responses.resolve_references(model_request, session.find)
+                        if model_request.unread
+                        else model_request
                     )
                     return web.json_response(counter.reply(await session.count(model_request)))
             finally:

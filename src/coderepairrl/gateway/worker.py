@@ -96,7 +96,9 @@ class Jobs:
 
     def _loaded(self, loaded_from: LoadedFrom) -> Codec:
         if self._codec is None or loaded_from != self._loaded_from:
-            self._codec = tokens.load(loaded_from.model, renderer=loaded_from.renderer, thinking=loaded_from.thinking)
+            self._codec = tokens.load_codec(
+                loaded_from.model, renderer=loaded_from.renderer, thinking=loaded_from.thinking
+            )
             self._loaded_from = loaded_from
             _limit_memory()
         return self._codec

@@ -4,7 +4,17 @@
 early exits; `harness` judges by a benchmark's rules.
 """
 
-from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, restore, tried
+from coderepairrl.grading.checks import (
+    CANNOT,
+    Verdict,
+    apply_patch,
+    grade,
+    grade_apart,
+    judge,
+    judged_in,
+    restore,
+    tried,
+)
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import RESULTS, Outcome, lacking
 from coderepairrl.grading.witness import results_of
@@ -15,7 +25,7 @@ __all__ = [
     "RULES",
     "Outcome",
     "Verdict",
-    "apply",
+    "apply_patch",
     "grade",
     "grade_apart",
     "judge",

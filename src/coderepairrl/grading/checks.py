@@ -85,18 +85,18 @@ async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verd
     async def prepare(sandbox: Sandbox) -> str:
         return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
 
-    return await run(task.checks, lambda: backend.open(judged_in(task)), prepare)
+    return await run_checks(task.checks, lambda: backend.open(judged_in(task)), prepare)
 
 
 async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     """Apply the graded part of `patch`; return why it does not apply, or ""."""
     rules = harness.judged_by(task.checks)
     if rules is not None and rules.apply:
-        return await harness.apply(sandbox, patch, rules)
+        return await harness.apply_as_benchmark(sandbox, patch, rules)
     without = left_out(task.reference, task.checks, sandbox.workdir)
     without += rules.left_out if rules is not None else ()
     without += await _shadowing(sandbox, patch, without, task)
-    return await apply(sandbox, patch, without)
+    return await apply_patch(sandbox, patch, without)
 
 
 async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
     return listing.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if listing and listing.ok else []
 
 
-async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
+async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
     """Apply `patch` without files that match `without`; return why it does not apply, or "".
 
     Raises `SandboxFault` for a sandbox without a working git.
@@ -143,7 +143,7 @@ async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -
     result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:
         return ""
-    message = _text(result).partition("\n")[0][:_SHOWN]
+    message = _output_text(result).partition("\n")[0][:_SHOWN]
     if result.timed_out or result.exit_code not in _REFUSED:
         how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
         raise SandboxFault(f"`git apply` {how} in the sandbox: {message}", fix="the sandbox needs git")
@@ -152,7 +152,7 @@ async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -
 
 async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
     """Run the checks in `sandbox` as it is, restoring their files before each command."""
-    return await run(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
+    return await run_checks(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:
@@ -165,7 +165,7 @@ async def restore(sandbox: Sandbox, checks: Checks) -> str:
     return ""
 
 
-async def run(
+async def run_checks(
     checks: Checks,
     opened: Callable[[], AbstractAsyncContextManager[Sandbox]],
     prepare: Callable[[Sandbox], Awaitable[str]],
@@ -197,7 +197,7 @@ async def run(
 
 
 async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
-    report, late = await harness.run(sandbox, command, checks)
+    report, late = await harness.run_harness_command(sandbox, command, checks)
     if report.resolved:
         return Verdict("", report.outcomes)
     if late:
@@ -221,7 +221,7 @@ class Ran(NamedTuple):
     @property
     def last(self) -> str:
         """Last line of output."""
-        return _text(self.result).rpartition("\n")[2]
+        return _output_text(self.result).rpartition("\n")[2]
 
 
 async def tried(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
@@ -249,7 +249,7 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
     word, argv = witness.new_word(), witness.script(command.argv)
     stdin = witness.facts(sandbox, checks, word) if argv else b""
     result = await sandbox.exec(argv or command.argv, stdin=stdin, timeout=command.timeout)
-    text = _text(result)
+    text = _output_text(result)
     problem = ""
     if not result.ok:
         problem = _how(result, command)
@@ -272,7 +272,7 @@ async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[
         word = witness.new_word()
         facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
         result = await _exec(sandbox, command, watched, facts)
-        report = witness.parse(result.output, word)
+        report = witness.parse_report(result.output, word)
         return replace(result, output=witness.before(result.output, word)), report
     path = harness.drawn_path()
     argv, stdin = [word.replace(harness.RESULT_FILES, path) for word in command.argv], b""
@@ -303,5 +303,5 @@ def _outcome(outcomes: Outcomes, name: str) -> str:
     return outcomes[name].name.lower() if name in outcomes else "not reported"
 
 
-def _text(result: ExecResult) -> str:
+def _output_text(result: ExecResult) -> str:
     return result.output.decode("utf-8", "replace").strip()

@@ -149,21 +149,21 @@ def r2e_gym(log: str, argument: str, checks: Checks) -> Report:
     `argument` is the row's ``expected_output_json``. Source: ``r2egym/agenthub/runtime/docker.py``
     (``_calculate_reward_r2e``), ``r2egym/repo_analysis/execution_log_parser.py``.
     """
-    expected = _bare(json.loads(argument))
-    statuses = _bare(_summary(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
+    expected = _bare_names(json.loads(argument))
+    statuses = _bare_names(_statuses_of_log(re.sub(r"\x1b\[[0-9;]*m|\r", "", log)))
     differ = [name for name in expected.keys() | statuses.keys() if expected.get(name) != statuses.get(name)]
     return Report(
         bool(statuses), not differ, sorted(differ), {name: outcome(status) for name, status in statuses.items()}
     )
 
 
-def _bare(statuses: Mapping[str, str]) -> dict[str, str]:
+def _bare_names(statuses: Mapping[str, str]) -> dict[str, str]:
     """Strip colours and messages from names; of equal ones the last by full name counts."""
     plain = {re.sub(r"\x1b\[\d+m", "", name): statuses[name] for name in statuses}
     return {name.split(" - ")[0]: plain[name] for name in sorted(plain)}
 
 
-def _summary(log: str) -> dict[str, str]:
+def _statuses_of_log(log: str) -> dict[str, str]:
     parts = log.split("short test summary info")
     statuses = {}
     for line in parts[1].strip().split("\n") if len(parts) > 1 else ():
@@ -197,7 +197,7 @@ def defects4j(log: str, argument: str, checks: Checks) -> Report:
 def gitbug_java(log: str, argument: str, checks: Checks) -> Report:
     """GitBug-Java: as many tests ran as on the repaired commit (`argument`), and none failed.
 
-    `log` are JUnit's reports. Names are ``CLASS::NAME``. Source: ``gitbug/bug.py`` (``run``).
+    `log` are JUnit's reports. Names are ``CLASS::NAME``. Source: ``gitbug/bug.py`` (``run_harness_command``).
     """
     cases = [("::".join(filter(None, (within, name))), outcome) for within, name, outcome in junit_cases(log)]
     failed = [name for name, outcome in cases if outcome is Outcome.FAILED]
@@ -312,7 +312,7 @@ def install(some: Iterable[Checks]) -> None:
         package.install()
 
 
-async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
+async def apply_as_benchmark(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
     """Apply `patch` as the benchmark does; return why that fails, or "". Raises `SandboxFault`."""
     if not patch.strip():
         return ""
@@ -330,7 +330,7 @@ async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
 
-async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
+async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
     """Run `command` and let the benchmark judge its log; also return whether it timed out.
 
     Raises `SandboxFault`, and `GraderFault` if the judge cannot be installed.

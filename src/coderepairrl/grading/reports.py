@@ -80,7 +80,7 @@ def unittest_id(printed: str) -> str:
     return inside if inside.endswith(f".{test}") else f"{inside}.{test}"
 
 
-def _lines(text: str) -> Iterator[str]:
+def _report_lines(text: str) -> Iterator[str]:
     return (_COLOUR.sub("", line).rstrip() for line in text.split("\n") if len(line) <= _LINE)
 
 
@@ -157,7 +157,7 @@ _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) i
 
 def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
     section: list[tuple[str, Outcome]] = []
-    for line in _lines(text):
+    for line in _report_lines(text):
         if re.fullmatch(r"running \d+ tests?", line):
             section = []
         elif test := _CARGO_TEST.fullmatch(line):
@@ -185,7 +185,7 @@ def go(text: str) -> Outcomes:
 
 
 def _go(text: str) -> _Found:
-    for line in _lines(text):
+    for line in _report_lines(text):
         if line.startswith("{"):
             try:
                 event = json.loads(line)
@@ -221,7 +221,7 @@ def _tap(text: str) -> _Found:
     """Parse TAP: a test follows its subtests, which are indented by four more spaces."""
     inner: dict[int, list[tuple[list[str], Outcome]]] = {}
     block = ""
-    for line in _lines(text):
+    for line in _report_lines(text):
         if block:  # an error message is no result
             block = "" if line == block else block
             continue
@@ -246,7 +246,7 @@ def _tap(text: str) -> _Found:
 def _spec(text: str) -> _Found:
     """Parse `spec`: a suite opens on a separate line, its tests indented by two more spaces."""
     suites: list[str] = []
-    for line in _lines(text):
+    for line in _report_lines(text):
         test = _SPEC.fullmatch(line)
         if test is None:
             continue
@@ -277,7 +277,7 @@ def unittest(text: str) -> Outcomes:
 def _unittest(text: str) -> _Found:
     names: list[str] = []
     """Of the test that has begun: its id, and its docstring's first line."""
-    for line in _lines(text):
+    for line in _report_lines(text):
         if subtest := _SUBTEST.fullmatch(line):
             if outcome := _unittest_outcome(subtest[2]):
                 yield unittest_id(subtest[1]), outcome

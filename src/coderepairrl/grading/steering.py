@@ -23,7 +23,7 @@ STEERING = (
     *("node_modules/*", ".babelrc*", "babel.config.*", ".nycrc*", "ava.config.*", "karma.conf.*", "vendor/modules.txt"),
 )
 """Files that steer a test runner or an interpreter, or count as tests by name. A patch's changes to them are left out
-before judging, unless the task's reference changes such a file too. So are files named by a command (`named`), and new
+before judging, unless the task's reference changes such a file too. So are files that a command names, new
 files that Python could import in place of its modules or a runner's (`stands_for`).
 """
 
@@ -136,7 +136,7 @@ def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> 
     kinds = [
         pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in reference_files)
     ]
-    files = [literally(path) for path in named(checks, workdir) if path not in reference_files]
+    files = [literally(path) for path in steering_candidates(checks, workdir) if path not in reference_files]
     return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
 
 
@@ -160,11 +160,12 @@ def unquoted(name: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{1,3}|.)", character, name, flags=re.DOTALL)
 
 
-def named(checks: Checks, workdir: str = "") -> list[str]:
+def steering_candidates(checks: Checks, workdir: str = "") -> list[str]:
     """Possible workspace files among the commands' words, shell lines split; in order.
 
     >>> from coderepairrl.types import Command
-    >>> named(Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),)), "/w")[-3:]
+    >>> checks = Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),))
+    >>> steering_candidates(checks, "/w")[-3:]
     ['run.sh', 'a/test_b.py', 'e']
     """
     paths: dict[str, None] = {}

@@ -207,7 +207,7 @@ class Plugin(NamedTuple):
         """Its report; a failed run without outcomes unless pytest ended regularly. Removes the folder."""
         read = await sandbox.exec(["cat", f"{self.folder}/outcomes"], max_bytes=max_bytes)
         await sandbox.exec(["rm", "-rf", self.folder])
-        return parse(read.output, self.word) if read.ok else Report(False, {})
+        return parse_report(read.output, self.word) if read.ok else Report(False, {})
 
 
 def before(output: bytes, word: str) -> bytes:
@@ -215,12 +215,12 @@ def before(output: bytes, word: str) -> bytes:
     return output.partition(b'\n{"word": ' + json.dumps(word).encode())[0]
 
 
-def parse(output: bytes, word: str) -> Report:
+def parse_report(output: bytes, word: str) -> Report:
     """Report marked with `word` in `output`; a failed run without outcomes if missing.
 
-    >>> parse(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
+    >>> parse_report(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
     Report(ok=True, outcomes={'t': <Outcome.PASSED: 0>})
-    >>> parse(b'{"word": "guess", "ok": true, "outcomes": {"t": 0}}', "w")
+    >>> parse_report(b'{"word": "guess", "ok": true, "outcomes": {"t": 0}}', "w")
     Report(ok=False, outcomes={})
     """
     text = output.decode("utf-8", "replace")

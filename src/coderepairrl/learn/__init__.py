@@ -2,7 +2,15 @@
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
-from coderepairrl.learn.client import Learner, check_weights, init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.client import (
+    Learner,
+    check_weights,
+    init_random,
+    language_model,
+    merge_in_child,
+    rounded,
+    survived,
+)
 from coderepairrl.learn.remote import torchrun_command
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
@@ -21,7 +29,7 @@ __all__ = [
     "group_advantages",
     "init_random",
     "language_model",
-    "merge",
+    "merge_in_child",
     "require_packages",
     "rounded",
     "stitch",

@@ -46,7 +46,7 @@ class QuantisedLinear(nn.Linear):
     def weight(self) -> Tensor:  # type: ignore[override]
         """Decoded weights."""
         count = self.out_features * self.in_features
-        return _read(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
+        return _dequantise(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +104,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
         owner, _, leaf = name.rpartition(".")
         if type(module) is nn.Linear and module is not head and leaf not in _PER_HEAD:
             weight = module.weight.data
-            codes = _pack(weight.to(device, dtype))
+            codes = _quantise(weight.to(device, dtype))
             bias = None if module.bias is None else module.bias.data.to(device)
             setattr(model.get_submodule(owner), leaf, QuantisedLinear(weight.shape, codes, dtype, bias))
 
@@ -116,12 +116,12 @@ def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
     return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded
 
 
-def _pack(weight: Tensor) -> Codes:
+def _quantise(weight: Tensor) -> Codes:
     packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4")
     return {"packed": packed, "absmax": state.absmax, "code": state.code, "like": weight.new_empty(0)}
 
 
-def _read(codes: Codes) -> Tensor:
+def _dequantise(codes: Codes) -> Tensor:
     bnb = _bitsandbytes()
     count = 2 * codes["packed"].numel()
     state = bnb.QuantState(
@@ -154,7 +154,7 @@ _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Initial values that leave the weights unchanged."""
 
 
-def resolved(model: nn.Module, settings: Lora) -> Lora:
+def resolve_targets(model: nn.Module, settings: Lora) -> Lora:
     """Resolve the targets to linear layers of `model`, by name or the end of one, as peft does. Raises `UsageError`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
@@ -182,7 +182,7 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add adapters that add zero, and freeze the rest. `settings` must be `resolved`."""
+    """Add adapters that add zero, and freeze the rest. `settings` must be `resolve_targets`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
@@ -262,7 +262,7 @@ def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, (b @ a) * layer.scaling["default"]
 
 
-def below(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Weights below adapters, in the order of `deltas`."""
     for name, layer in _layers(model):
         yield name, layer.get_base_layer().weight.detach()

@@ -274,16 +274,16 @@ class _Merged(torch.autograd.Function):
 
 def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
     if _spreads(query):
-        key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
+        key, value = (_repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
     parts = []
     for span in spans:
         inputs = query[:, :, span.start : span.stop], key, value, span, scale
         alone = not span.before
-        parts.append(_path(*inputs) if alone else checkpoint(_path, *inputs, use_reentrant=False))
+        parts.append(_attend_span(*inputs) if alone else checkpoint(_attend_span, *inputs, use_reentrant=False))
     return torch.cat(parts, 2).transpose(1, 2).contiguous()
 
 
-def _path(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | None) -> Tensor:
+def _attend_span(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | None) -> Tensor:
     grouped = query.shape[1] != key.shape[1]
     key, value = (torch.cat([tensor[:, :, start:stop] for start, stop in span.keys], 2) for tensor in (key, value))
     # is_causal would align the first query with the first key
@@ -320,5 +320,5 @@ def _spreads(query: Tensor) -> bool:
     return query.device.type == "cuda" and not half
 
 
-def _spread(tensor: Tensor, heads: int) -> Tensor:
+def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
     return tensor[:, :, None].expand(-1, -1, heads // tensor.shape[1], -1, -1).flatten(1, 2)

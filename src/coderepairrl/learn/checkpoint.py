@@ -22,7 +22,7 @@ _SCHEMA = 2
 """Version 2 has checksums."""
 
 
-def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
+def save_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
     """Write atomically, as a Hugging Face model or peft adapter."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
@@ -35,7 +35,7 @@ def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, u
         strategy.agree(lambda: write_sums(temporary) if strategy.first else None)
 
 
-def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
+def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
     """Restore a checkpoint; returns version and updates.
 
     Raises `UsageError`, changing nothing, without an intact checkpoint of this model.

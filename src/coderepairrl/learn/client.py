@@ -220,8 +220,8 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
     await _once("init_random", log_dir, source=source, target=target, seed=seed)
 
 
-async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
-    """Run `learner.merge` in a child process."""
+async def merge_in_child(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
+    """Run `merge_adapter` in a child process."""
     await _once("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 

@@ -98,7 +98,7 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
     try:
         with loading.TensorFiles(result, loading.MODEL) as files:
             deltas = loading.published_tensors(policy.model, adapters.deltas(policy.model))
-            before = loading.published_tensors(policy.model, adapters.below(policy.model))
+            before = loading.published_tensors(policy.model, adapters.base_weights(policy.model))
             for (name, delta), (_, was) in zip(deltas, before, strict=True):
                 change = files[name].to(was.device).float() - was.float()
                 left += (change * delta).sum(dtype=torch.float64).item()
@@ -142,7 +142,7 @@ class Service:
         try:
             operation = self._operation(frame.pop("op"))
             result = operation(**{name: _argument(name, value) for name, value in frame.items()})
-            return {"ok": _plain(result), "version": self._trainer.version if self._trainer else 0}
+            return {"ok": _as_plain_result(result), "version": self._trainer.version if self._trainer else 0}
         except CodeRepairError as error:
             return _refusal("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
@@ -187,7 +187,7 @@ def _argument(name: str, value: Any) -> Any:
     return [_sample(each) for each in value] if name == "samples" else value
 
 
-def _plain(result: Any) -> Any:
+def _as_plain_result(result: Any) -> Any:
     # results of `publish` and `offer` begin with a path
     return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
 

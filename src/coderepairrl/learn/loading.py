@@ -143,7 +143,7 @@ def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
     """Load a causal language model. Raises `UsageError` for unreadable files, and missing, unexpected or misshapen
     weights.
     """
-    return _load(folder, dtype=dtype)
+    return _load_pretrained(folder, dtype=dtype)
 
 
 def check_weights(folder: Path) -> None:
@@ -151,19 +151,19 @@ def check_weights(folder: Path) -> None:
     try:
         plain = models.quant_method(folder) is None
     except (OSError, ValueError):
-        plain = True  # `_load` says what is wrong
+        plain = True  # `_load_pretrained` says what is wrong
     if plain:
-        _load(folder, dtype="auto", device_map="meta")
+        _load_pretrained(folder, dtype="auto", device_map="meta")
 
 
-def _load(folder: Path, **how: Any) -> PreTrainedModel:
+def _load_pretrained(folder: Path, **how: Any) -> PreTrainedModel:
     if (folder / weights.ADAPTER_CONFIG).is_file():
         raise UsageError(f"{folder} holds adapters, not a model", fix=_MERGE)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} holds no model: config.json is missing")
     try:
         models.require_plain_weights(folder)
-        weights.files(folder)
+        weights.weight_files(folder)
         # its own attention: classes of older architectures are looked up by the name of one
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -194,13 +194,13 @@ def _check_names(
 ) -> None:
     problems = []
     if missing := sorted(missing_keys):
-        problems.append(f"lacks {_listed(missing)}")
+        problems.append(f"lacks {_first_names(missing)}")
     if unexpected := sorted(unexpected_keys):
-        problems.append(f"has no place for {_listed(unexpected)}")
+        problems.append(f"has no place for {_first_names(unexpected)}")
     if shapes := sorted(
         f"{name} {tuple(ours)} instead of {tuple(expected)}" for name, ours, expected in mismatched_keys
     ):
-        problems.append(f"has {_listed(shapes)}")
+        problems.append(f"has {_first_names(shapes)}")
     if not problems:
         return
     fix = _FIX
@@ -212,7 +212,7 @@ def _check_names(
     raise UsageError(f"{problem}: it {'; it '.join(problems)}", fix=fix)
 
 
-def _listed(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -116,27 +116,29 @@ def distinct(rows: Sequence[Ids]) -> int:
     return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
 
 
-def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
+def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
     Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks.
 
-    >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
+    >>> cut_rows([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
     """
     order, largest = _sorted(rows), max(micro_tokens, tree_tokens)
-    parts = _cut(order, rows, micro_tokens, largest)
+    parts = _cut_order(order, rows, micro_tokens, largest)
     if ranks > 1:  # parts as small as the rounds allow
         number = -(-len(parts) // ranks) * ranks
         low, high = 0, largest  # of which `high` is known to do
         while high - low > 1:
             middle = (low + high) // 2
-            smaller = _cut(order, rows, micro_tokens, middle)
+            smaller = _cut_order(order, rows, micro_tokens, middle)
             low, high, parts = (low, middle, smaller) if len(smaller) <= number else (middle, high, parts)
     return parts
 
 
-def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: int, largest: int) -> list[list[int]]:
+def _cut_order(
+    order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: int, largest: int
+) -> list[list[int]]:
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
     """Best cut by number of rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
@@ -185,17 +187,20 @@ def share(
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
     """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:
-        _check(sample)
-    parts = cut([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
-    mine = [replace(pack([samples[at] for at in part], micro_tokens), dealt=tuple(part)) for part in parts[rank::ranks]]
+        _check_sample(sample)
+    parts = cut_rows([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
+    mine = [
+        replace(pack_samples([samples[at] for at in part], micro_tokens), dealt=tuple(part))
+        for part in parts[rank::ranks]
+    ]
     # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:
     # processes that share a model must run it equally often
     mine.sort(key=lambda batch: not batch.chunk_tokens)
     behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
-    return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
+    return mine, pack_samples([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
 
 
-def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
+def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
     """Pack `samples` into one micro-batch, in chunks above `micro_tokens`."""
     ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
@@ -240,7 +245,7 @@ def tokens_of(samples: Sequence[Sample]) -> int:
     return sum(sum(sample.trained) for sample in samples)
 
 
-def _check(sample: Sample) -> None:
+def _check_sample(sample: Sample) -> None:
     sizes = {len(sample.ids), len(sample.trained), len(sample.logprobs), len(sample.versions)}
     if len(sizes) != 1:
         raise ValueError(f"a row of episode {sample.episode_id} has columns of different lengths: {sorted(sizes)}")

@@ -21,7 +21,7 @@ from coderepairrl.learn import adapters, loading, recurrence
 from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import Other, Packed, Scored
-from coderepairrl.learn.probe import examine
+from coderepairrl.learn.probe import probe_layers
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.learn.values import FILE as VALUE_HEAD
 
@@ -42,7 +42,7 @@ class Policy:
     ) -> None:
         """Wrap `model`; `save` copies config and tokenizer from `folder`."""
         if settings.lora is not None:
-            settings = settings.but(lora=adapters.resolved(model, settings.lora))
+            settings = settings.but(lora=adapters.resolve_targets(model, settings.lora))
         self.settings = settings
         self.folder = folder
         self.device = device
@@ -50,7 +50,7 @@ class Policy:
         model.train(False)  # no dropout
         self._packed = Packed(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
         recurrence.install(model)
-        self.found = examine(model, self._packed.hidden, self._packed.head)
+        self.found = probe_layers(model, self._packed.hidden, self._packed.head)
         self._packed.alone = self.found.way == "rows"
         self.model.set_attn_implementation(self.found.attention)
         if settings.lora is not None:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn.attention import TREE, Store, chunks
-from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
+from coderepairrl.learn.pack import MicroBatch, pack_samples, scored, tree
 
 _ORIGINAL = "original_inv_freq"
 
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
     """Gradient at the embeddings."""
 
 
-def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
+def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
     """Probe the first layers of `model`; `hidden` computes a micro-batch as in training, `head` its logits.
 
     Raises `UsageError` unless the logits are a linear head on the last hidden states.
@@ -94,8 +94,8 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
     rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]  # branches, of which one is of another's
-    tree_batch = pack(scored(rows)).to(device)
-    singles = [pack(scored([row])).to(device) for row in rows]
+    tree_batch = pack_samples(scored(rows)).to(device)
+    singles = [pack_samples(scored([row])).to(device) for row in rows]
     where = tree(rows).where
     with ExitStack() as small:
         small.enter_context(_shallow(model.config.get_text_config()))
@@ -120,7 +120,7 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
                 fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
             ) from failure
         with torch.no_grad():
-            error = _apart(head(plain.hidden_TD), logits_TV)
+            error = _largest_difference(head(plain.hidden_TD), logits_TV)
         if not error <= TOLERANCE:
             raise UsageError(
                 f"the logits of {type(model).__name__} are no linear head on its last hidden states (they differ by a"
@@ -206,10 +206,10 @@ def _ask(
 
 
 def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
-    return [_apart(a, b) for a, b in zip(ours, theirs, strict=True)]
+    return [_largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
-def _apart(ours: Tensor, theirs: Tensor) -> float:
+def _largest_difference(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
@@ -221,7 +221,7 @@ def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, whe
     except UsageError as problem:
         return str(problem)
     hidden_TD = torch.cat(parts)[[place for row in where for place in row]]
-    error = _apart(hidden_TD, plain.hidden_TD)
+    error = _largest_difference(hidden_TD, plain.hidden_TD)
     return "" if error <= TOLERANCE else f"hidden states change by a fraction {error:.2g}"
 
 

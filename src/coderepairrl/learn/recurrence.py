@@ -69,7 +69,7 @@ def install(model: nn.Module) -> bool:
 class Part(NamedTuple):
     """Consecutive tokens; only the last has several descendants.
 
-    >>> list(parts([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
+    >>> list(tree_parts([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
     [Part(start=0, stop=2, parent=None), Part(start=2, stop=3, parent=2), Part(start=3, stop=5, parent=2)]
     """
 
@@ -79,7 +79,7 @@ class Part(NamedTuple):
     """End of the parent; None at the root."""
 
 
-def parts(spans: Sequence[Span]) -> Iterator[Part]:
+def tree_parts(spans: Sequence[Span]) -> Iterator[Part]:
     """Parts of a tree, parents first."""
     ends = {span.before[-1][1] for span in spans if span.before}
     for span in spans:
@@ -112,7 +112,7 @@ def _convolution(original: Function) -> Function:
         spans = _spans.get()
         if not _branched(spans):
             return original(inputs, weight, *arguments, **options)  # type: ignore[no-any-return]
-        options = _alone(options)
+        options = _single_options(options)
         outputs = []
         for span in spans:
             places = _places(span, weight.shape[-1] - 1)
@@ -145,8 +145,8 @@ def _scan(original: Function, names: Scan) -> Function:
             return value[:, part.start : part.stop] if is_per_token else value
 
         outputs, states = [], States({None: None})
-        for part in parts(spans):
-            part_options = {name: within(value, part) for name, value in _alone(options).items()}
+        for part in tree_parts(spans):
+            part_options = {name: within(value, part) for name, value in _single_options(options).items()}
             part_options |= {names.state: states[part.parent], names.last: True}
             output, states[part.stop] = original(*(within(value, part) for value in arguments), **part_options)
             outputs.append(output)
@@ -160,5 +160,5 @@ def _branched(spans: Sequence[Span]) -> bool:
     return len(spans) > 1
 
 
-def _alone(options: dict[str, Any]) -> dict[str, Any]:
+def _single_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name in _FLAT else value for name, value in options.items()}

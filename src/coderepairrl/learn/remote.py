@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, UsageError
-from coderepairrl.processes.children import ChildDied, Frame, pack
+from coderepairrl.processes.children import ChildDied, Frame, encode_frame
 from coderepairrl.runs.folder import source_digest
 
 SECRET = "CRRL_LEARNER_SECRET"
@@ -63,7 +63,7 @@ def read_secret() -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
-def versions() -> dict[str, str]:
+def learner_versions() -> dict[str, str]:
     """Versions that machines must share."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
     for name in _PACKAGES:
@@ -157,15 +157,17 @@ class RemoteLearner:
                         raise ValueError("the run has a learner")
                     keep_alive(writer.get_extra_info("socket"))
                     learner = cls(reader, writer, hello, listen)
-                    _check(hello["machines"], processes)
-                    writer.write(pack({"welcome": os.uname().nodename}))
+                    _check_machines(hello["machines"], processes)
+                    writer.write(encode_frame({"welcome": os.uname().nodename}))
                     joined.set_result(learner)
                     return
             except CodeRepairError as error:
                 joined.set_exception(error)
-                writer.write(pack({"error": f"{error}; {error.fix}"}))
+                writer.write(encode_frame({"error": f"{error}; {error.fix}"}))
             except (OSError, ValueError, LookupError, TypeError, asyncio.IncompleteReadError) as error:  # a stranger
-                writer.write(pack({"error": f"crrl rejects this connection: {str(error) or type(error).__name__}"}))
+                writer.write(
+                    encode_frame({"error": f"crrl rejects this connection: {str(error) or type(error).__name__}"})
+                )
             writer.close()
 
         try:
@@ -189,7 +191,7 @@ class RemoteLearner:
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send one frame. Raises `ChildDied`."""
         try:
-            self._writer.write(pack(frame))
+            self._writer.write(encode_frame(frame))
             await self._writer.drain()
         except OSError as error:
             raise self._lost(error) from error
@@ -234,13 +236,13 @@ async def _receive(reader: asyncio.StreamReader) -> Frame:
     return frame
 
 
-def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
+def _check_machines(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
     if len(machines) != processes:
         raise UsageError(
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",
             fix="train.processes is --nnodes times --nproc-per-node",
         )
-    ours = versions()
+    ours = learner_versions()
     for machine in machines:
         if differing := [name for name in ours if ours[name] != machine["versions"].get(name)]:
             listed = ", ".join(f"{name} {machine['versions'].get(name)} (here {ours[name]})" for name in differing)

@@ -230,7 +230,7 @@ def stitch(
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else without
-        return (), Account(sampled=episode.sampled, dropped=_counts([(reason, episode.sampled)]))
+        return (), Account(sampled=episode.sampled, dropped=_count_tokens([(reason, episode.sampled)]))
     turns = episode.turns
     forest = _Forest(turns)
     reasons = _untrained(episode, forest.lengths, max_tokens)
@@ -250,8 +250,8 @@ def stitch(
     return weighted, Account(
         sampled=episode.sampled,
         trained=total,
-        masked=_counts((reasons[i], len(turns[i].output)) for i in in_rows if reasons[i]),
-        dropped=_counts(
+        masked=_count_tokens((reasons[i], len(turns[i].output)) for i in in_rows if reasons[i]),
+        dropped=_count_tokens(
             [(reasons[turn.index], len(turn.output)) for turn in turns if turn.index not in in_rows]
             + [("stop_string", len(turn.tail)) for turn in turns]
         ),
@@ -341,11 +341,11 @@ class _Forest:
             output = slice(end - len(turn.output), end)
             trained[output] = [index in fresh] * len(turn.output)
             logprobs[output] = turn.output.logprobs
-            versions[output] = _versions(turn)
+            versions[output] = _turn_versions(turn)
         return Sample(episode_id, ids, tuple(trained), tuple(logprobs), tuple(versions), advantage)
 
 
-def _versions(turn: Turn) -> list[int]:
+def _turn_versions(turn: Turn) -> list[int]:
     versions = [-1] * len(turn.output)
     for span in turn.versions:
         for at in range(span.start, min(span.end, len(versions))):
@@ -355,7 +355,7 @@ def _versions(turn: Turn) -> list[int]:
     return versions
 
 
-def _counts(entries: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _count_tokens(entries: Iterable[tuple[str, int]]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for reason, tokens in entries:
         counts[reason] += tokens

@@ -24,7 +24,7 @@ from coderepairrl.learn.distributed import LOCAL_RANK, init_processes
 from coderepairrl.learn.learner import Service
 from coderepairrl.printable import logged
 from coderepairrl.processes.child import die_with
-from coderepairrl.processes.children import Frame, Parent, pack
+from coderepairrl.processes.children import Frame, Parent, encode_frame
 
 _PATIENCE, _RETRY = 3600.0, 1.0
 """Seconds for the run to listen, and between attempts."""
@@ -45,7 +45,9 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     init_processes("env://")
     requests = distributed.new_group(backend="gloo", timeout=_IDLE)
-    machines = _gather({"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.versions()}, requests)
+    machines = _gather(
+        {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.learner_versions()}, requests
+    )
     run = None
     if distributed.get_rank() == 0:
         try:
@@ -59,7 +61,7 @@ def main() -> None:
         if "exit" in request[0]:
             distributed.destroy_process_group()
             sys.exit(request[0]["exit"])
-        reply = _answer(service, request[0], requests)
+        reply = _serve_request(service, request[0], requests)
         refusals = _gather(reply if "error" in reply else None, requests)
         if run:
             with suppress(OSError):  # it is gone, which `_next` finds
@@ -73,7 +75,7 @@ def _connect(address: str, machines: list[Any]) -> Parent:
             connection = socket.create_connection(where, timeout=remote.GREETING_SECONDS)
             run = Parent(connection)
             # at once: a run that rejects the secret closes the connection
-            connection.sendall(secret + pack({"pid": os.getpid(), "machines": machines}))
+            connection.sendall(secret + encode_frame({"pid": os.getpid(), "machines": machines}))
             answer = run.receive()
             break
         except (OSError, EOFError, ValueError) as error:  # something else may listen there
@@ -107,7 +109,7 @@ def _next(run: Parent) -> Frame:
     return request
 
 
-def _answer(service: Service, request: Frame, requests: distributed.ProcessGroup) -> Frame:
+def _serve_request(service: Service, request: Frame, requests: distributed.ProcessGroup) -> Frame:
     # ``start`` only where every machine has its ``files``
     files, missing = request.pop("files", {}), ""
     if files and int(os.environ[LOCAL_RANK]) == 0:

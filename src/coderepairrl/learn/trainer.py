@@ -17,7 +17,7 @@ from coderepairrl.learn import checkpoint, values
 from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.offload import Offloader
-from coderepairrl.learn.pack import MicroBatch, cut, minibatches, pack, scored, share, tokens_of
+from coderepairrl.learn.pack import MicroBatch, cut_rows, minibatches, pack_samples, scored, share, tokens_of
 from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
@@ -130,8 +130,8 @@ class Trainer:
         """Logprobs of each row's tokens after the first."""
         self._require_here()
         result: list[list[float]] = [[] for _ in rows]
-        for part in cut(rows, self._budget):
-            logp_N = self.policy.logprobs(pack(scored([rows[at] for at in part])), temperature)
+        for part in cut_rows(rows, self._budget):
+            logp_N = self.policy.logprobs(pack_samples(scored([rows[at] for at in part])), temperature)
             for at, own_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
                 result[at] = own_N.tolist()
         return result
@@ -177,13 +177,13 @@ class Trainer:
         return ""
 
     def save(self, folder: Path) -> None:
-        """Write an exact checkpoint (`checkpoint.write`)."""
-        checkpoint.write(folder, self.policy, self.strategy, self.version, self.updates)
+        """Write an exact checkpoint (`save_checkpoint`)."""
+        checkpoint.save_checkpoint(folder, self.policy, self.strategy, self.version, self.updates)
 
     def restore(self, folder: Path) -> None:
-        """Restore a checkpoint bit for bit, except the reference policy. Raises as `checkpoint.read`."""
+        """Restore a checkpoint bit for bit, except the reference policy. Raises as `restore_checkpoint`."""
         self._require_here()
-        self.version, self.updates = checkpoint.read(folder, self.policy, self.strategy)
+        self.version, self.updates = checkpoint.restore_checkpoint(folder, self.policy, self.strategy)
 
     def put_away(self) -> int:
         """Move everything to host memory, where only `save` works; returns bytes. Single process only."""

@@ -32,7 +32,7 @@ QUANTISED = "quantised.json"
 """File that records how a model's weights were quantised before being written out."""
 
 
-def files(folder: Path) -> list[Path]:
+def model_files(folder: Path) -> list[Path]:
     """Files of a model that a run reads: weights, configuration, tokenizer and template."""
     return [file for file in sorted(folder.iterdir()) if file.suffix in READ and file.is_file()]
 
@@ -68,7 +68,7 @@ class Named(NamedTuple):
     """Run of the checkpoint."""
 
 
-def named(path: str) -> Named:
+def resolve_model(path: str) -> Named:
     """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a fetched model of the hub
     (``org/name@revision``), a checkpoint, or a run (its newest). Raises `UsageError`."""
     location = Path(path).expanduser()
@@ -86,7 +86,7 @@ def named(path: str) -> Named:
         location = saved[-1]
     run = location.parent.parent if (location.parent.parent / _RUN).is_file() else None
     if not (location / _ADAPTER).is_file():
-        return Named(folder(str(location) if run else path), run=run)
+        return Named(model_folder(str(location) if run else path), run=run)
     try:
         if run is None:
             base = json.loads((location / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
@@ -96,7 +96,7 @@ def named(path: str) -> Named:
             base = tomllib.loads((run / "config.toml").read_text("utf-8"))["model"]["path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{location} does not say on which model its adapters are: {error!r}") from None
-    below = named(str(base))
+    below = resolve_model(str(base))
     if below.adapter is not None:
         raise UsageError(f"{location} has adapters on adapters, {below.adapter}", fix="crrl export merges those below")
     return Named(below.folder, location, run)
@@ -112,9 +112,9 @@ def multimodal(folder: Path) -> bool:
     return config.get("model_type") in WITH_LANGUAGE and "text_config" in config
 
 
-def folder(path: str, *, weights: bool = False) -> Path:
-    """Folder of the model that `path` names (`named`), below any adapters. Raises `UsageError` if it, or its `weights`,
-    are missing."""
+def model_folder(path: str, *, weights: bool = False) -> Path:
+    """Folder of the model that `path` names (`resolve_model`), below any adapters. Raises `UsageError` if it
+    or its `weights` are missing."""
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
         location = home / path.removeprefix(_BUILTIN)
@@ -130,19 +130,20 @@ def folder(path: str, *, weights: bool = False) -> Path:
     else:
         location = Path(path).expanduser()
         if (location / _RUN).is_file() or (location / _ADAPTER).is_file():
-            location = named(path).folder
+            location = resolve_model(path).folder
         fix = _advice(path)
     if not (location / "config.json").is_file():
         problem = "it has no config.json" if location.is_dir() else "there is no such folder"
-        raise UsageError(f"{_shown(path, location)} is no model: {problem}", fix=fix)
+        raise UsageError(f"{_format_model(path, location)} is no model: {problem}", fix=fix)
     if weights and not any(location.glob("*.safetensors")):
         raise UsageError(
-            f"{_shown(path, location)} has no weights (*.safetensors)", fix="download them, or set model.init=random"
+            f"{_format_model(path, location)} has no weights (*.safetensors)",
+            fix="download them, or set model.init=random",
         )
     return location
 
 
-def _shown(path: str, found: Path) -> str:
+def _format_model(path: str, found: Path) -> str:
     return path if path == str(found) else f"{path} ({found})"
 
 
@@ -175,7 +176,7 @@ def find_cached(name: str) -> Path | None:
         return None
     from huggingface_hub import constants, try_to_load_from_cache
 
-    repository, revision = _split(name)
+    repository, revision = _split_revision(name)
     cached_file = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE, revision=revision)
     return Path(cached_file).parent if isinstance(cached_file, str) else None
 
@@ -185,14 +186,14 @@ def fetch(name: str) -> str:
 
     Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
     """
-    repository, revision = _split(name)
+    repository, revision = _split_revision(name)
     if revision and _COMMIT.fullmatch(revision) and (cached := find_cached(name)) and _is_complete(cached):
         return name
     require_train()
     from huggingface_hub import HfApi, constants, snapshot_download
 
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-    info: Any = _asked(name, lambda: hub.model_info(repository, revision=revision, files_metadata=True))
+    info: Any = _ask_hub(name, lambda: hub.model_info(repository, revision=revision, files_metadata=True))
     sizes = {
         each.rfilename: each.size or 0
         for each in info.siblings
@@ -209,7 +210,7 @@ def fetch(name: str) -> str:
             f"{name} needs {need / 1e9:.1f} GB, and {cache} has room for {free / 1e9:.1f} GB",
             fix="make room, or set HF_HOME to a folder on a larger disk",
         )
-    fetched = _asked(
+    fetched = _ask_hub(
         name,
         lambda: snapshot_download(
             repository, revision=revision, allow_patterns=[*sizes], cache_dir=cache, endpoint=hub.endpoint
@@ -220,28 +221,28 @@ def fetch(name: str) -> str:
 
 def download_command(name: str) -> str:
     """The command that downloads the model `name`."""
-    repository, revision = _split(name)
+    repository, revision = _split_revision(name)
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether `folder` has the tokenizer and all weights: a download may have been killed."""
+    """Whether `model_folder` has the tokenizer and all weights: a download may have been killed."""
     index = folder / "model.safetensors.index.json"
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     return all((folder / file).is_file() for file in (*shards, "tokenizer.json"))
 
 
-def _split(name: str) -> tuple[str, str | None]:
+def _split_revision(name: str) -> tuple[str, str | None]:
     repository, _, revision = name.partition("@")
     return repository, revision or None
 
 
-def _asked(name: str, ask: Callable[[], Any]) -> Any:
+def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
     """The hub's answer. Raises `UsageError` with advice if it fails."""
     import httpx2  # huggingface_hub's own
     from huggingface_hub import errors
 
-    repository, _ = _split(name)
+    repository, _ = _split_revision(name)
     try:
         return ask()
     except errors.GatedRepoError:

@@ -42,7 +42,9 @@ class Difference(NamedTuple):
 def conditions(plan: AgentPlan) -> dict[str, Any]:
     """Conditions of training (``train``) and of each evaluation with tasks, as plain data."""
     evaluations = {
-        name: _of(name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
+        name: _phase_conditions(
+            name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING}
+        )
         for name, tasks in plan.eval_tasks.items()
         if tasks
     }
@@ -50,12 +52,16 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
         return evaluations
     evaluations = evaluations if plan.config.eval.is_due else {}
     sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
+    return {TRAINING: _phase_conditions(TRAINING, plan.train_tasks, plan.kinds, sampling), **evaluations}
 
 
-def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
+def _phase_conditions(
+    phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]
+) -> dict[str, Any]:
     used = [kinds[name].of(phase) for name in sorted(tasks_by_kind(kinds, tasks))]
-    agents = [{"name": _named(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used]
+    agents = [
+        {"name": _agent_name(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used
+    ]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
     return {
         "environments": fingerprints(tasks),
@@ -65,7 +71,7 @@ def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling:
     }
 
 
-def _named(agent: Agent) -> str:
+def _agent_name(agent: Agent) -> str:
     return f"{agent.name}, shown files of the reference" if agent.reads_reference else agent.name
 
 

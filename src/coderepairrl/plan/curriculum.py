@@ -14,7 +14,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share
 from coderepairrl.runs import RunFolder, codec, open_run
-from coderepairrl.stats import resolved
+from coderepairrl.stats import is_resolved
 from coderepairrl.types import Ending, Episode
 
 _FIX = "write JSON lines of task, attempts, solved and reward (docs/guides/curriculum.md)"
@@ -83,7 +83,7 @@ def _read_evaluation(run: RunFolder) -> dict[str, Probed]:
 
 
 def _probed(task: str, own: Sequence[Episode]) -> Probed:
-    verdicts = [verdict for each in own if (verdict := resolved(each)) is not None]
+    verdicts = [verdict for each in own if (verdict := is_resolved(each)) is not None]
     reward = sum(each.reward for each in own) / len(own)
     return Probed(task=task, attempts=len(own), solved=sum(verdicts) if verdicts else None, reward=reward)
 

@@ -28,7 +28,7 @@ class Split(NamedTuple):
     learner: Environment
 
 
-def split(config: Config, serving_takes: bool) -> Split:
+def split_devices(config: Config, serving_takes: bool) -> Split:
     """Environment of engine and learner, empty where they see all GPUs.
 
     `serving_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
@@ -40,7 +40,8 @@ def split(config: Config, serving_takes: bool) -> Split:
     serving, learning = config.engine.devices, config.train.devices
     visible_gpus = visible()
     chosen = Split(
-        _environment("engine.devices", serving, visible_gpus), _environment("train.devices", learning, visible_gpus)
+        _device_environment("engine.devices", serving, visible_gpus),
+        _device_environment("train.devices", learning, visible_gpus),
     )  # checked before they are compared
     if visible_gpus and not learning and not config.train.listen and config.train.processes > len(visible_gpus):
         raise ConfigError(
@@ -52,9 +53,9 @@ def split(config: Config, serving_takes: bool) -> Split:
 
 
 def serving(config: Config, engine: Capabilities) -> str | None:
-    """GPUs of ``engine.devices`` (None: all), without a learner. Raises as `split`."""
+    """GPUs of ``engine.devices`` (None: all), without a learner. Raises as `split_devices`."""
     _check_serving(config, engine.uses_gpus)
-    return _environment("engine.devices", config.engine.devices, visible()).get(VISIBLE)
+    return _device_environment("engine.devices", config.engine.devices, visible()).get(VISIBLE)
 
 
 def require_secret(config: Config) -> None:
@@ -210,7 +211,7 @@ def visible() -> list[str]:
     return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in listed.split(","))))
 
 
-def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:
+def _device_environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:
     if wanted and not there:
         raise PrerequisiteError(
             f"{key}={list(wanted)}: no GPU is visible here",

@@ -71,7 +71,7 @@ class Examples:
         }
 
 
-def read(data: Data, model: Path, codec: Codec) -> Examples:
+def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
     """Read the examples of `data` for the model in folder `model`.
 
     Messages are rendered by `codec` if tokens are of another tokenizer or template. Raises `UsageError` for unreadable,
@@ -87,8 +87,8 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
         )
     fitting: list[Rows] = []
     files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
-    model_digest, seen = tokens.digest(model), dict[str, Path]()
-    for path in map(_file, data.paths):
+    model_digest, seen = tokens.tokenizer_digest(model), dict[str, Path]()
+    for path in map(_examples_file, data.paths):
         examples = read_examples(path)
         if not examples:
             raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
@@ -97,7 +97,7 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
             if (first := seen.get(same := _said(example))) is not None:
                 raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
             seen[same] = path
-            rows, cause = _rows(example, codec, model_digest)
+            rows, cause = _example_rows(example, codec, model_digest)
             rendered[cause] += bool(cause)
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
@@ -107,19 +107,19 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
                 fitting.append(Rows(example.episode, example.task_id, tuple(rows)))
     if unfit and data.unfit == "refuse":
         raise ConfigError(
-            f"{sum(map(len, unfit.values()))} examples cannot be learned from: {in_words(unfit)}",
+            f"{sum(map(len, unfit.values()))} examples cannot be learned from: {format_unfit(unfit)}",
             fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
         )
     apart = [held_out(f"sft/{each.task}", data.held_out) for each in fitting]
     train = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if not is_held_out)
     measured = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if is_held_out)
     if not train:
-        cause = f"all were left out: {in_words(unfit)}" if unfit and not fitting else "all are held out"
+        cause = f"all were left out: {format_unfit(unfit)}" if unfit and not fitting else "all are held out"
         raise UsageError(f"there is no example to train on: {cause}", fix="lower data.held_out, or collect more tasks")
     return Examples(train, measured, files, {cause: count for cause, count in rendered.items() if count}, unfit)
 
 
-def in_words(unfit: dict[str, list[str]]) -> str:
+def format_unfit(unfit: dict[str, list[str]]) -> str:
     """Number of dropped examples for each reason, with some ids."""
     return "; ".join(
         f"{len(names)} {reason} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
@@ -153,7 +153,7 @@ def _total(epochs: float, examples: int) -> int:
     return max(1, round(epochs * examples))
 
 
-def _file(name: str) -> Path:
+def _examples_file(name: str) -> Path:
     path = Path(name).expanduser()
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
@@ -162,7 +162,7 @@ def _file(name: str) -> Path:
     return file
 
 
-def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
+def _example_rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
     """Sequences of an example or why it has none, and why it was rendered."""
     if example.exact and example.tokenizer == own:
         return [Row(example.ids, example.trained)], ""
@@ -170,7 +170,7 @@ def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, st
     if not example.messages:
         return f"have tokens of another tokenizer ({example.tokenizer[:8] or 'unknown'}), and no messages", ""
     try:
-        return tokens.rows(codec, example.messages, example.tools), cause
+        return tokens.conversation_rows(codec, example.messages, example.tools), cause
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # messages of anybody's
         return f"cannot be rendered: {error or type(error).__name__}", ""
 

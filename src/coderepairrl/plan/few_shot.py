@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coderepairrl.agents import examples, patching
 from coderepairrl.agents.examples import Example
-from coderepairrl.agents.fences import FORMATS, Format, write
+from coderepairrl.agents.fences import FORMATS, Format, format_reply
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import ConfigError
@@ -36,7 +36,7 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
     Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
     shares its id, issue or file with a task in `evaluated`.
     """
-    seen = {file for task in evaluated for file in _files(task)}
+    seen = {file for task in evaluated for file in _task_files(task)}
     ids = {task.id for task in evaluated}
 
     def evaluates(each: Example) -> bool:
@@ -55,7 +55,7 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
             selected = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
         else:
             source = option if isinstance(option, str) else _as_examples(option)
-            selected = examples.of(source)
+            selected = examples.resolve_examples(source)
             if wrong := [each.id or each.path for each in selected if evaluates(each)]:
                 raise ConfigError(
                     f"agent.options.examples: {wrong[0]} is a task that is evaluated, or has its issue or its file",
@@ -96,7 +96,7 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
         if example is None or example.after in {each.after for each in chosen}:
             continue
         try:
-            write(form, example.path, example.before.encode(), example.after.encode())
+            format_reply(form, example.path, example.before.encode(), example.after.encode())
         except patching.Inexpressible:
             continue
         if not evaluates(example):
@@ -120,6 +120,6 @@ def _example(task: Task) -> Example | None:
         return None
 
 
-def _files(task: Task) -> Iterable[str]:
+def _task_files(task: Task) -> Iterable[str]:
     example = _example(task)
     return (example.before.strip(), example.after.strip()) if example else ()

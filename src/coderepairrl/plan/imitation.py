@@ -8,8 +8,8 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices
 from coderepairrl.plan.devices import Split
-from coderepairrl.plan.examples import Examples, read, steps
-from coderepairrl.plan.learner import resolved, settings
+from coderepairrl.plan.examples import Examples, read_training_examples, steps
+from coderepairrl.plan.learner import learn_settings, resolve_numerics
 from coderepairrl.plan.parts import Check, part, raise_all
 from coderepairrl.plan.plan import EvaluationPlan, PolicyPlan, require_trackers
 from coderepairrl.plan.sizing import GB, learner_alone
@@ -34,7 +34,7 @@ class ImitationPlan(PolicyPlan):
     @part
     def examples(self) -> Examples:
         """Examples to learn from."""
-        return read(self.given.data, self.folder, self.codec)
+        return read_training_examples(self.given.data, self.folder, self.codec)
 
     @part
     def timed(self) -> Config:
@@ -43,12 +43,12 @@ class ImitationPlan(PolicyPlan):
         if data.epochs is not None and self.can_make("examples"):
             run = config.run.model_copy(update={"steps": steps(data, len(self.examples.train))})
             config = config.model_copy(update={"run": run})
-        return resolved(config)
+        return resolve_numerics(config)
 
     @part
     def learner(self) -> LearnSettings:
         """Settings of the learner."""
-        return settings(self.timed)
+        return learn_settings(self.timed)
 
     @part
     def evaluates(self) -> bool:
@@ -59,7 +59,7 @@ class ImitationPlan(PolicyPlan):
     @part
     def devices(self) -> Split:
         """GPUs of engine and learner."""
-        return devices.split(self.given, self.evaluates and self.engine.capabilities.uses_gpus)
+        return devices.split_devices(self.given, self.evaluates and self.engine.capabilities.uses_gpus)
 
     @part
     def rollouts(self) -> AgentPlan | None:
@@ -104,7 +104,7 @@ class ImitationPlan(PolicyPlan):
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
-    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan.plan.resolve`."""
+    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan.plan.plan_run`."""
     plan = ImitationPlan(config)
     raise_all(plan.errors())
     return plan

@@ -11,12 +11,12 @@ from coderepairrl.config.sections.train import Learning
 from coderepairrl.engines.vllm.options import half
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings
-from coderepairrl.plan.sizing.published import known
+from coderepairrl.plan.sizing.published import find_published
 
 
-def settings(config: Config) -> LearnSettings:
+def learn_settings(config: Config) -> LearnSettings:
     """Learner's settings. Raises `ConfigError` for contradictions, and as `teacher`."""
-    config = resolved(config)
+    config = resolve_numerics(config)
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     recipe = RECIPES.get(config.train.algorithm)
     constant = config.rollout.tokens if recipe and recipe.aggregation == "constant" else None
@@ -33,7 +33,7 @@ def _check_plain(config: Config) -> None:
     if config.model.init == "random":
         return
     try:
-        folder = models.folder(config.model.path)
+        folder = models.model_folder(config.model.path)
         json.loads((folder / "config.json").read_text("utf-8"))
     except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
         return
@@ -50,19 +50,19 @@ def teacher(config: Config) -> Path | None:
                 f"train.teacher_weight={train.teacher_weight:g} without a teacher", fix="set train.teacher"
             )
         return None
-    named_model = models.named(train.teacher)
+    named_model = models.resolve_model(train.teacher)
     if named_model.adapter is not None:
         raise ConfigError(
             f"train.teacher={train.teacher} is adapters on {named_model.folder}, and a teacher is a whole model",
             fix=f"merge them first: crrl export {train.teacher} FOLDER",
         )
-    return models.folder(str(named_model.folder), weights=True).resolve()
+    return models.model_folder(str(named_model.folder), weights=True).resolve()
 
 
 def check_teacher(config: Config, model: Path) -> None:
     """Raise `ConfigError` if teacher and student have different tokens; else as `teacher`."""
     folder = teacher(config)
-    if folder is not None and tokens.digest(folder) != tokens.digest(model):
+    if folder is not None and tokens.tokenizer_digest(folder) != tokens.tokenizer_digest(model):
         raise ConfigError(
             f"train.teacher={config.train.teacher} has another tokenizer or chat template than {config.model.path}: its"
             " distribution would be over other tokens, or for prompts that it never saw so",
@@ -82,15 +82,15 @@ def engine_half(config: Config) -> bool | None:
         if config.model.init == "random":
             return False
         try:
-            raw = json.loads((models.folder(config.model.path) / "config.json").read_text())
+            raw = json.loads((models.model_folder(config.model.path) / "config.json").read_text())
             dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
         except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
-            shape = known(config.model.path)
+            shape = find_published(config.model.path)
             return None if shape is None else shape.half
     return half(dtype)
 
 
-def resolved(config: Config) -> Config:
+def resolve_numerics(config: Config) -> Config:
     """`config` with concrete mismatch correction and warmup, which a resumed run thus keeps."""
     train = config.train
     if train.warmup_ratio is not None:

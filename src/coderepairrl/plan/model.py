@@ -25,7 +25,7 @@ from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
-from coderepairrl.tokens.verify import verify
+from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Capabilities, EngineNeeds, Limits
 
 RELAY = "relay"
@@ -136,12 +136,14 @@ class LocalPlan(ServingPlan):
     @part
     def codec(self) -> Codec:
         """Codec for the model's tokenizer and template."""
-        return tokens.load(self.folder, renderer=self.given.model.renderer, thinking=self.given.model.thinking)
+        return tokens.load_codec(self.folder, renderer=self.given.model.renderer, thinking=self.given.model.thinking)
 
     @part
     def model(self) -> LocalModel:
         """The model, with where token ids cannot be extended exactly."""
-        return LocalModel(self.folder, self.codec, verify(self.codec).forks, self.engine, self.needs, self.adapter)
+        return LocalModel(
+            self.folder, self.codec, verify_codec(self.codec).forks, self.engine, self.needs, self.adapter
+        )
 
     @part
     def engine(self) -> EngineSpec:
@@ -183,17 +185,17 @@ class NamedPlan(ServingPlan):
     def load_config(self, run: Path | None = None, *more: str) -> Config:
         """Settings of a TOML file, else of `settings_of`, else of `run`, else the command's defaults with `more`."""
         if is_toml(self.name):
-            return configs.load(Path(self.name).expanduser(), self.overrides)
+            return configs.load_config(Path(self.name).expanduser(), self.overrides)
         overrides = [*more, *self.overrides]
         if self.settings_of is not None and not self.settings_of.is_dir():
-            return configs.load(self.settings_of, overrides)
+            return configs.load_config(self.settings_of, overrides)
         if (handed_over := self.settings_of or run) is not None:
             return load_policy(handed_over, overrides, self.use.used)
         plain = configs.parse_options([*self.use.defaults, *overrides])
         config = configs.validate(plain, self.use.command, self.overrides)
         # the shipped config that trains this shipped model knows how agents must speak to it
-        trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == self.name)
-        return next((configs.load(path, overrides) for path in trainers), config)
+        trainers = (path for path in configs.shipped().values() if configs.load_config(path).model.path == self.name)
+        return next((configs.load_config(path, overrides) for path in trainers), config)
 
     def _checks(self) -> list[Check]:
         return [partial(self.check_override, each) for each in self.all_overrides]
@@ -205,7 +207,7 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def found(self) -> models.Named:
         """Folder, adapters and run."""
-        found = models.named(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
+        found = models.resolve_model(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
         if not any(found.folder.glob("*.safetensors")):
             raise UsageError(
                 f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
@@ -291,7 +293,7 @@ class UrlPlan(NamedPlan):
 
 
 def name_model(name: str, overrides: Sequence[str], use: Use, settings_of: Path | None = None) -> FolderPlan | UrlPlan:
-    """Plan to serve the model `name` (a URL, a TOML file, or a name for `models.named`), and its settings.
+    """Plan to serve the model `name` (a URL, a TOML file, or a name for `resolve_model`), and its settings.
 
     Settings are those of the checkpoint's run, data only (`load_policy`), of the TOML file, or of the shipped config
     that trains the model; else `use.defaults`. `settings_of`, a TOML file or run, replaces them.
@@ -303,7 +305,7 @@ def name_model(name: str, overrides: Sequence[str], use: Use, settings_of: Path 
 
 def initial_model(config: Config) -> Path:
     """Folder of the initial model. Raises `UsageError` if it, or the weights it needs, cannot be read."""
-    folder = models.folder(config.model.path, weights=config.model.init == "weights")
+    folder = models.model_folder(config.model.path, weights=config.model.init == "weights")
     if config.model.init == "weights":
         try:
             weights.tensors(folder)  # headers alone
@@ -320,7 +322,7 @@ def relayed(model_name: str, key_env: str | None) -> list[str]:
 
 def engine_of(config: Config) -> EngineSpec:
     """Engine of `config`. Raises `ConfigError`."""
-    return engines.make(config.engine.name, **config.engine.options)
+    return engines.make_engine(config.engine.name, **config.engine.options)
 
 
 def adapter_needs(engine: EngineSpec, ranks: Sequence[int]) -> EngineNeeds:

@@ -16,7 +16,7 @@ from coderepairrl.plan import devices
 from coderepairrl.plan.curriculum import curriculum
 from coderepairrl.plan.devices import Split
 from coderepairrl.plan.few_shot import has_examples, with_examples
-from coderepairrl.plan.learner import check_clip, check_teacher, clip, resolved, settings
+from coderepairrl.plan.learner import check_clip, check_teacher, clip, learn_settings, resolve_numerics
 from coderepairrl.plan.model import (
     LocalModel,
     LocalPlan,
@@ -169,12 +169,12 @@ class PolicyPlan(LocalPlan):
     @part
     def adapter(self) -> Path | None:
         """Folder of adapters on it."""
-        return models.named(self.given.model.path).adapter
+        return models.resolve_model(self.given.model.path).adapter
 
     @part
     def learner(self) -> LearnSettings:
         """Settings of the learner."""
-        return settings(self.given)
+        return learn_settings(self.given)
 
     @part
     def ranks(self) -> list[int]:
@@ -193,12 +193,12 @@ class Plan(PolicyPlan, TaskPlan):
 
     def __init__(self, config: Config, *, resumed: bool) -> None:
         super().__init__()
-        self.given, self.resumed = resolved(config), resumed
+        self.given, self.resumed = resolve_numerics(config), resumed
 
     @part
     def devices(self) -> Split:
         """GPUs of engine and learner."""
-        return devices.split(self.given, self.engine.capabilities.uses_gpus)
+        return devices.split_devices(self.given, self.engine.capabilities.uses_gpus)
 
     @part
     def needs(self) -> EngineNeeds:
@@ -319,7 +319,7 @@ class Plan(PolicyPlan, TaskPlan):
         ]
 
 
-def resolve(config: Config, *, resumed: bool = False) -> Plan:
+def plan_run(config: Config, *, resumed: bool = False) -> Plan:
     """Resolve and check every part of `config`. Raises as `raise_all`.
 
     What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a

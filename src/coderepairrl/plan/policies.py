@@ -86,7 +86,7 @@ def _is_shipped(key: str, value: object) -> bool:
 
 @cache
 def _shipped() -> list[dict[str, Any]]:
-    return [configs.load(path).model_dump(mode="json") for path in configs.shipped().values()]
+    return [configs.load_config(path).model_dump(mode="json") for path in configs.shipped().values()]
 
 
 def _is_below(key: str, names: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from coderepairrl import models
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
-from coderepairrl.learn import merge, rounded
+from coderepairrl.learn import merge_in_child, rounded
 from coderepairrl.plan import devices
 from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, adapter_needs, engine_of
 from coderepairrl.processes.scratch import scratch
@@ -47,7 +47,7 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
             folder = home
         if adapter is not None and not model.needs.adapter_rank:
             home = parts.enter_context(scratch("merged"))
-            await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
+            await merge_in_child(folder, adapter, home, config.train.precision, log_dir=log_dir)
             folder, adapter = home, None
 
         async def start() -> Engine:
@@ -70,7 +70,7 @@ class Part(NamedTuple):
     """Whether one engine serves all."""
 
 
-def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
+def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     """Split `plans` into parts that run one after another.
 
     Models on the same weights share an engine that takes adapters. Concurrent engines and remote models are one part;
@@ -83,7 +83,7 @@ def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
         )
     shared_parts, alone, left = list[Part](), list[int](), list(range(len(plans)))
     while left:
-        sharing = [each for each in left if each == left[0] or _alike(plans[left[0]], plans[each])]
+        sharing = [each for each in left if each == left[0] or _share_engine(plans[left[0]], plans[each])]
         if _share([plans[each] for each in sharing]):
             shared_parts.append(Part(tuple(sharing), at_once, shared=True))
         else:
@@ -190,7 +190,7 @@ def _to_round(plan: ServingPlan) -> bool:
     return form != "none" and isinstance(plan.model, LocalModel) and models.quantised(plan.model.folder) != form
 
 
-def _alike(one: ServingPlan, other: ServingPlan) -> bool:
+def _share_engine(one: ServingPlan, other: ServingPlan) -> bool:
     first, second = one.model, other.model
     if not (isinstance(first, LocalModel) and isinstance(second, LocalModel)):
         return False

@@ -46,7 +46,7 @@ class TaskReader:
         key = _key(source, options)
         if key not in self._results:
             try:
-                self._results[key] = _read(source, options, self._kinds.get(key, ""))
+                self._results[key] = _read_source(source, options, self._kinds.get(key, ""))
             except CodeRepairError as error:
                 self._results[key] = error
         result = self._results[key]
@@ -66,7 +66,7 @@ class TaskReader:
     def _share(self, named: Source, holdout: float) -> Share:
         source, split = self.read(named.source, named.options), self.config.tasks.split
         tasks.check_trainable(source.evaluation_set)
-        selected = _split(source.tasks, split)
+        selected = _tasks_of_split(source.tasks, split)
         if not selected:
             splits = ", ".join(sorted({task.split for task in source.tasks}))
             raise TaskError(f"{named.source} has no task in split {split!r}", fix=f"splits it has: {splits or 'none'}")
@@ -89,7 +89,7 @@ class TaskReader:
             named = [(each.source, evaluation.options or each.options) for each in self.sources]
         named = list({_key(*each): each for each in named}.values())  # training may take two splits of one source
         everything = [task for each in named for task in self.read(*each).tasks]
-        selected = sample(_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed)
+        selected = sample(_tasks_of_split(everything, evaluation.split), evaluation.tasks, self.config.run.seed)
         selected = with_diffed_references(selected)
         _check_unique(selected)
         return selected
@@ -127,20 +127,20 @@ def _key(source: str, options: Mapping[str, Any]) -> str:
     return json.dumps([source, options], sort_keys=True, default=repr)
 
 
-def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
+def _read_source(source: str, options: Mapping[str, Any], kind: str) -> _Source:
     if (source, dict(options)) == (Tasks().source, {}):
         raise ConfigError(
             "no tasks are named",
             fix="tasks.source=NAME, of `crrl tasks list`, or tasks.options.path=FILE; to measure a model:"
             " crrl eval SOURCE --policy MODEL",
         )
-    task_source = tasks.make(source, **options)
+    task_source = tasks.make_source(source, **options)
     task_source.prepare()
     tasks_read = [replace(task, kind=task.kind or kind) for task in task_source] if kind else list(task_source)
     return _Source(tasks_read, task_source.evaluation_set)
 
 
-def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
+def _tasks_of_split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
     return tuple(task for task in everything if task.split == split)
 
 
@@ -233,7 +233,7 @@ def learned_by(model: str) -> frozenset[str]:
 
     Raises `UsageError` for an unknown model, `RunError` for damage.
     """
-    named_model = models.named(model)
+    named_model = models.resolve_model(model)
     return read_learned(named_model.run or named_model.adapter or named_model.folder)
 
 

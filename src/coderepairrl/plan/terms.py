@@ -56,7 +56,7 @@ class AgentPlan(ServingPlan):
     def agents(self) -> dict[str, Agent]:
         """Agents by the setting that names them."""
         settings = agent_settings(self.agent_config)
-        made = make_each(lambda each: agents.make(each.name, **each.options), settings.values())
+        made = make_each(lambda each: agents.make_agent(each.name, **each.options), settings.values())
         return dict(zip(settings, made, strict=True))
 
     @part
@@ -77,7 +77,7 @@ class AgentPlan(ServingPlan):
     def make_sandbox(self, binds: Sequence[str]) -> SandboxBackend:
         """Make the sandbox; `binds` are host folders that its commands see."""
         try:
-            backend = sandbox.make(self.choice.name, binds, **self.given.sandbox.options)
+            backend = sandbox.make_backend(self.choice.name, binds, **self.given.sandbox.options)
         except ConfigError as error:
             if not self.choice.fix:
                 raise  # else the option was meant for the stronger one
@@ -106,18 +106,18 @@ class JudgedPlan(AgentPlan):
     @part
     def measured(self) -> list[Weighted]:
         """Rewards of evaluations."""
-        return rewards.make(self.config.eval.reward or self.config.reward)
+        return rewards.make_rewards(self.config.eval.reward or self.config.reward)
 
     @part
     def paid(self) -> list[Weighted]:
         """Rewards of training."""
-        return rewards.make(self.config.reward) if self.learns and self.config.eval.reward else self.measured
+        return rewards.make_rewards(self.config.reward) if self.learns and self.config.eval.reward else self.measured
 
     @part
     def paid_by_kind(self) -> dict[str, list[Weighted]]:
         """Rewards of kinds of tasks that name some."""
         named = {name: kind.reward for name, kind in self.given.kinds.items() if kind.reward}
-        return dict(zip(named, make_each(rewards.make, named.values()), strict=True))
+        return dict(zip(named, make_each(rewards.make_rewards, named.values()), strict=True))
 
     @part
     def kinds(self) -> dict[str, Terms]:

@@ -9,18 +9,18 @@ from coderepairrl.plan.plan import Plan
 from coderepairrl.plan.terms import tasks_by_kind
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.rewards.verify import Trial, trials
-from coderepairrl.rewards.verify import verify as ask
+from coderepairrl.rewards.verify import verify_rewards as ask
 
 OFF = "off: tasks.verify=false"
 NOTHING = "nothing: no reward that measures repair, or no task with a reference"
 
 
-async def verify(
+async def verify_plan(
     plan: Plan, *, say: Callable[[str], None], begin: Callable[[int], None], advance: Callable[[], None]
 ) -> None:
     """Run and announce the checks of `tasks.verify`.
 
-    `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify`.
+    `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify_rewards`.
     """
     trials_by_kind = planned(plan)
     say(f"rewards checked before training: {as_planned(plan)}")

@@ -22,7 +22,7 @@ _HOME = "~/.cache/coderepairrl"
 
 def user_cache() -> Path:
     """Main cache folder. Raises `PrerequisiteError`, like all below, without a home."""
-    chosen = _chosen()
+    chosen = _chosen_cache()
     try:
         return Path(chosen).expanduser().absolute()
     except RuntimeError as error:
@@ -31,17 +31,17 @@ def user_cache() -> Path:
 
 def agents_cache() -> Path:
     """Installed agents."""
-    return _shown() / "agents"
+    return _cache_root() / "agents"
 
 
 def environments_cache() -> Path:
     """Built environments."""
-    return _shown() / "environments"
+    return _cache_root() / "environments"
 
 
 def images_cache() -> Path:
     """Images."""
-    return _shown() / "images"
+    return _cache_root() / "images"
 
 
 def environment_folder(specification: str) -> Path:
@@ -57,19 +57,19 @@ def git_cache() -> Path:
 def folders() -> list[Path]:
     """Cache folders under any setting."""
     result = []
-    for where in (_chosen(), _HOME, _SYSTEM):
+    for where in (_chosen_cache(), _HOME, _SYSTEM):
         with contextlib.suppress(RuntimeError):  # there is no home
             result.append(Path(where).expanduser().absolute())
     return result
 
 
-def _shown() -> Path:
+def _cache_root() -> Path:
     # sandboxes of root run as another user, who cannot enter root's home
     system = os.geteuid() == 0 and not os.environ.get("CRRL_CACHE")
     return _SYSTEM if system else user_cache()
 
 
-def _chosen() -> str:
+def _chosen_cache() -> str:
     if chosen := os.environ.get("CRRL_CACHE"):
         return chosen
     xdg = os.environ.get("XDG_CACHE_HOME")

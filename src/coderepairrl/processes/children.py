@@ -32,7 +32,7 @@ NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
 Frame = dict[str, Any]
 
 
-def pack(frame: Mapping[str, Any]) -> bytes:
+def encode_frame(frame: Mapping[str, Any]) -> bytes:
     """Encode a frame."""
     body = json.dumps(frame, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
@@ -49,7 +49,7 @@ def last_words(log: Path, start: int = 0) -> list[str]:
         return []
 
 
-def run(
+def run_child(
     command: Sequence[str],
     *,
     stdout: int | IO[bytes],
@@ -187,7 +187,7 @@ class Child:
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame. Raises `ChildDied`."""
         try:
-            self._writer.write(pack(frame))
+            self._writer.write(encode_frame(frame))
             await self._writer.drain()
         except (ConnectionError, OSError) as error:
             raise await self._exit_message() from error
@@ -273,7 +273,7 @@ class Parent:
 
     def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame. Raises BrokenPipeError without parent."""
-        self._socket.sendall(pack(frame))
+        self._socket.sendall(encode_frame(frame))
 
     def receive(self, *, block: bool = True) -> Frame | None:
         """Receive a frame; None if not `block` and none has arrived. Raises EOFError without parent."""

@@ -120,7 +120,7 @@ def reason(error: subprocess.CalledProcessError) -> str:
     return f"exit code {error.returncode}"
 
 
-def bare(folder: Path) -> Path:
+def create_bare_repository(folder: Path) -> Path:
     """Create an empty bare repository without starting git."""
     for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (folder / name).mkdir(parents=True)
@@ -147,7 +147,7 @@ class Repository:
         return self.root or self.home
 
 
-def find(path: Path, *, around: bool = False) -> Repository:
+def find_repository(path: Path, *, around: bool = False) -> Repository:
     """Find the repository at `path`, or, with `around`, the innermost one that contains it.
 
     Raises `TaskError` if it is missing, another user's, or not self-contained.
@@ -159,7 +159,7 @@ def find(path: Path, *, around: bool = False) -> Repository:
     for root in places:
         git_path = root / ".git"
         if git_path.is_file() or _is_git_directory(git_path):
-            return _checked(root, git_path)
+            return _check_repository(root, git_path)
     if not path.exists():
         _refuse(path, "there is no such folder", fix="name the folder of a git repository")
     _refuse(
@@ -178,24 +178,24 @@ def find_local(url: str) -> Repository | None:
     else:
         path = Path(url)
     if not _is_git_directory(path) or _is_git_directory(path / ".git"):
-        return find(path)
+        return find_repository(path)
     home = path.resolve()
     _check_owner(home, (home,))
     _check_closed(home, home)
     return Repository(None, home, home)
 
 
-def _checked(root: Path, git_path: Path) -> Repository:
+def _check_repository(root: Path, git_path: Path) -> Repository:
     try:
         home = git_path.resolve()
         if git_path.is_file():
-            link = _text(git_path, root)
+            link = _git_text(git_path, root)
             if not link.startswith("gitdir: "):
                 _refuse(root, ".git is a file that names no git directory")
             home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
                 _refuse(root, f".git names {home}, which is no git directory")
-        shared = _text(home / "commondir", root).rstrip("\r\n")
+        shared = _git_text(home / "commondir", root).rstrip("\r\n")
         common = (home / shared).resolve()
         _check_owner(root, (root, git_path, home, common))
         _check_at_home(root, home, common)
@@ -252,7 +252,7 @@ def _ignored(settings: dict[str, str]) -> str:
     home = os.environ.get("HOME", "")
     usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
     path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
-    return _text(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
+    return _git_text(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
 
 
 def _by_key(listed: bytes) -> dict[str, str]:
@@ -262,11 +262,11 @@ def _by_key(listed: bytes) -> dict[str, str]:
 
 def _check_at_home(root: Path, home: Path, common: Path) -> None:
     # in `root`, or pointing to it (linked working tree, submodule)
-    settings = _settings(common / "config", root)
+    settings = _git_settings(common / "config", root)
     if home == root / ".git":
         at_home = common == home
     elif home.parent == common / "worktrees":
-        at_home = Path(_text(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
+        at_home = Path(_git_text(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
     else:
         at_home = common == home and "core.worktree" in settings
     work_tree = settings.get("core.worktree") if common == home else None
@@ -286,7 +286,7 @@ def _check_closed(root: Path, common: Path) -> None:
         if (common / name).is_symlink():
             _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
     borrowed = common / "objects" / "info" / "alternates"
-    if _text(borrowed, root).strip():
+    if _git_text(borrowed, root).strip():
         _refuse(
             root,
             f"it borrows objects from elsewhere ({borrowed})",
@@ -301,8 +301,8 @@ def _check_files(root: Path, paths: Sequence[Path]) -> None:
             _refuse(root, f"{path} is no file")
 
 
-def _settings(config: Path, root: Path) -> dict[str, str]:
-    if not _text(config, root):
+def _git_settings(config: Path, root: Path) -> dict[str, str]:
+    if not _git_text(config, root):
         return {}
     try:
         listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
@@ -311,7 +311,7 @@ def _settings(config: Path, root: Path) -> dict[str, str]:
     return _by_key(listed)
 
 
-def _text(path: Path, root: Path) -> str:
+def _git_text(path: Path, root: Path) -> str:
     try:
         kind = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -370,15 +370,15 @@ class View:
 def view(repository: Repository) -> Iterator[View]:
     """Open `repository` without its settings. Raises `TaskError`."""
     home, common, root = repository.home, repository.common, repository.name
-    mine, settings = _by_key(_users("--list")), _settings(common / "config", root)
+    mine, settings = _by_key(_users("--list")), _git_settings(common / "config", root)
     with scratch("git") as folder:
         (folder / "info").mkdir()
-        (folder / "HEAD").write_bytes(os.fsencode(_text(home / "HEAD", root)))
+        (folder / "HEAD").write_bytes(os.fsencode(_git_text(home / "HEAD", root)))
         appearance = {key: value for key, value in mine.items() if key.startswith("core.")}  # of unchanged files
         (folder / "config").write_text(_safe_config({**appearance, **settings}, root))
-        excluded = f"{_ignored(mine)}\n{_text(common / 'info/exclude', root)}"  # later lines take precedence
+        excluded = f"{_ignored(mine)}\n{_git_text(common / 'info/exclude', root)}"  # later lines take precedence
         (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
-        (folder / "info" / "attributes").write_bytes(os.fsencode(_text(common / "info/attributes", root)))
+        (folder / "info" / "attributes").write_bytes(os.fsencode(_git_text(common / "info/attributes", root)))
         borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
         borrowed += [home / "index", *home.glob("sharedindex.*")]
         _check_files(root, borrowed[1:])

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
-from coderepairrl.processes.children import run
+from coderepairrl.processes.children import run_child
 
 _QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
 _DONE = ".installed"
@@ -31,14 +31,14 @@ _umasks: list[int] = []
 _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
 
 
-def python() -> Path:
+def system_python() -> Path:
     """Python in ``/usr``, visible to all sandboxes."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return base if base.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
 
 @contextmanager
-def alone(target: Path) -> Iterator[None]:
+def lock_installation(target: Path) -> Iterator[None]:
     """Lock `target` for installation; new files are readable by all. Raises `PrerequisiteError`."""
     with _locked(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +47,7 @@ def alone(target: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def alone_in_turn(target: Path) -> AsyncIterator[None]:
-    """Hold `alone` without blocking other coroutines."""
+    """Hold `lock_installation` without blocking other coroutines."""
     with _locked(target) as lock:
         while True:
             try:
@@ -71,7 +71,7 @@ def sweep_partial(folder: Path) -> None:
 
 @contextmanager
 def _locked(target: Path) -> Iterator[TextIO]:
-    with _readable():
+    with _readable_files():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.with_suffix(".lock").open("w") as lock:
@@ -89,7 +89,7 @@ def _locked(target: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def _readable_files() -> Iterator[None]:
     # the umask is the process's: the last of overlapping users restores it
     with _umask_lock:
         _umasks.append(os.umask(0o022))
@@ -114,29 +114,29 @@ def check_reachable(target: Path) -> None:
 
 def make_venv(folder: Path, *, stdout: int) -> Path:
     """Create a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
-    base = python()
+    base = system_python()
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
     # -I: import nothing from the current folder, which may be an untrusted repository
-    if run([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=[*_locks]).returncode != 0:
+    if run_child([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=[*_locks]).returncode != 0:
         raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
     return folder / "bin/python"
 
 
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip of the environment with interpreter `inside`; `options` as for `children.run`."""
+    """Run pip of the environment with interpreter `inside`; `options` as for `run_child`."""
     command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
-    return run(command, stdout=stdout, pass_fds=[*_locks], **options)
+    return run_child(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
     """Install `requirements` (`whole`: with dependencies), cached. Raises `PrerequisiteError`."""
-    words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
+    words = (str(system_python()), *requirements, *(["with dependencies"] if whole else []))
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
     target = environments_cache() / "tools" / f"{name}-{digest}"
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target
-    with alone(target):
+    with lock_installation(target):
         if not (target / _DONE).exists():
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
             inside = make_venv(target, stdout=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """Reports of runs: pages, JSON, figures, tables and exports."""
 
 from coderepairrl.report.site import Site
-from coderepairrl.report.tables import export
+from coderepairrl.report.tables import export_figures
 
-__all__ = ["Site", "export"]
+__all__ = ["Site", "export_figures"]

@@ -51,7 +51,7 @@ class Evaluation:
     void: int
     values: Mapping[str, Interval]
     answers: Mapping[str, Any] = field(default_factory=dict)
-    """`report.answers.summary` by kind of labelled tasks."""
+    """`report.answers.summarise_answers` by kind of labelled tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def analyse(data: RunData) -> Report:
     kinds = data.rows.accounts.by_kind()
     tools, commands = _most_used(data.judged.values())
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
-    notices = [*data.notices, *_alarms(data), *_changes(data), *_missing(data, steps, evaluations, planned)]
+    notices = [*data.notices, *_alarms(data), *_list_changes(data), *_missing(data, steps, evaluations, planned)]
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),
         path=str(data.folder.path),
@@ -151,7 +151,7 @@ def analyse(data: RunData) -> Report:
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
         used=used._asdict() if (used := total(data.rows.used)) else None,
         wall_seconds=_wall(data),
-        episodes=_counts(data),
+        episodes=_count_episodes(data),
         endings=Counter(_ending(row) for row in data.judged.values() if row.ending is not Ending.VOID),
         faults=Counter(row.reason or "unknown" for row in data.judged.values() if row.ending is Ending.VOID),
         notes={
@@ -341,7 +341,7 @@ def _scores(data: RunData) -> list[str]:
     return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
 
 
-def _counts(data: RunData) -> dict[str, int]:
+def _count_episodes(data: RunData) -> dict[str, int]:
     return {
         "train": sum(row.phase == "train" for row in data.judged.values()),
         "eval": sum(row.phase != "train" for row in data.judged.values()),
@@ -387,7 +387,7 @@ def _alarms(data: RunData) -> list[str]:
     ]
 
 
-def _changes(data: RunData) -> list[str]:
+def _list_changes(data: RunData) -> list[str]:
     changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.rows.changes]
     return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 

@@ -37,29 +37,29 @@ def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[s
     return answers_by_kind
 
 
-def summary(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
+def summarise_answers(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
     """Results of `classify` by kind, with `calibrate` by share of agreeing attempts (``agreement``) or by reply
     (``stated``).
     """
     results = {}
     for kind, answers in answers_of(episodes, {task.id: task for task in tasks}).items():
         calibrations = {"agreement": calibrate(agreement(answers)), "stated": calibrate(answers)}
-        results[kind] = _plain(asdict(classify(answers))) | {
-            name: _plain(asdict(each)) for name, each in calibrations.items() if isinstance(each, Calibration)
+        results[kind] = _as_plain_value(asdict(classify(answers))) | {
+            name: _as_plain_value(asdict(each)) for name, each in calibrations.items() if isinstance(each, Calibration)
         }
     return results
 
 
-def _plain(value: Any) -> Any:
+def _as_plain_value(value: Any) -> Any:
     if isinstance(value, Interval):
         return value._asdict()
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _as_plain_value(each) for key, each in value.items()}
+    return [_as_plain_value(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """Format a `summary` as lines: figures, rows by class, reliability."""
+def format_summary(found: Mapping[str, Any]) -> list[str]:
+    """Format a `summarise_answers` as lines: figures, rows by class, reliability."""
     text: list[str] = []
     for kind, each in found.items():
         text += [

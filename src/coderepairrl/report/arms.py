@@ -14,7 +14,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report.analysis import LESS_IS_BETTER, as_json
 from coderepairrl.report.comparison import Question as Comparable
-from coderepairrl.report.comparison import alike, settings_that_differ
+from coderepairrl.report.comparison import restrict_to_common, settings_that_differ
 from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
 from coderepairrl.report.verdict import Result, Table, least, p_text, p_value, rate, signed
 from coderepairrl.stats import COUNTS, TOO_FEW
@@ -67,7 +67,7 @@ class Answer:
     notes: Sequence[str]
 
 
-def answer(question: Question, runs: Runs) -> Answer:
+def answer_question(question: Question, runs: Runs) -> Answer:
     """Answer `question`. Raises `UsageError` for missing or incomparable runs."""
     arms = [arm for arm in question.arms if runs.get(arm)]
     read = {
@@ -75,7 +75,9 @@ def answer(question: Question, runs: Runs) -> Answer:
     }
     if not read:
         return Answer(question, False, "tasks", {}, {}, [], {}, [])
-    outcomes = dict(zip(read, alike(list(read.values()), Comparable(common=True, other_conditions=True)), strict=True))
+    outcomes = dict(
+        zip(read, restrict_to_common(list(read.values()), Comparable(common=True, other_conditions=True)), strict=True)
+    )
     first = next(iter(outcomes.values()))
     tasks = sorted(first.values)
     clusters_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
@@ -140,15 +142,15 @@ def result(
     verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
     for question in questions:
         try:
-            reply = answer(question, runs)
+            reply = answer_question(question, runs)
         except UsageError as error:
-            verdicts.append(f"{_asked(question)} cannot be answered: {error}")
+            verdicts.append(f"{_question_text(question)} cannot be answered: {error}")
             numbers.append({"question": question.name, "error": str(error)})
             continue
         verdicts.append(_sentences(reply, len(seeds)))
         tables += _tables(reply, seeds)
         remarks += reply.notes
-        numbers.append(_numbers(reply))
+        numbers.append(_arm_numbers(reply))
     tables += [arms] if arms.rows else []
     remarks += _methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
@@ -158,7 +160,7 @@ def result(
 # -- sentences
 
 
-def _asked(question: Question) -> str:
+def _question_text(question: Question) -> str:
     return f"{question.name}: {question.asks}" if question.asks else f"{question.name}:"
 
 
@@ -169,7 +171,7 @@ def _sentences(found: Answer, planned: int) -> str:
     if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
         both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
         sentences.append(f"Not known yet: no seed of {both} is finished.")
-    return " ".join([_asked(question), *sentences])
+    return " ".join([_question_text(question), *sentences])
 
 
 def _sentence(found: Answer, each: Contrast, planned: int) -> str:
@@ -257,7 +259,7 @@ def _methods(seeds: int) -> list[str]:
     return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 
 
-def _numbers(found: Answer) -> dict[str, Any]:
+def _arm_numbers(found: Answer) -> dict[str, Any]:
     return {
         "question": found.question.name,
         "asks": found.question.asks,

@@ -36,12 +36,12 @@ def outcomes(reports: Sequence[Report]) -> list[Panel]:
     if "tests" not in scores:
         scores.insert(0, "tests")  # its absence must be seen
     reward = [score for score in scores if all(is_reward(report, score) for report in reports)]
-    panels = [curve(reports, "reward", per_patch=reward), curve(reports, "reward_std")]
-    panels += [curve(reports, name, per_patch=[name]) for name in scores if name not in reward]
-    return [*panels, curve(reports, "empty_patches")]
+    panels = [curve_panel(reports, "reward", per_patch=reward), curve_panel(reports, "reward_std")]
+    panels += [curve_panel(reports, name, per_patch=[name]) for name in scores if name not in reward]
+    return [*panels, curve_panel(reports, "empty_patches")]
 
 
-def curve(
+def curve_panel(
     reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = (), per_patch: Sequence[str] = ()
 ) -> Panel:
     """Curve of a measure over steps, dashed `per_patch` ones of scores; evaluations as points with intervals."""
@@ -87,7 +87,7 @@ def _kinds(reports: Sequence[Report]) -> list[Panel]:
             ("kind_scale/", "factor on advantages by kind"),
         ):
             names = dict.fromkeys(name for step in each.steps for name in step if name.startswith(prefix))
-            panel = _metrics([each], list(names), title + _of(reports, each)) if names else None
+            panel = _metrics([each], list(names), title + _run_label(reports, each)) if names else None
             if panel and (prefix != "kind_scale/" or _moves(panel)):
                 panels.append(panel)
     return panels
@@ -100,9 +100,9 @@ def _moves(panel: Panel) -> bool:
 def _behaviour(reports: Sequence[Report]) -> list[Panel]:
     panels = [_metric(reports, "tool_success", alpha=TOOLS)]
     for title, field in (("success by tool", "tools"), ("calls per episode, by tool", "calls_by_tool")):
-        panels += [_family(each, title + _of(reports, each), each.tools, field) for each in reports]
+        panels += [_family(each, title + _run_label(reports, each), each.tools, field) for each in reports]
     title = "commands per tool call"
-    panels += [_family(each, title + _of(reports, each), each.commands, "commands") for each in reports]
+    panels += [_family(each, title + _run_label(reports, each), each.commands, "commands") for each in reports]
     panels += [_metric(reports, name) for name in ("turns", "calls", "sampled_tokens")]
     return [*panels, _metric(reports, "episode_tokens", "tokens per episode, context included")]
 
@@ -118,7 +118,9 @@ def _speed(reports: Sequence[Report]) -> list[Panel]:
             Series(name, xs, [step["ledger"][name] for step in report.steps], colour)
             for colour, name in enumerate((*ROLLOUT, "learning"))
         ]
-        panels.append(Panel(f"seconds per step{_of(reports, report)}", series, kind="stack", missing="no steps yet"))
+        panels.append(
+            Panel(f"seconds per step{_run_label(reports, report)}", series, kind="stack", missing="no steps yet")
+        )
     return panels
 
 
@@ -205,5 +207,5 @@ def _note(alpha: float) -> str:
     return f"EMA \N{GREEK SMALL LETTER ALPHA} = {compact(alpha, 2)}" if alpha < 1 else ""
 
 
-def _of(reports: Sequence[Report], report: Report) -> str:
+def _run_label(reports: Sequence[Report], report: Report) -> str:
     return f" · {report.name}" if len(reports) > 1 else ""

@@ -29,7 +29,7 @@ from coderepairrl.stats.paired import (
     mcnemar,
     mcnemar_p,
 )
-from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread
+from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread_of_shares
 
 ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
@@ -166,7 +166,7 @@ class Unpaired:
 
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
     """Compare all policies with the first, or all pairs. Raises `UsageError`."""
-    policies = alike(_named_apart(policies), question)
+    policies = restrict_to_common(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
     percent = all(0 <= v <= 1 for each in policies for attempts in each.values.values() for v in attempts)
     comparisons = [_compare(*pair, question, percent) for pair in pairs]
@@ -188,7 +188,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
-    spreading = spread(sides[0], sides[1], clusters) if share else None
+    spreading = spread_of_shares(sides[0], sides[1], clusters) if share else None
     if spreading:
         smallest = _seen(spreading, len(tasks), question.power)
     else:
@@ -219,8 +219,8 @@ def _compare(first: Outcomes, other: Outcomes, question: Question, percent: bool
         power=question.power,
         spread=spreading,
         equivalence=None if margin is None else equivalence(before, after, clusters, margin, share=share),
-        pass_at=_curve(first, other, cluster_of, question.pass_at, binary),
-        parts=_parts(first, other, repositories, question, share),
+        pass_at=_pass_curve(first, other, cluster_of, question.pass_at, binary),
+        parts=_compare_parts(first, other, repositories, question, share),
         labels=_labels(first, other, question),
     )
 
@@ -242,7 +242,7 @@ def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels
     return labels
 
 
-def _parts(
+def _compare_parts(
     first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: Question, share: bool
 ) -> list[Part]:
     parts = []
@@ -278,7 +278,7 @@ def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
     return Interval(value, low, 1.0 if high is None else high)
 
 
-def _curve(
+def _pass_curve(
     first: Outcomes, other: Outcomes, clusters: Mapping[str, str], pass_at: str, binary: bool
 ) -> list[CurvePoint]:
     fewest = min(len(values) for side in (first, other) for values in side.values.values())
@@ -336,7 +336,7 @@ def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
     ]
 
 
-def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
+def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
     """Restrict `policies` to the compared tasks. Raises `UsageError` that lists differences."""
     first = policies[0]
     for other in policies[1:]:
@@ -348,12 +348,12 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
         ):
             if differ and not question.other_conditions:
                 raise UsageError(
-                    f"{first.name} and {other.name} had other {conditions}: {_listed(differ)}",
+                    f"{first.name} and {other.name} had other {conditions}: {_join_items(differ)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
         if versions := _other_values(first.versions, other.versions):
             raise UsageError(
-                f"{first.name} and {other.name} were judged by other versions of a reward: {_listed(versions)}",
+                f"{first.name} and {other.name} were judged by other versions of a reward: {_join_items(versions)}",
                 fix="evaluate both with the same version of this package",
             )
     changed = sorted(
@@ -361,12 +361,12 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
     )
     common = set.intersection(*(set(each.values) for each in policies)) - set(changed)
     if not question.common:
-        lines = [f"{len(changed)} tasks are not the same in all: {_listed(changed)}"] if changed else []
+        lines = [f"{len(changed)} tasks are not the same in all: {_join_items(changed)}"] if changed else []
         for each in policies:
             if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
                 reason = each.missing.get(lacking[0], "")
                 lines.append(
-                    f"{each.name} lacks {counted(len(lacking), 'task')}: {_listed(lacking)}"
+                    f"{each.name} lacks {counted(len(lacking), 'task')}: {_join_items(lacking)}"
                     + (f" ({reason})" if reason else "")
                 )
         if lines:
@@ -403,7 +403,7 @@ def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]
     }
 
 
-def _listed(items: Sequence[str]) -> str:
+def _join_items(items: Sequence[str]) -> str:
     rest = len(items) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -476,7 +476,7 @@ class PlanTable:
     tasks: Sequence[Planned]
 
 
-def plan(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
+def plan_sample_size(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
     """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
     Raises `UsageError` for a metric that is no share, values out of bounds, and too little data.

@@ -179,7 +179,7 @@ def meaning(reward: str) -> tuple[str, str]:
     if reward not in rewards.SHIPPED:
         return "", ""
     try:
-        first, _, rest = (registry.resolve("reward", reward, rewards.SHIPPED).__doc__ or "").partition("\n")
+        first, _, rest = (registry.resolve_class("reward", reward, rewards.SHIPPED).__doc__ or "").partition("\n")
     except ConfigError:
         return "", ""
     lines = [line.removeprefix("    ") for line in rest.strip("\n").split("\n")]

@@ -50,7 +50,7 @@ def record_of(job: Path) -> Path:
     return job.with_name(f"{job.name}.job.json")
 
 
-def read(folder: Path) -> tuple[dict[str, Any], list[Job]]:
+def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
     """Record and jobs of `folder`. Raises `UsageError` if it belongs to no jobs file."""
     try:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
@@ -117,7 +117,7 @@ _RESULT: dict[str, Callable[[RunFolder], str]] = {
 
 def result(folder: Path) -> Result:
     """Answers and tables of the jobs in `folder`. Raises `UsageError`."""
-    data, jobs = read(folder)
+    data, jobs = read_jobs_folder(folder)
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]
     if missing:

@@ -60,7 +60,7 @@ def fill(template: str, around: Around, *, depth: int = 0, script: str = "", **v
         "code": Markup(code),
         "scripts": f"'sha256-{digest}'" if code else "'self'" if script else "'none'",
     }
-    return _environment().get_template(template).render(**shared, **values)
+    return _page_templates().get_template(template).render(**shared, **values)
 
 
 def asset(name: str) -> str:
@@ -76,7 +76,7 @@ def embedded(data: Any) -> Markup:
 
 
 @cache
-def _environment() -> Environment:
+def _page_templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("coderepairrl.report"),
         autoescape=True,

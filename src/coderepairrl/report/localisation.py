@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Set
 from functools import lru_cache
 
 from coderepairrl.rewards.changes import is_test
-from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.thesis import enclosing
 
 Line = tuple[str, int]
@@ -26,25 +26,30 @@ _LARGEST_SOURCE = 1 << 20
 _KNOWN = 8
 
 
-def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
+def changed_lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
     """Lines that `patch` changes, by file; a malformed patch has none.
 
-    >>> sorted(lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
+    >>> sorted(changed_lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
     [('x.py', 4)]
     """
-    return frozenset(line for file in parsed(patch) if tests or not is_test(file.path) for line in _lines(file))
+    return frozenset(
+        line
+        for file in parse_patch_or_none(patch)
+        if tests or not is_test(file.path)
+        for line in _changed_file_lines(file)
+    )
 
 
 @lru_cache(maxsize=_KNOWN)
-def parsed(patch: bytes) -> tuple[FilePatch, ...]:
+def parse_patch_or_none(patch: bytes) -> tuple[FilePatch, ...]:
     """Files of `patch`; none if malformed or beyond `LARGEST`."""
     try:
-        return parse(patch) if len(patch) <= LARGEST else ()
+        return parse_patch(patch) if len(patch) <= LARGEST else ()
     except MalformedPatch:
         return ()
 
 
-def _lines(file: FilePatch) -> set[Line]:
+def _changed_file_lines(file: FilePatch) -> set[Line]:
     changed = set()
     for block in file.blocks:
         changed |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
@@ -57,9 +62,11 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
     >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
     """
-    reference_lines = lines(reference)
+    reference_lines = changed_lines(reference)
     return (
-        (lines(patch), reference_lines) if reference_lines else (lines(patch, tests=True), lines(reference, tests=True))
+        (changed_lines(patch), reference_lines)
+        if reference_lines
+        else (changed_lines(patch, tests=True), changed_lines(reference, tests=True))
     )
 
 
@@ -93,7 +100,7 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
 
 def python_files(*patches: bytes) -> set[str]:
     """Python files that `patches` change."""
-    return {path for patch in patches for path in files_of(lines(patch, tests=True)) if path.endswith(_PYTHON)}
+    return {path for patch in patches for path in files_of(changed_lines(patch, tests=True)) if path.endswith(_PYTHON)}
 
 
 @lru_cache(maxsize=_KNOWN)

@@ -20,7 +20,7 @@ from coderepairrl.rewards import MalformedPatch
 from coderepairrl.rewards.verified import identity
 from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import NAMES as MEASURED_NAMES
-from coderepairrl.stats import Interval, measures, resolved
+from coderepairrl.stats import Interval, is_resolved, measures
 from coderepairrl.stats.intervals import clusters_of, median_interval, slices
 from coderepairrl.stats.measures import level, spent
 from coderepairrl.types import Ending, Episode, Task, ToolCall
@@ -82,8 +82,8 @@ def completed(attempt: Attempt) -> float:
 
 
 def solved(attempt: Attempt) -> float | None:
-    """1 if the patch passed the task's checks (`stats.resolved`)."""
-    verdict = resolved(attempt.episode)
+    """1 if the patch passed the task's checks (`is_resolved`)."""
+    verdict = is_resolved(attempt.episode)
     return None if verdict is None else float(verdict)
 
 
@@ -135,14 +135,14 @@ def changed_files(attempt: Attempt) -> float | None:
     """Files in the patch; None if too long."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
-    return float(len({file.path for file in localisation.parsed(attempt.episode.patch)}))
+    return float(len({file.path for file in localisation.parse_patch_or_none(attempt.episode.patch)}))
 
 
 def changed_lines(attempt: Attempt) -> float | None:
     """Removed and added lines; None if too long."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
-    files = localisation.parsed(attempt.episode.patch)
+    files = localisation.parse_patch_or_none(attempt.episode.patch)
     return float(sum(len(block.removed) + len(block.added) for file in files for block in file.blocks))
 
 
@@ -220,7 +220,7 @@ def repeated_failures(attempt: Attempt) -> float | None:
     return float(repeated) if attempt.episode.calls_known else None
 
 
-def commands(attempt: Attempt) -> float | None:
+def count_commands(attempt: Attempt) -> float | None:
     """Programs in the first ten words of shell commands."""
     if not attempt.episode.calls_known:
         return None
@@ -275,7 +275,7 @@ def seconds(attempt: Attempt) -> float | None:
 
 def if_resolved(value: Value) -> Value:
     """`value` of resolved attempts."""
-    return lambda attempt: value(attempt) if resolved(attempt.episode) else None
+    return lambda attempt: value(attempt) if is_resolved(attempt.episode) else None
 
 
 METRICS = (
@@ -297,7 +297,7 @@ METRICS = (
     Metric("resolved_if_applied", resolved_if_applied),
     Metric("repeated_failures", repeated_failures, "count"),
     Metric("files_viewed", files_viewed, "count"),
-    Metric("commands", commands, "count"),
+    Metric("commands", count_commands, "count"),
     Metric("actions", actions, "count"),
     Metric("prompt_tokens", prompt_tokens, "tokens"),
     Metric("seconds", seconds, "s"),
@@ -314,13 +314,13 @@ OF_TIME = frozenset(metric.name for metric in METRICS if metric.unit == "s")
 HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
 
 
-def names(scores: Iterable[str]) -> set[str]:
+def metric_names(scores: Iterable[str]) -> set[str]:
     """All metrics possible with `scores`, except `PER_TOOL`."""
     per_patch = {*scores, *(metric.name for metric in METRICS if metric.per_patch)}
     return {*MEASURED_NAMES, *(metric.name for metric in METRICS), *scores, *(name + PER_PATCH for name in per_patch)}
 
 
-def row(attempt: Attempt) -> dict[str, float]:
+def attempt_metrics(attempt: Attempt) -> dict[str, float]:
     """Defined metrics of an attempt, and its `stats.measures`."""
     values = measures(attempt.episode)
     for metric in METRICS:
@@ -332,12 +332,12 @@ def row(attempt: Attempt) -> dict[str, float]:
     return values | per_tool(attempt)
 
 
-def rows(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
+def metrics_by_episode(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
     """Rows by episode id, without void episodes."""
-    return {each.episode.id: row(each) for each in attempts if each.episode.ending is not Ending.VOID}
+    return {each.episode.id: attempt_metrics(each) for each in attempts if each.episode.ending is not Ending.VOID}
 
 
-def summary(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
+def summarise_metrics(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
     """Means (or `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
     cluster_of = clusters_of(episodes)
     columns: dict[str, tuple[list[float], list[str]]] = {}
@@ -368,7 +368,9 @@ def kind_of_edit(reference: bytes) -> str:
     'one line'
     """
     paths = localisation.files_of(localisation.both(b"", reference)[1])
-    blocks = [block for file in localisation.parsed(reference) if file.path in paths for block in file.blocks]
+    blocks = [
+        block for file in localisation.parse_patch_or_none(reference) if file.path in paths for block in file.blocks
+    ]
     if len(paths) != 1:
         return "several files" if paths else ""
     if len(blocks) != 1:
@@ -376,7 +378,7 @@ def kind_of_edit(reference: bytes) -> str:
     return "one line" if max(len(blocks[0].removed), len(blocks[0].added)) <= 1 else "one hunk"
 
 
-def parts(
+def task_slices(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
     """Task ids by slice: `stats.intervals.slices`, year, kind of edit, agent."""

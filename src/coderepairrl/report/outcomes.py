@@ -20,7 +20,7 @@ from coderepairrl.report.answers import answers_of
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import Answer
-from coderepairrl.stats.intervals import split
+from coderepairrl.stats.intervals import split_by_value
 from coderepairrl.types import Ending, Episode, Task
 
 RESOLVED = "resolved"
@@ -81,23 +81,23 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
             raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
         return Counts(source, solved, tasks)
     if source.startswith(published.PREFIX):
-        number = published.find(source.removeprefix(published.PREFIX))
+        number = published.find_percentage(source.removeprefix(published.PREFIX))
         return Counts(f"{number.name} on {number.benchmark} ({published.MARK})", number.solved or 0, number.tasks)
     if not all(part.strip() for part in source.split(",")):
         raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
-    task_ids = _asked(asked) if asked else None
+    task_ids = _asked_ids(asked) if asked else None
     parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
-    return _together([_read(part.strip(), metric, task_ids) for part in parts])
+    return _together([_read_outcomes(part.strip(), metric, task_ids) for part in parts])
 
 
 def episodes_of(source: str) -> list[Episode]:
     """Attempts of the evaluation in `source`. Raises `UsageError`."""
-    path, which = _named(source)
+    path, which = _source_name(source)
     folder = open_run(path)
     return list(_episodes(folder, _choose(folder, which)))
 
 
-def _named(source: str) -> tuple[Path, str]:
+def _source_name(source: str) -> tuple[Path, str]:
     path = Path(source)
     if path.exists():
         return path, ""
@@ -105,15 +105,15 @@ def _named(source: str) -> tuple[Path, str]:
     return (Path(before), which) if at else (path, "")
 
 
-def _read(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
-    path, which = _named(source)
+def _read_outcomes(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
+    path, which = _source_name(source)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
-        return _fill(_harness(path, reports, metric), asked)
+        return _fill_unresolved(_harness(path, reports, metric), asked)
     if path.is_file():
-        return _fill(_file(path, which, metric), asked)
-    return _run(open_run(path), which, metric)
+        return _fill_unresolved(_file_outcomes(path, which, metric), asked)
+    return _run_outcomes(open_run(path), which, metric)
 
 
 def _together(parts: Sequence[Outcomes]) -> Outcomes:
@@ -133,7 +133,7 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 # -- run folders
 
 
-def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
+def _run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
     episodes, tasks = list(_episodes(folder, name)), folder.tasks()
     rows = _measured(folder, name, episodes, tasks)
@@ -181,10 +181,12 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
         tasks={task.id: digest_of(task) for task in tasks.values() if task.id in values} or None,
-        versions=_versions(record.get("rewards") or {}, metric, judges),
+        versions=_reward_versions(record.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": record["policy"]} if record.get("policy") else {}),
         answers=answers_of(episodes, tasks),
-        parts=metrics.parts(episodes, tasks, metrics.agents_of(record.get("config") or {}, name.rpartition("-")[0])),
+        parts=metrics.task_slices(
+            episodes, tasks, metrics.agents_of(record.get("config") or {}, name.rpartition("-")[0])
+        ),
     )
 
 
@@ -200,7 +202,7 @@ def _measured(
             fix="delete it: what the episodes say is computed again",
         ) from error
     missing = [metrics.Attempt(each, tasks.get(each.task_id)) for each in episodes if each.id not in rows]
-    return {**metrics.rows(missing), **rows}
+    return {**metrics.metrics_by_episode(missing), **rows}
 
 
 def _choose(folder: RunFolder, which: str) -> str:
@@ -262,7 +264,7 @@ def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return digests | kinds
 
 
-def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
+def _reward_versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
     """Reward versions behind `metric`; `judges` decide what is resolved."""
     if metric == "reward":
         return dict(versions)
@@ -283,15 +285,15 @@ def digest_of(task: Task) -> str:
 # -- files of others
 
 
-def _file(path: Path, which: str, metric: str) -> Outcomes:
-    text = _text(path)
+def _file_outcomes(path: Path, which: str, metric: str) -> Outcomes:
+    text = _read_file_text(path)
     try:
         document = codec.parse_foreign_json(text)
-    except ValueError:  # more than one line, or none that is JSON, of which `_rows` says where
+    except ValueError:  # more than one line, or none that is JSON, of which `_json_rows` says where
         document = None
-    if isinstance(document, dict) and (_resolved(document) is not None or any(True for _ in _judged(document))):
+    if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _judged(document))):
         return _harness(path, [path], metric)
-    rows = list(_rows(path, text))
+    rows = list(_json_rows(path, text))
     policies = list(dict.fromkeys(_policy(row) for _, row in rows))
     if which or len(policies) > 1:
         if which not in policies:
@@ -320,18 +322,18 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
         metric=metric,
         values={task: tuple(attempts.values()) for task, attempts in values.items()},
         repositories=repositories,
-        parts=_parts("language", languages) | _parts("repository", repositories),
+        parts=_outcome_slices("language", languages) | _outcome_slices("repository", repositories),
     )
 
 
-def _text(path: Path) -> str:
+def _read_file_text(path: Path) -> str:
     try:
         return codec.read_foreign_text(path)
     except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from error
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if not text.strip():
         raise UsageError(f"{path} is empty", fix="name a file with an outcome for each task")
     yield from codec.parse_foreign_lines(
@@ -375,8 +377,8 @@ def _repository(task: str) -> str:
     return f"{match['owner']}/{match['name']}" if match else ""
 
 
-def _parts(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    return split({task: value and f"{what} {value}" for task, value in values.items()})
+def _outcome_slices(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    return split_by_value({task: value and f"{what} {value}" for task, value in values.items()})
 
 
 def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
@@ -386,11 +388,11 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     lists_all = True
     for file in files:
         try:
-            data = codec.parse_foreign_json(_text(file))
+            data = codec.parse_foreign_json(_read_file_text(file))
             judged = list(_judged(data))
         except ValueError as error:
             raise UsageError(f"{file} is no report: {error}", fix="name the reports of an evaluation") from None
-        lists_all = lists_all and not (_resolved(data) and not any(data.get(key) for key in _OF_HARNESS))
+        lists_all = lists_all and not (_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
         for task, value in judged:
             if values.setdefault(task, value) != value:
                 raise UsageError(
@@ -405,12 +407,12 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
         metric=metric,
         values={task: (value,) for task, value in values.items()},
         repositories=(repositories := {task: _repository(task) for task in values}),
-        parts=_parts("repository", repositories),
+        parts=_outcome_slices("repository", repositories),
         whole=lists_all,
     )
 
 
-def _resolved(data: Any) -> list[Any] | None:
+def _resolved_ids(data: Any) -> list[Any] | None:
     # None for a report on single instances
     ids = data.get("resolved_ids", data.get("resolved")) if isinstance(data, dict) else None
     return ids if isinstance(ids, list) else None
@@ -420,7 +422,7 @@ def _judged(data: Any) -> Iterator[tuple[str, float]]:
     """Outcomes in a report. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
-    listed = _resolved(data)
+    listed = _resolved_ids(data)
     if listed is not None:
         lists = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
         for key, ids in {"resolved": listed, **lists}.items():
@@ -437,14 +439,14 @@ def _judged(data: Any) -> Iterator[tuple[str, float]]:
             yield task, float(report["resolved"])
 
 
-def _asked(path: Path) -> list[str]:
-    text = _text(path)
+def _asked_ids(path: Path) -> list[str]:
+    text = _read_file_text(path)
     if text.lstrip().startswith("{"):
-        return [_id(path, number, row) for number, row in _rows(path, text)]
+        return [_id(path, number, row) for number, row in _json_rows(path, text)]
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
+def _fill_unresolved(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
     """Add tasks without a verdict as unresolved, as the harness does."""
     if asked is None:
         if not outcomes.whole:
@@ -464,5 +466,5 @@ def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
         outcomes,
         values={**outcomes.values, **nothing},
         repositories=(repositories := {**outcomes.repositories, **{task: _repository(task) for task in nothing}}),
-        parts=_parts("repository", repositories),
+        parts=_outcome_slices("repository", repositories),
     )

@@ -52,7 +52,7 @@ class Table(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Labels in an evaluation, by kind (`report.answers.summary`)."""
+    """Labels in an evaluation, by kind (`report.answers.summarise_answers`)."""
 
     run: str
     evaluation: Evaluation
@@ -71,7 +71,7 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
     again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
     between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
     tables = [
-        _table(title, named, reports)
+        _html_table(title, named, reports)
         for title, named in (
             ("Held-out tasks, before and after", held_out),
             (_AGAIN, again),
@@ -142,13 +142,13 @@ def _evaluations(
         last = {each.name: each for each in report.evaluations}
         compared = {each.name for each in report.evaluations if last[each.name] is not each}
         if len(last) > 1 or last.keys() - compared:
-            heads += [(report.name, each, _source(report, each.name)) for each in last.values()]
+            heads += [(report.name, each, _report_source(report, each.name)) for each in last.values()]
     measures = dict.fromkeys(measure for _, each, _ in heads for measure in each.values)
     rows = [(measure, spoken(measure), [each.values.get(measure) for _, each, _ in heads]) for measure in measures]
     return [(heads, rows)] if heads else []
 
 
-def _source(report: Report, evaluation: str) -> str:
+def _report_source(report: Report, evaluation: str) -> str:
     also = report.config.get(f"eval.also.{evaluation}.source")
     return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
 
@@ -170,12 +170,12 @@ def _slices(reports: Sequence[Report]) -> list[Table]:
     ):
         for kind in dict.fromkeys(c.slice for _, c in columns if c.slice):
             named = [(name, c) for name, c in columns if c.slice == kind]
-            table = _table(f"{title}, {kind} only", named, reports)
+            table = _html_table(f"{title}, {kind} only", named, reports)
             tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables
 
 
-def _table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> Table:
+def _html_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> Table:
     comparisons = [comparison for _, comparison in named]
     measures = dict.fromkeys(m for c in comparisons for m in (*c.early, *c.late))
     if all(is_reward(report, score) for report in reports for score in report.scores[:1]):

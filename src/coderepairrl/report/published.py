@@ -43,7 +43,7 @@ class Published:
 
 
 @functools.cache
-def table() -> dict[str, Published]:
+def published_numbers() -> dict[str, Published]:
     """Numbers by name, in file order."""
     benchmarks = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))["benchmarks"]
     return {
@@ -53,17 +53,18 @@ def table() -> dict[str, Published]:
     }
 
 
-def find(name: str) -> Published:
+def find_percentage(name: str) -> Published:
     """Find a percentage by name. Raises `UsageError`.
 
-    >>> find("thesis-base").solved, str(find("thesis-base").interval)
+    >>> find_percentage("thesis-base").solved, str(find_percentage("thesis-base").interval)
     (36, '0.072 [0.052, 0.098]')
     """
-    if name not in table():
+    if name not in published_numbers():
         raise UsageError(
-            f"no published number is called {name!r}", fix=f"{nearest(name, table())} All: crrl compare --published"
+            f"no published number is called {name!r}",
+            fix=f"{nearest(name, published_numbers())} All: crrl compare --published",
         )
-    number = table()[name]
+    number = published_numbers()[name]
     if number.percent is None:
         raise UsageError(
             f"{name} is a similarity by a measure of its own, which compares with nothing here",

@@ -12,7 +12,7 @@ from coderepairrl.errors import CodeRepairError
 from coderepairrl.report.rows import Record, Rows
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stats import Notes
-from coderepairrl.stats.measures import kind_of, plain
+from coderepairrl.stats.measures import fit_one_line, kind_of
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 _LINES, _KINDS = 8, 200
@@ -128,13 +128,13 @@ def _add(data: RunData, episode: Episode, turns: Sequence[Record]) -> None:
     key = (episode.group, episode.attempt)
     if key not in evaluation or evaluation[key].ending is Ending.VOID:
         nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and no prompts
-        ordered = sorted((codec.load(Turn, turn) for turn in turns), key=lambda turn: turn.index)
+        ordered = sorted((codec.restore(Turn, turn) for turn in turns), key=lambda turn: turn.index)
         evaluation[key] = replace(episode, turns=tuple(replace(turn, given=nothing, messages=()) for turn in ordered))
 
 
 def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:
     # alike: last lines that differ only in names and numbers
-    kind = kind_of(plain(lines[-1])) if lines else ""
+    kind = kind_of(fit_one_line(lines[-1])) if lines else ""
     if kind not in counted and len(counted) >= _KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]
     counted.setdefault(kind, Printed("\n".join(lines) or "(blanks)", example=episode)).count += 1

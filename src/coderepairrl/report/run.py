@@ -85,7 +85,7 @@ class Run:
         """Page of an episode. Raises KeyError."""
         view = self.shown(name)
         if not around.live:
-            self._texts[name] = _text(view.episode)
+            self._texts[name] = _episode_text(view.episode)
         around = replace(around, notice=view.notice)
         return render_episode(view, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
 
@@ -163,7 +163,7 @@ class Run:
     def searched(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
-            yield name, self._texts.get(name) or _text(self.shown(name).episode)
+            yield name, self._texts.get(name) or _episode_text(self.shown(name).episode)
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -174,10 +174,10 @@ def read_episode(run: Path, episode: str) -> Shown:
     """Read an episode by id or prefix. Raises `UsageError`."""
     opened = Run(run)
     opened.rows.update()
-    return opened.shown(find(opened, episode))
+    return opened.shown(find_episode(opened, episode))
 
 
-def _text(episode: Episode) -> str:
+def _episode_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
     for messages in conversation(episode).values():
         words += [messages[-1].text, messages[-1].thought] if messages else []
@@ -186,7 +186,7 @@ def _text(episode: Episode) -> str:
     return "\n".join(filter(None, words))[:_SEARCHED].lower()
 
 
-def find(run: Run, wanted: str) -> str:
+def find_episode(run: Run, wanted: str) -> str:
     """Episode id that `wanted` names or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
     matches = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
@@ -205,7 +205,7 @@ def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], s
     """Decoder of ids, and a notice if there is no tokenizer."""
     places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
     with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
-        places.append(models.folder(model))
+        places.append(models.model_folder(model))
     for place in places:
         if (place / "tokenizer.json").is_file():
             if find_spec("tokenizers") is None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
-from coderepairrl.report.charts import curve
+from coderepairrl.report.charts import curve_panel
 from coderepairrl.report.episodes import render_episode
 from coderepairrl.report.kit import ASSETS, Around, asset, embedded
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, figure
 from coderepairrl.report.rows import file_name
-from coderepairrl.report.run import Run, find
+from coderepairrl.report.run import Run, find_episode
 from coderepairrl.runs.storage import replace_file
 
 
@@ -113,7 +113,7 @@ class Site:
         if episode is None:
             return "index.html"
         [(folder, run)] = list(self.runs.items())[:1]
-        return f"{folder}/episode/{file_name(find(run, episode))}.html"
+        return f"{folder}/episode/{file_name(find_episode(run, episode))}.html"
 
     def write(self, output: Path | None = None, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
         """Write all pages below `output`, each atomically; return the first. `advance` gets pages written and total.
@@ -134,7 +134,7 @@ class Site:
     def write_episode(self, episode: str, output: Path | None = None) -> Path:
         """Write a standalone page of an episode of the first run (default: in its ``report``). Raises `UsageError`."""
         run = next(iter(self.runs.values()))
-        view = run.shown(find(run, episode))
+        view = run.shown(find_episode(run, episode))
         path = output or run.folder.path / "report" / f"{file_name(view.episode.id)}.html"
         return write_page(path, render_episode(view, Around(run.name, notice=view.notice)))
 
@@ -146,7 +146,7 @@ class Site:
         reports, lines = self.reports(), [_baseline(text) for text in baselines]
         if len(lines) == len(reports) > 1:
             lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
-        panels = [curve(reports, "reward", lines), curve(reports, "tests")]
+        panels = [curve_panel(reports, "reward", lines), curve_panel(reports, "tests")]
         return write_page(output, figure(panels, columns=2, standalone=True))
 
     def _name(self, folder: str, kind: str, page: str) -> str:

@@ -18,15 +18,15 @@ from coderepairrl.stats import Interval
 Row = Sequence[Any]
 
 
-def export(reports: Sequence[Report], folder: Path) -> list[Path]:
+def export_figures(reports: Sequence[Report], folder: Path) -> list[Path]:
     """Write ``NUMBER-TITLE.svg``, ``.pdf``, ``.csv`` per figure, ``evaluations.csv`` and ``comparisons.csv``.
 
     Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
-    return [write_page(folder / name, content) for name, content in _files(reports)]
+    return [write_page(folder / name, content) for name, content in _table_files(reports)]
 
 
-def _files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
+def _table_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
     panels = [panel for _, panels in sections(reports) for panel in panels]
     shown = [panel for panel in panels if any(series.points for series in panel.series)]
     for number, panel in enumerate(shown, 1):

@@ -22,7 +22,7 @@ from coderepairrl.report.comparison import (
     compare_counts,
     counted_only,
     notes,
-    plan,
+    plan_sample_size,
     settings_that_differ,
 )
 from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes, read_outcomes
@@ -61,18 +61,18 @@ def result(
     notes: Sequence[str] = (),
 ) -> Result:
     """Describe comparisons, a plan, and differing settings."""
-    verdicts, tables = [verdict(each) for each in found], [_table(each) for each in found]
+    verdicts, tables = [describe_comparison(each) for each in found], [_comparison_table(each) for each in found]
     for each in found:
         if isinstance(each, Comparison) and each.pass_at:
             verdicts.append(boundary(each))
             tables.append(_curves(each))
         if isinstance(each, Comparison) and each.parts:
-            tables.append(_parts(each))
+            tables.append(_slices_table(each))
         if isinstance(each, Comparison) and each.labels:
             tables.append(_labels(each))
     if planned:
         verdicts += [] if found else [_plan_sentence(planned)]
-        tables.append(_plan(planned))
+        tables.append(_plan_table(planned))
     if settings:
         names = [side if isinstance(side, str) else side.name for each in found for side in (each.before, each.after)]
         heads = list(dict.fromkeys(names))
@@ -80,7 +80,7 @@ def result(
         tables.append(Table("what differs in their settings", ("setting", *heads), rows))
     numbers = {
         "verdicts": verdicts,
-        "comparisons": [_numbers(each) for each in found],
+        "comparisons": [_verdict_numbers(each) for each in found],
         "plan": as_json(planned),
         "settings": as_json(settings),
         "notes": list(notes),
@@ -99,9 +99,9 @@ def render(result: Result, form: str) -> str:
 def answer(policies: Sequence[str], question: Question) -> Result:
     """Answer `crrl compare`. Raises `UsageError` for inadmissible comparisons."""
     if not question.published:
-        return _answer(policies, question)
-    listed, lines = _published(), list(published.table().values())
-    measured = _answer(policies, question) if policies or question.plan is not None else Result([], [], [], {})
+        return _compare_runs(policies, question)
+    listed, lines = _published(), list(published.published_numbers().values())
+    measured = _compare_runs(policies, question) if policies or question.plan is not None else Result([], [], [], {})
     numbers = {**measured.numbers, "published": as_json(lines)}
     return Result(
         measured.verdicts, [*measured.tables, listed], [*dict.fromkeys([*measured.notes, _OF_OTHERS])], numbers
@@ -126,12 +126,12 @@ def _published() -> Table:
             each.how,
             each.source,
         )
-        for each in published.table().values()
+        for each in published.published_numbers().values()
     ]
     return Table(published.MARK, heads, rows)
 
 
-def _answer(policies: Sequence[str], question: Question) -> Result:
+def _compare_runs(policies: Sequence[str], question: Question) -> Result:
     if not ALPHA < question.power < 1:
         raise UsageError(f"a power of {question.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
     if question.plan is not None and not 0 < question.plan <= 100:
@@ -170,7 +170,7 @@ def _answer(policies: Sequence[str], question: Question) -> Result:
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
         measured = question.discordance is None and isinstance(first, Comparison)
         by = first if measured and isinstance(first, Comparison) else float(question.discordance or 0)
-        planned = plan(question.plan / 100, by, question.power)
+        planned = plan_sample_size(question.plan / 100, by, question.power)
     return result(comparisons, planned, settings, remarks)
 
 
@@ -187,7 +187,7 @@ def _counts(question: Question, read: Sequence[Outcomes | Counts]) -> list[Unpai
 # -- sentences
 
 
-def verdict(found: Comparison | Unpaired) -> str:
+def describe_comparison(found: Comparison | Unpaired) -> str:
     """Describe a comparison in a sentence."""
     return _unpaired_verdict(found) if isinstance(found, Unpaired) else _paired_verdict(found)
 
@@ -280,12 +280,12 @@ def _plan_sentence(planned: PlanTable) -> str:
 # -- tables
 
 
-def _table(found: Comparison | Unpaired) -> Table:
+def _comparison_table(found: Comparison | Unpaired) -> Table:
     if isinstance(found, Unpaired):
         title = f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
         rows = _unpaired_rows(found)
     else:
-        title, rows = _title(found), _rows(found)
+        title, rows = _title(found), _verdict_rows(found)
     return Table(title, ("", "value [95 % interval]", "method"), rows)
 
 
@@ -296,7 +296,7 @@ def _title(found: Comparison) -> str:
     return f"{found.metric}: {counted(found.tasks, 'task')}{clusters}, {attempts} at each"
 
 
-def _rows(found: Comparison) -> list[tuple[str, str, str]]:
+def _verdict_rows(found: Comparison) -> list[tuple[str, str, str]]:
     share, unit = found.share, found.unit
     score = f"of {found.clusters} {unit}, Student's t" if found.clusters > 1 else "none: one cluster"
     of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
@@ -368,7 +368,7 @@ def _curves(found: Comparison) -> Table:
     return Table(title, ("k", found.before, found.after, "difference"), rows)
 
 
-def _parts(found: Comparison) -> Table:
+def _slices_table(found: Comparison) -> Table:
     rows = [
         (
             part.name,
@@ -395,7 +395,7 @@ def _labels(found: Comparison) -> Table:
     return Table(title, heads, rows)
 
 
-def _plan(planned: PlanTable) -> Table:
+def _plan_table(planned: PlanTable) -> Table:
     square = planned.discordance
     seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else rate(square, True)
     title = (
@@ -475,7 +475,7 @@ def p_text(p: float) -> str:
     return f"p {p_value(p)}" if p < 1e-4 else f"p = {p_value(p)}"
 
 
-def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:
+def _verdict_numbers(found: Comparison | Unpaired) -> dict[str, Any]:
     data: dict[str, Any] = as_json(found) | {"claimed": found.claimed}
     if isinstance(found, Unpaired):
         data |= {"before": found.before.name, "after": found.after.name, "tasks": found.before.tasks}
@@ -485,13 +485,13 @@ def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:
     del data["spread"]
     if found.equivalence:
         data["equivalence"]["interval90"] = data["equivalence"].pop("interval")
-    return data | {"methods": {f"{name}, {value}": method for name, value, method in _rows(found)}}
+    return data | {"methods": {f"{name}, {value}": method for name, value, method in _verdict_rows(found)}}
 
 
 # -- formats
 
 
-def _text(result: Result) -> str:
+def _as_text_table(result: Result) -> str:
     parts = ["\n".join(result.verdicts)]
     for table in result.tables:
         widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
@@ -534,7 +534,7 @@ def escaped(text: str) -> str:
 
 
 FORMATS: Mapping[str, Callable[[Result], str]] = {
-    "text": _text,
+    "text": _as_text_table,
     "markdown": _markdown,
     "latex": _latex,
     "json": lambda result: json.dumps(result.numbers, allow_nan=False),

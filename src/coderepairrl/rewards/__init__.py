@@ -1,6 +1,6 @@
 """Rewards: the value of an episode's patch (docs/guides/rewards.md).
 
->>> [(reward.name, weight) for reward, weight in make({"patch_edits": 0.6, "tests": 0.4})]
+>>> [(reward.name, weight) for reward, weight in make_rewards({"patch_edits": 0.6, "tests": 0.4})]
 [('patch_edits', 0.6), ('tests', 0.4)]
 """
 
@@ -8,17 +8,17 @@ from coderepairrl.rewards.compose import (
     PRESETS,
     SHIPPED,
     Weighted,
-    make,
+    make_rewards,
     on_state_and_patch,
     only,
+    reward_versions,
     score,
     score_files,
-    versions,
     versions_of,
 )
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
-from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.simple import ScriptedReward, with_patch
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.rewards.thesis import PatchSimilarity
@@ -33,13 +33,13 @@ __all__ = [
     "ScriptedReward",
     "TestsReward",
     "Weighted",
-    "make",
+    "make_rewards",
     "on_state_and_patch",
     "only",
-    "parse",
+    "parse_patch",
+    "reward_versions",
     "score",
     "score_files",
-    "versions",
     "versions_of",
     "with_patch",
 ]

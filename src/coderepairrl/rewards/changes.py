@@ -19,12 +19,21 @@ from itertools import chain
 from cydifflib import SequenceMatcher
 
 from coderepairrl.rewards.parse import Block, FilePatch
-from coderepairrl.rewards.syntax import Syntax, Tokens, code_of, indentation, shown, split, syntax_of, tokens
+from coderepairrl.rewards.syntax import (
+    Syntax,
+    Tokens,
+    code_of,
+    indentation,
+    split_comments,
+    split_invisible,
+    syntax_of,
+    tokens,
+)
 
 _CANCEL_LIMIT = 250_000
 """Most pairs of an old and a new line of a block among which equal lines are searched; beyond, only at its ends."""
 _COMMENT = b"\0"
-"""Prefix of a comment's words that tells them from code (`changes` with `marked`)."""
+"""Prefix of a comment's words that tells them from code (`changes_by_file` with `marked`)."""
 
 
 class Edits(Flag):
@@ -76,9 +85,11 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     """Classes of edits that the oracle uses. Blank lines, the cheapest edit, count only if it has no other edit."""
     used = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
-        if _lines(changes(files, used | kind, language)) > _lines(changes(files, used, language)):
+        if _count_lines(changes_by_file(files, used | kind, language)) > _count_lines(
+            changes_by_file(files, used, language)
+        ):
             used |= kind
-    if not any(changes(files, used, language).values()):
+    if not any(changes_by_file(files, used, language).values()):
         used = Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
     return used
 
@@ -89,21 +100,25 @@ def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Ed
     Comments, which may repeat the repair, count only if the oracle changes no code.
     """
     no_code = Edits.COMMENT | Edits.WHITESPACE
-    bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
-    of_code, oracle_changes = (Edits.WHITESPACE, spaced) if _lines(spaced) > _lines(bare) else (Edits.NONE, bare)
+    bare, spaced = (changes_by_file(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
+    of_code, oracle_changes = (
+        (Edits.WHITESPACE, spaced) if _count_lines(spaced) > _count_lines(bare) else (Edits.NONE, bare)
+    )
     if oracle_changes:
         return of_code, oracle_changes
     for kept in (of_code | Edits.COMMENT, no_code, no_code | Edits.BLANK):
-        if oracle_changes := changes(oracle, kept, language, marked=True):
+        if oracle_changes := changes_by_file(oracle, kept, language, marked=True):
             break
     return kept, oracle_changes
 
 
-def _lines(by_path: Mapping[str, Changes]) -> int:
+def _count_lines(by_path: Mapping[str, Changes]) -> int:
     return sum(len(change.removed) + len(change.added) for change in by_path.values())
 
 
-def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
+def changes_by_file(
+    files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False
+) -> dict[str, Changes]:
     """Changes by file, without no-ops of classes not in `kept`.
 
     `marked`: comment words differ from code words, and an invisible character is a separate token.
@@ -113,7 +128,7 @@ def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, mark
         merged.setdefault(file.path, []).append(file)
     by_path = {}
     for path, parts in merged.items():
-        change = _changes(parts, _View(kept, syntax_of(parts[-1].new or path, language), marked=marked))
+        change = _changes_of_parts(parts, _View(kept, syntax_of(parts[-1].new or path, language), marked=marked))
         if change:
             by_path[path] = change
     return by_path
@@ -146,7 +161,7 @@ def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
     return tuple(line for block in file.blocks for line in getattr(block, side))
 
 
-def _changes(parts: Sequence[FilePatch], view: _View) -> Changes:
+def _changes_of_parts(parts: Sequence[FilePatch], view: _View) -> Changes:
     edits = []
     for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
         removed, added = view.block(block)
@@ -198,8 +213,8 @@ class _View:
         """Code of `line`, its marked tokens, and whether a comment continues after it; `inside`: one began before."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
-        line, hidden = shown(line)
-        code, comment, inside = split(line, self.syntax, inside=inside)
+        line, hidden = split_invisible(line)
+        code, comment, inside = split_comments(line, self.syntax, inside=inside)
         words = tokens(comment, whitespace=self.whitespace) if self.comments else ()
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
@@ -264,10 +279,10 @@ def is_test(path: str) -> bool:
 def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
     """Up to `MOST` paths outside `touched`: tests, and new files that parse."""
     loose = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
-    return {path for path in sorted(loose)[:MOST] if readable(loose[path])}
+    return {path for path in sorted(loose)[:MOST] if is_parsable(loose[path])}
 
 
-def readable(file: FilePatch) -> bool:
+def is_parsable(file: FilePatch) -> bool:
     """Whether a new Python file parses; else True."""
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True

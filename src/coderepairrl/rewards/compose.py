@@ -12,7 +12,7 @@ from pathlib import Path
 from coderepairrl import registry
 from coderepairrl.errors import CodeRepairError, ConfigError, RewardFault, UsageError
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.simple import FunctionReward
 from coderepairrl.types import Episode, Score, Task
 
@@ -61,13 +61,13 @@ PRESETS = {
 """Names for several rewards, with the weights of the original's code for single-turn tasks."""
 
 
-def make(spec: str | Mapping[str, float]) -> list[Weighted]:
+def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
     """Build the rewards that `spec` names, each with its weight.
 
     A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. Weight 0 only
     measures. Raises `ConfigError`.
 
-    >>> [(reward.name, weight) for reward, weight in make("thesis_detection")]
+    >>> [(reward.name, weight) for reward, weight in make_rewards("thesis_detection")]
     [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]
     """
     weights = {spec: 1.0} if isinstance(spec, str) else spec
@@ -88,10 +88,10 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
 
 
 def only(name: str) -> Reward:
-    """Build a single reward. Raises `ConfigError` as `make`, and for a preset."""
+    """Build a single reward. Raises `ConfigError` as `make_rewards`, and for a preset."""
     if name in PRESETS:
         raise ConfigError(f"{name} is several rewards", fix=f"name one of them: {', '.join(PRESETS[name])}")
-    [(reward, _)] = make(name)
+    [(reward, _)] = make_rewards(name)
     return reward
 
 
@@ -101,13 +101,13 @@ def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], lis
     return on_state, [each for each in rewards if each not in on_state]
 
 
-def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
+def reward_versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
     """Version of each reward in `specs`. Raises `ConfigError`.
 
-    >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
+    >>> reward_versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
     {'patch_edits': 3, 'tests': 1, 'patch_lines': 1}
     """
-    return versions_of(reward for spec in specs if spec for reward, _ in make(spec))
+    return versions_of(reward for spec in specs if spec for reward, _ in make_rewards(spec))
 
 
 def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
@@ -116,7 +116,7 @@ def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
 
 
 def _one(name: str) -> Reward:
-    target = registry.resolve("reward", name, SHIPPED)
+    target = registry.resolve_class("reward", name, SHIPPED)
     if inspect.isfunction(target):
         return FunctionReward(target)
     instance: Reward = registry.instance("reward", name, target, Reward, {})
@@ -170,7 +170,7 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
     chosen = only(reward)
-    oracle_diff, patch_diff = _read(oracle, "oracle"), _read(patch, "patch")
+    oracle_diff, patch_diff = _read_code(oracle, "oracle"), _read_code(patch, "patch")
     if not oracle_diff.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
     value = chosen.compare(oracle_diff, patch_diff)
@@ -182,13 +182,13 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     return value
 
 
-def _read(path: Path, role: str) -> bytes:
+def _read_code(path: Path, role: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{role} {path}: {error.strerror}", fix="name a readable file with a unified diff") from error
     try:
-        parse(content)
+        parse_patch(content)
     except MalformedPatch as problem:
         raise UsageError(f"{role} {path}: {problem}", fix=problem.fix) from problem
     return content

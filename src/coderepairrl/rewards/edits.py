@@ -14,14 +14,14 @@ from coderepairrl.rewards.changes import (
     Changes,
     Edits,
     beside,
-    changes,
+    changes_by_file,
     changes_of_code,
     common_ends,
+    is_parsable,
     old_lines,
-    readable,
 )
 from coderepairrl.rewards.lines import common_subsequence
-from coderepairrl.rewards.parse import FilePatch, parse
+from coderepairrl.rewards.parse import FilePatch, parse_patch
 from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
@@ -74,34 +74,34 @@ class PatchEdits(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Raises `MalformedPatch`."""
-        oracle_files, classes, oracle_changes, oracle_lines = _read(oracle, language)
-        files = parse(patch)
-        ours = changes(files, classes, language, marked=True)
+        oracle_files, classes, oracle_changes, oracle_lines = _parse_oracle(oracle, language)
+        files = parse_patch(patch)
+        ours = changes_by_file(files, classes, language, marked=True)
         if not ours or not oracle_changes:
             return 0.0
         broken = _broken(files, oracle_files)
         both = sorted((ours.keys() & oracle_changes.keys()) - broken)  # in one order: sums are rounded
         old = old_lines(files, classes, language)
-        shared = sum(_file(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
+        shared = sum(_file_score(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
         counted = ours.keys() - beside(files, {file.path for file in oracle_files})
         return shared / max(len(counted), len(oracle_changes))
 
 
 @lru_cache(maxsize=32)
-def _read(
+def _parse_oracle(
     oracle: bytes, language: str
 ) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
-    files = parse(oracle)
+    files = parse_patch(oracle)
     classes, oracle_changes = changes_of_code(files, language)
     return files, classes, oracle_changes, old_lines(files, classes, language)
 
 
 def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
-    sound = {file.path for file in oracle if not file.old and readable(file)}
-    return {file.path for file in patch if not file.old and file.path in sound and not readable(file)}
+    sound = {file.path for file in oracle if not file.old and is_parsable(file)}
+    return {file.path for file in patch if not file.old and file.path in sound and not is_parsable(file)}
 
 
-def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
+def _file_score(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     """s_f of the formula; `old`: known lines of the old file."""
     near = nearness(ours, oracle)
     if near == 0.0:

@@ -9,7 +9,7 @@ from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
-from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TestsReward, group_drawn
 from coderepairrl.types import Episode, Score, Task
 
@@ -82,12 +82,14 @@ class BuildReward(Reward):
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
-            paths = [file.new for file in parse(episode.patch) if file.new and not file.binary]
+            paths = [file.new for file in parse_patch(episode.patch) if file.new and not file.binary]
         except MalformedPatch as malformed:
             return Score(self.name, 0.0, note=str(malformed))
         try:
             async with sandbox.open(task) as fresh:
-                problem = await grading.apply(fresh, episode.patch) or await _unreadable(fresh, paths, _kinds(task))
+                problem = await grading.apply_patch(fresh, episode.patch) or await _unreadable(
+                    fresh, paths, _kinds(task)
+                )
         except SandboxFault as fault:
             raise RewardFault(f"build of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
@@ -95,7 +97,7 @@ class BuildReward(Reward):
 
 def _kinds(task: Task) -> set[str]:
     try:
-        return {PurePosixPath(file.path).suffix for file in parse(task.reference)}
+        return {PurePosixPath(file.path).suffix for file in parse_patch(task.reference)}
     except MalformedPatch:
         return set()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coderepairrl.rewards.changes import Changes, changes, classes, common_ends
-from coderepairrl.rewards.parse import FilePatch, parse
+from coderepairrl.rewards.changes import Changes, changes_by_file, classes, common_ends
+from coderepairrl.rewards.parse import FilePatch, parse_patch
 from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
@@ -50,20 +50,20 @@ class PatchLines(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Raises `MalformedPatch`."""
-        return similarity(parse(oracle), parse(patch), language)
+        return similarity(parse_patch(oracle), parse_patch(patch), language)
 
 
 def similarity(oracle: Sequence[FilePatch], patch: Sequence[FilePatch], language: str = "") -> float:
     """R of `PatchLines` for two parsed patches."""
     used = classes(oracle, language)
-    ours, oracle_changes = changes(patch, used, language), changes(oracle, used, language)
+    ours, oracle_changes = changes_by_file(patch, used, language), changes_by_file(oracle, used, language)
     if not ours or not oracle_changes:
         return 0.0
-    shared = sum(_file(ours[path], oracle_changes[path]) for path in ours.keys() & oracle_changes.keys())
+    shared = sum(_file_similarity(ours[path], oracle_changes[path]) for path in ours.keys() & oracle_changes.keys())
     return shared / max(len(ours), len(oracle_changes))
 
 
-def _file(ours: Changes, oracle: Changes) -> float:
+def _file_similarity(ours: Changes, oracle: Changes) -> float:
     """s_f of the formula."""
     lines_removed = ours.removed, oracle.removed
     lines_added = ours.added, oracle.added

@@ -106,7 +106,7 @@ class _Blocks:
         self.removed, self.added, self.start = [], [], self.at
 
 
-def parse(patch: bytes) -> tuple[FilePatch, ...]:
+def parse_patch(patch: bytes) -> tuple[FilePatch, ...]:
     """Parse `patch` into files, in order. Raises `MalformedPatch`."""
     return tuple(_Reader(patch).files())
 

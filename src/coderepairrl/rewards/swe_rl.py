@@ -12,7 +12,7 @@ from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.answers import last_reply
-from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
@@ -46,17 +46,17 @@ class SweRL(Reward):
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault`."""
         try:
-            oracle = {name for file in parse(task.reference) for name in (file.old, file.new) if name}
+            oracle = {name for file in parse_patch(task.reference) for name in (file.old, file.new) if name}
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
         try:
             edits = _edits(last_reply(episode))
             async with sandbox.open(task) as fresh:
-                old = {path: await _text(fresh, path) for path in sorted(oracle | edits.keys())}
-                repaired = {path: _apply(old[path], blocks) for path, blocks in edits.items()}
-                if refused := await grading.apply(fresh, task.reference):
+                old = {path: await _read_sandbox_text(fresh, path) for path in sorted(oracle | edits.keys())}
+                repaired = {path: _apply_edits(old[path], blocks) for path, blocks in edits.items()}
+                if refused := await grading.apply_patch(fresh, task.reference):
                     raise TaskError(f"task {task.id}: reference: {refused}", fix="make it against the task's commit")
-                repaired_by_oracle = {path: await _text(fresh, path) for path in sorted(oracle)}
+                repaired_by_oracle = {path: await _read_sandbox_text(fresh, path) for path in sorted(oracle)}
         except _Unusable as problem:
             return Score(self.name, _FORMAT, note=str(problem))
         except SandboxFault as fault:
@@ -104,10 +104,10 @@ def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
         at = end + len(_END)
 
 
-def _apply(content: str, edits: list[tuple[str, str]]) -> str:
+def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
     r"""Apply `edits`, each from the start of a line.
 
-    >>> _apply("a = 1\nb = a\n", [("b = a", "b = 2")])
+    >>> _apply_edits("a = 1\nb = a\n", [("b = a", "b = 2")])
     'a = 1\nb = 2\n'
     """
     text = "\n" + content
@@ -122,7 +122,7 @@ def _apply(content: str, edits: list[tuple[str, str]]) -> str:
     return text[1:]
 
 
-async def _text(sandbox: Sandbox, path: str) -> str:
+async def _read_sandbox_text(sandbox: Sandbox, path: str) -> str:
     try:
         return (await sandbox.read(path)).decode("utf-8", "surrogateescape")
     except OSError:  # one side creates or deletes it, or no file can have that name

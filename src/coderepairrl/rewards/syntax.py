@@ -106,10 +106,10 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
     return line
 
 
-def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
+def split_comments(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
     r"""Code of `line`, its comments, and whether a comment continues after it; `inside`: it starts within one.
 
-    >>> split(b"a /* b */ c  // d\n", syntax_of("a.c")), split(b"a /* b\n", syntax_of("a.c"))
+    >>> split_comments(b"a /* b */ c  // d\n", syntax_of("a.c")), split_comments(b"a /* b\n", syntax_of("a.c"))
     ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))
     """
     start, end = syntax.blocks or (b"", b"")
@@ -140,10 +140,10 @@ def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, 
     return b"".join(code) + ending, b" ".join(comments), inside
 
 
-def shown(line: bytes) -> tuple[bytes, Tokens]:
+def split_invisible(line: bytes) -> tuple[bytes, Tokens]:
     r"""Split invisible characters (controls, zero-width and odd spaces) from `line`.
 
-    >>> shown("re\u200bturn\u00a0x".encode())
+    >>> split_invisible("re\u200bturn\u00a0x".encode())
     (b'returnx', (b'\xe2\x80\x8b', b'\xc2\xa0'))
     """
     if line.isascii():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.types import Episode, Score, Task
 
 LARGEST_PATCH = 16 << 20
@@ -56,6 +56,6 @@ class TextReward(Reward, ABC):
     @staticmethod
     def _check_reference(task: Task) -> None:
         try:
-            parse(task.reference)
+            parse_patch(task.reference)
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem

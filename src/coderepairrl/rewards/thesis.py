@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from cydifflib import SequenceMatcher
 
-from coderepairrl.agents.patching import read_blocks
+from coderepairrl.agents.patching import parse_blocks
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.answers import AnswerReward
-from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.types import Episode, Score, Task
 
@@ -114,12 +114,12 @@ _DEVIATIONS = (
 
 
 def blocks(text: str) -> list[Block]:
-    r"""Complete blocks of `text` (`agents.patching.read_blocks`), whatever their file.
+    r"""Complete blocks of `text` (`agents.patching.parse_blocks`), whatever their file.
 
     >>> blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]
     """
-    return [(each.search, each.replace) for each in read_blocks(text)]
+    return [(each.search, each.replace) for each in parse_blocks(text)]
 
 
 class SearchReplaceFormat(AnswerReward):
@@ -203,7 +203,7 @@ def _reference(task: Task) -> list[Block]:
     reference = blocks(text)
     if not reference:
         try:
-            hunks = [hunk for file in parse(task.reference) for hunk in file.hunks]
+            hunks = [hunk for file in parse_patch(task.reference) for hunk in file.hunks]
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
         reference = [(_text(hunk.side(b"-")), _text(hunk.side(b"+"))) for hunk in hunks]
@@ -436,7 +436,7 @@ class FileMatch(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Share of files; 1 if both patches are empty. Raises `MalformedPatch`."""
-        oracle_paths, patch_paths = ({file.path for file in parse(text)} for text in (oracle, patch))
+        oracle_paths, patch_paths = ({file.path for file in parse_patch(text)} for text in (oracle, patch))
         return (
             len(oracle_paths & patch_paths) / max(len(oracle_paths), len(patch_paths))
             if oracle_paths
@@ -479,7 +479,7 @@ class DraftSimilarity(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """Reward of `patch`. Raises `MalformedPatch`."""
-        oracle_files, patch_files = parse(oracle), parse(patch)
+        oracle_files, patch_files = parse_patch(oracle), parse_patch(patch)
         if not oracle_files or not patch_files:
             return 0.0
         line_ratio = ratio(_changed(oracle_files), _changed(patch_files), autojunk=False)
@@ -519,11 +519,11 @@ class FunctionMatch(Reward):
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
-            reference = parse(task.reference)
+            reference = parse_patch(task.reference)
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
         try:
-            patch_files = parse(episode.patch)
+            patch_files = parse_patch(episode.patch)
         except MalformedPatch as problem:
             return Score(self.name, 0.0, note=str(problem))
         shared = {file.path for file in reference} & {file.path for file in patch_files}
@@ -542,7 +542,7 @@ class FunctionMatch(Reward):
             return trees
         async with backend.open(task) as fresh:
             for path in paths:
-                source = await _read(fresh, path)
+                source = await _read_file(fresh, path)
                 try:
                     trees[path] = ast.parse(source)
                 except (SyntaxError, ValueError):
@@ -550,7 +550,7 @@ class FunctionMatch(Reward):
         return trees
 
 
-async def _read(sandbox: Sandbox, path: str) -> bytes:
+async def _read_file(sandbox: Sandbox, path: str) -> bytes:
     try:
         return await sandbox.read(path)
     except OSError:  # the oracle creates it, or no file can have that name

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from coderepairrl.grading.steering import left_out, named, shadowed
+from coderepairrl.grading.steering import left_out, shadowed, steering_candidates
 from coderepairrl.rewards.changes import is_test
-from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Task
 
 LARGEST = 64 << 10
@@ -24,15 +24,15 @@ Identity = frozenset[tuple[object, ...]]
 
 def identity(patch: bytes) -> Identity:
     """Key of a patch's effect: ignores context, hashes, order, and trailing whitespace. Raises `MalformedPatch`."""
-    return frozenset(_file(file) for file in parse(patch))
+    return frozenset(_file_key(file) for file in parse_patch(patch))
 
 
-def _file(file: FilePatch) -> tuple[object, ...]:
-    blocks = tuple((block.at, _bare(block.removed), _bare(block.added)) for block in file.blocks)
+def _file_key(file: FilePatch) -> tuple[object, ...]:
+    blocks = tuple((block.at, _strip_lines(block.removed), _strip_lines(block.added)) for block in file.blocks)
     return file.old, file.new, file.old_mode, file.new_mode, file.renamed, file.copied, file.binary, blocks
 
 
-def _bare(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def _strip_lines(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
     return tuple(line.rstrip() for line in lines)
 
 
@@ -41,14 +41,17 @@ def unfit(task: Task, patch: bytes) -> str:
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"
     try:
-        files = parse(patch)
+        files = parse_patch(patch)
     except MalformedPatch as problem:
         return str(problem)
     if not files:
         return "changes nothing"
-    reference = parse(task.reference)
+    reference = parse_patch(task.reference)
     reference_paths = {name for file in reference for name in (file.old, file.new)}
-    ignored, fixed = left_out(task.reference), {*task.checks.restore, *(set(named(task.checks)) - reference_paths)}
+    ignored, fixed = (
+        left_out(task.reference),
+        {*task.checks.restore, *(set(steering_candidates(task.checks)) - reference_paths)},
+    )
     fixed |= {
         file.new for file in files if not file.old and shadowed(file.new) not in {"", *map(shadowed, reference_paths)}
     }

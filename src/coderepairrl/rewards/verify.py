@@ -56,17 +56,17 @@ def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
     """Trials of each reward on each chosen task."""
-    return [Trial(task, reward) for reward in measuring_repair(weighted) for task in chosen(tasks, seed)]
+    return [Trial(task, reward) for reward in measuring_repair(weighted) for task in choose_verified_tasks(tasks, seed)]
 
 
-def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
+def choose_verified_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
     """Tasks with a reference, beyond `UP_TO` a sample of `EACH` per environment."""
     candidates = [task for task in tasks if task.reference.strip()]
     if len(candidates) <= UP_TO:
         return candidates
     places: dict[tuple[object, ...], list[int]] = {}
     for place, task in enumerate(candidates):
-        places.setdefault(environment(task), []).append(place)
+        places.setdefault(checks_key(task), []).append(place)
     drawn = [
         place
         for key, members in places.items()
@@ -75,7 +75,7 @@ def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
     return [candidates[place] for place in sorted(drawn)]
 
 
-def environment(task: Task) -> tuple[object, ...]:
+def checks_key(task: Task) -> tuple[object, ...]:
     """Key of what checks need."""
     kind, _, where = task.workspace.partition(":")
     place = "" if kind == "dir" else where.rpartition("@")[0]
@@ -108,11 +108,11 @@ async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
     if not task.workspace:
         return task.reference
     async with backend.open(task) as fresh:
-        refused = await grading.apply(fresh, task.reference)
+        refused = await grading.apply_patch(fresh, task.reference)
         return task.reference if refused else await fresh.diff()
 
 
-async def verify(
+async def verify_rewards(
     asked: Sequence[Trial],
     backend: SandboxBackend,
     *,
@@ -192,12 +192,12 @@ async def _probe(sandbox: Sandbox) -> str:
 
 def _manifest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for line in sorted(_files(folder)):
+    for line in sorted(_source_files(folder)):
         digest.update(line)
     return digest.hexdigest()
 
 
-def _files(folder: Path) -> Iterator[bytes]:
+def _source_files(folder: Path) -> Iterator[bytes]:
     for base, _, names in os.walk(folder):
         if "__pycache__" not in base:
             for name in names:

@@ -1,6 +1,6 @@
 """Attempts, episodes and groups: where agent, sandbox, gateway and reward meet."""
 
-from coderepairrl.rollout.attempts import Attempt, attempt
+from coderepairrl.rollout.attempts import Attempt, make_attempt
 from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
 from coderepairrl.rollout.episodes import Executor, Rollout, Terms, Ticket, derive_seed
 from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
@@ -24,12 +24,12 @@ __all__ = [
     "SupervisedEngine",
     "Terms",
     "Ticket",
-    "attempt",
     "check_health",
     "collect",
     "derive_seed",
     "due",
     "episodes_of",
+    "make_attempt",
     "make_group",
     "outcomes",
     "slots",

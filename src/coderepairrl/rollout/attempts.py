@@ -47,7 +47,7 @@ class Attempt:
     """Program's whole output; empty for agents on the host, whose log repeats turns."""
 
 
-async def attempt(
+async def make_attempt(
     gateway: Gateway,
     task: Task,
     agent: Agent,
@@ -97,7 +97,7 @@ async def attempt(
     # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
     fault = session.fault or agent_fault or broken  # in the order in which they broke
-    ending, reason = (Ending.VOID, fault.boundary) if fault else _ended(cast(AgentOutcome, outcome), session.limit)
+    ending, reason = (Ending.VOID, fault.boundary) if fault else _ending_of(cast(AgentOutcome, outcome), session.limit)
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed(agent, outcome))
 
 
@@ -125,7 +125,7 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
     return report
 
 
-def _ended(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
+def _ending_of(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
     if limit:  # also for an agent that broke at it

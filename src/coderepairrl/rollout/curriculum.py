@@ -12,7 +12,7 @@ from random import Random
 from types import MappingProxyType
 
 from coderepairrl.rollout.episodes import derive_seed
-from coderepairrl.stats import resolved
+from coderepairrl.stats import is_resolved
 from coderepairrl.types import Ending, Episode, Task
 
 EXPLORE, OUTSIDE = 0.5, 0.1
@@ -30,7 +30,7 @@ def outcome(episode: Episode) -> float:
     >>> outcome(Episode("", "", "", 0, "", 0, Ending.DONE, scores=(Score("patch_edits", 0.4),)))
     0.4
     """
-    passed = resolved(episode)
+    passed = is_resolved(episode)
     return min(1.0, max(0.0, episode.reward)) if passed is None else float(passed)
 
 
@@ -120,7 +120,7 @@ class Curriculum:
 
         Each source gets its share, up to one task. Ids `taken` in the batch are avoided, except in epochs.
         """
-        spread = _spread(self.sources, self.per_step, step)
+        spread = _spread_sources(self.sources, self.per_step, step)
         current = spread[-self.per_step :]
         busy = set(taken)
         picked: list[Task] = []
@@ -148,14 +148,14 @@ class Curriculum:
 
     def passes(self, steps: int) -> float:
         """Mean repeats of a task in `steps`, in the source with the most."""
-        drawn = [source for source, _ in _spread(self.sources, self.per_step, steps)]
+        drawn = [source for source, _ in _spread_sources(self.sources, self.per_step, steps)]
         return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
 
 
-def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
+def _spread_sources(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
     """Source of each position, and index within it: always the source furthest behind its share.
 
-    >>> [source for source, _ in _spread([Share((), 2.0), Share((), 1.0)], 3, 2)]
+    >>> [source for source, _ in _spread_sources([Share((), 2.0), Share((), 1.0)], 3, 2)]
     [0, 1, 0, 0, 1, 0]
     """
     drawn = [0] * len(sources)

@@ -12,7 +12,7 @@ from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.side import side_turns
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rewards import Weighted, on_state_and_patch, score
-from coderepairrl.rollout.attempts import Attempt, attempt
+from coderepairrl.rollout.attempts import Attempt, make_attempt
 from coderepairrl.rollout.episodes import Executor, Terms, Ticket
 from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.types import AgentReport, Ending, Episode, Score
@@ -51,7 +51,7 @@ class LocalExecutor(Executor):
             nonlocal state
             state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
 
-        result = await attempt(
+        result = await make_attempt(
             self.gateway,
             ticket.task,
             terms.agent,
@@ -63,7 +63,7 @@ class LocalExecutor(Executor):
             at_end=judge_state if on_state else None,
         )
         side = await asyncio.to_thread(side_turns, result.turns, terms.side, ticket.task.prompt)
-        episode = _ended(replace(episode, turns=result.turns, side=side), result)
+        episode = _end_episode(replace(episode, turns=result.turns, side=side), result)
         timings = dict(result.timings)
         if result.fault is None:
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
@@ -93,7 +93,7 @@ def unfinished(ticket: Ticket) -> Episode:
     )
 
 
-def _ended(episode: Episode, made: Attempt) -> Episode:
+def _end_episode(episode: Episode, made: Attempt) -> Episode:
     report = made.outcome if isinstance(made.outcome, AgentReport) else None
     calls = None if report is None or made.fault is not None else report.tool_calls
     episode = replace(

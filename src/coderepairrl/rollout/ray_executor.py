@@ -43,7 +43,7 @@ _NOT_IMPORTED = "failed to import on the worker"
 _INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and start Ray there anew"
 
 
-def versions() -> dict[str, str]:
+def executor_versions() -> dict[str, str]:
     """Versions that machines must share."""
     installed = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **installed, "code of coderepairrl": source_digest()}
@@ -79,7 +79,7 @@ class WorkerActor:
         return name, b""
 
     def _check(self, name: str) -> None:
-        ours = versions()
+        ours = executor_versions()
         if differing := [
             f"{each} {ours[each]}, not {version}" for each, version in self._expected.items() if ours[each] != version
         ]:
@@ -205,7 +205,7 @@ async def ray_executor(
     sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError` for a missing cluster
     or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
-    arguments = (versions(), str(Path.cwd()), sys.path, pack_messages(setup), engine.context)
+    arguments = (executor_versions(), str(Path.cwd()), sys.path, pack_messages(setup), engine.context)
     async with connected(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,

@@ -184,7 +184,7 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
         where = setup.tokenizer
-        codec = tokens.load(where.model, renderer=where.renderer, thinking=where.thinking)
+        codec = tokens.load_codec(where.model, renderer=where.renderer, thinking=where.thinking)
         self._outbox: list[FromWorker] = []
         self._outbox_filled = asyncio.Event()
         self._engine = RelayedEngine(context, self._send)

@@ -55,20 +55,20 @@ def dump(value: Any) -> Any:
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
 
 
-def load(kind: type[T], data: Any) -> T:
+def restore(kind: type[T], data: Any) -> T:
     """Restore what `dump` converted. Raises ValueError or TypeError for other data."""
-    return typing.cast(T, _load(kind, data))
+    return typing.cast(T, _restore(kind, data))
 
 
-def _load(kind: Any, data: Any) -> Any:
+def _restore(kind: Any, data: Any) -> Any:
     if kind is Any or data is None:
         return data
-    origin, arguments = _parts(kind)
+    origin, arguments = _type_parts(kind)
     if origin in (typing.Union, types.UnionType):
-        return _load(next(a for a in arguments if a is not type(None)), data)
+        return _restore(next(a for a in arguments if a is not type(None)), data)
     if origin is tuple:
         item = arguments[0]
-        return tuple(data) if item in (int, float, str) else tuple(_load(item, part) for part in data)
+        return tuple(data) if item in (int, float, str) else tuple(_restore(item, part) for part in data)
     if origin is not None:  # mappings: str keys, plain values
         return dict(data)
     if kind is bytes:
@@ -80,12 +80,12 @@ def _load(kind: Any, data: Any) -> Any:
         unknown = set(data) - set(fields)
         if unknown:
             raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
-        return kind(**{name: _load(fields[name], part) for name, part in data.items()})
+        return kind(**{name: _restore(fields[name], part) for name, part in data.items()})
     return kind(data)
 
 
 @cache
-def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+def _type_parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(kind), typing.get_args(kind)
 
 

@@ -60,7 +60,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> int:
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count, rest = _schema(arrow), 0, iter(examples)
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        while some := [_row(example) for example in islice(rest, _ROWS)]:
+        while some := [_example_row(example) for example in islice(rest, _ROWS)]:
             writer.write_table(arrow.Table.from_pylist(some, schema=schema))
             count += len(some)
     return count
@@ -86,7 +86,7 @@ def read_examples(path: Path) -> list[Example]:
 _JSON = ("messages", "tools")
 
 
-def _row(example: Example) -> dict[str, Any]:
+def _example_row(example: Example) -> dict[str, Any]:
     row = {field.name: getattr(example, field.name) for field in fields(Example)}
     return row | {name: json.dumps(row[name]) for name in _JSON}
 

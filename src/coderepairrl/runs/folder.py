@@ -34,7 +34,7 @@ from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Log, read, repair, sealed, unsealed
+from coderepairrl.runs.log import Log, read_records, repair, sealed, unsealed
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, Verified
 from coderepairrl.version import __version__
@@ -160,7 +160,7 @@ class RunFolder:
         for number, line in enumerate(lines, 1):
             try:
                 line = unsealed(line)
-                task = codec.load(Task, json.loads(line))
+                task = codec.restore(Task, json.loads(line))
                 if not isinstance(task, Task):
                     raise ValueError("it is null")
                 yield line.decode(), task
@@ -172,7 +172,7 @@ class RunFolder:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Records of the log."""
-        return read(self.log)
+        return read_records(self.log)
 
     def writer(self) -> Log:
         """Open the log for appending, after `repair`. Raises `RunError` for a changed line."""
@@ -193,7 +193,7 @@ class RunFolder:
         """Exported episodes, by file name."""
         for path in sorted((self.path / "episodes").glob(f"{pattern}.jsonl")):
             for line in path.read_text().splitlines():
-                yield codec.load(Episode, json.loads(line))
+                yield codec.restore(Episode, json.loads(line))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Metrics of each step."""
@@ -270,11 +270,11 @@ def logged_episodes(
         if record["type"] == "episode":
             turns[record["id"]] = []
         elif record["type"] == "turn" and wanted(record["episode"]):
-            turns.setdefault(record["episode"], []).append(codec.load(Turn, record["turn"]))
+            turns.setdefault(record["episode"], []).append(codec.restore(Turn, record["turn"]))
         elif record["type"] == "verdict" and wanted(record["verdict"]["id"]):
             data = record["verdict"]
             episode_turns = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
-            yield replace(codec.load(Episode, data), turns=tuple(episode_turns))
+            yield replace(codec.restore(Episode, data), turns=tuple(episode_turns))
 
 
 def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def source_digest(package: Path = Path(__file__).parents[1]) -> str:
 def commit(package: Path = Path(__file__).parents[1]) -> str:
     """Commit of the source tree, with ``+`` if modified; empty for a wheel."""
     try:
-        repository = hostgit.find(package, around=True)
+        repository = hostgit.find_repository(package, around=True)
         with hostgit.view(repository) as view:
             within = "/".join(package.resolve().relative_to(repository.name).parts)
             head = view.head()

@@ -75,7 +75,7 @@ class Follower:
 
     def turns(self, episode: str) -> tuple[Turn, ...]:
         """Turns of an episode so far. Raises KeyError and `RunError`."""
-        loaded_turns = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
+        loaded_turns = self._read(self._places[episode].turns, lambda record: codec.restore(Turn, record["turn"]))
         return tuple(sorted(loaded_turns, key=lambda turn: turn.index))
 
     def turn_records(self, episode: str) -> Iterator[Record]:
@@ -99,7 +99,7 @@ class Follower:
         place = self._places[episode].verdict
         if place is None:
             return None
-        return next(self._read([place], lambda record: codec.load(Episode, record["verdict"])))
+        return next(self._read([place], lambda record: codec.restore(Episode, record["verdict"])))
 
     def search(self, text: str) -> list[str]:
         """Ids of episodes with `text` in messages or verdict, ignoring ASCII case."""

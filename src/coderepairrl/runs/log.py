@@ -129,7 +129,7 @@ class Lines:
         return rows
 
 
-def read(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
     """Records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (an invalid line)."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")

@@ -1,4 +1,4 @@
-"""Isolated workspaces: `make` a backend by name, `open` a task on it, take the `diff`."""
+"""Isolated workspaces: `make_backend` a backend by name, `open` a task on it, take the `diff`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coderepairrl import registry
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.registry import Finding, resolve
+from coderepairrl.registry import Finding, resolve_class
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.wrapped import Guarded, guard
 
@@ -22,7 +22,7 @@ __all__ = [
     "available",
     "check_agent",
     "choose",
-    "make",
+    "make_backend",
 ]
 
 SHIPPED = {
@@ -43,14 +43,14 @@ REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
 """The caveat that a program may run into."""
 
 
-def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
+def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
     """Create the backend `name`: one of `SHIPPED`, or your own ``module:Class``; `options` go to its constructor.
 
     `show` lists host folders that commands must see. Starts and checks nothing. A class of your own is `Guarded`.
     Raises `ConfigError` for an unknown name or option.
     """
     with contextlib.nullcontext() if name in SHIPPED else guard(name):
-        backend: SandboxBackend = registry.make("sandbox", name, SHIPPED, SandboxBackend, options)
+        backend: SandboxBackend = registry.make_part("sandbox", name, SHIPPED, SandboxBackend, options)
     if name not in SHIPPED:
         backend = Guarded(backend, name)
     if show:
@@ -108,7 +108,7 @@ def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
     Raises `ConfigError` for an unknown backend in `not_in`.
     """
     for name in not_in:
-        resolve("sandbox", name, SHIPPED)
+        resolve_class("sandbox", name, SHIPPED)
     if choice.name in not_in:
         reason = f", which was chosen because {choice.why}" if choice.fix else ""
         raise PrerequisiteError(

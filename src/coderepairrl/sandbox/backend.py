@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.processes.scratch import sweep_aside
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
+from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
 from coderepairrl.sandbox.contents import Images, no_images
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
@@ -81,7 +81,7 @@ class StateFolder:
     def find_groups(self) -> Groups:
         """Parents for control groups named after this folder; recorded in it for a later `_sweep`."""
         if self.groups is None:
-            self.groups = find()
+            self.groups = find_cgroups()
             (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in self.groups.parents.values()))
         return self.groups
 
@@ -328,7 +328,7 @@ class GuestBackend(SandboxBackend, ABC):
 
     def _fill(self, prepared: Prepared, box: Path) -> None:
         if not self.archive:
-            _copy(prepared, box)
+            _copy_workspace(prepared, box)
 
     async def _end(
         self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
@@ -382,7 +382,7 @@ def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]
     return settings | {"env": env, "python": f"{environment}/bin/python"}
 
 
-def _copy(prepared: Prepared, box: Path) -> None:
+def _copy_workspace(prepared: Prepared, box: Path) -> None:
     command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:

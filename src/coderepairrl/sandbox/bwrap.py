@@ -242,7 +242,7 @@ class Bubblewrap(GuestBackend):
         if self._commands:
             raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
         files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
-        apart = _apart(str(image.user), str(image.group))
+        apart = _namespace_arguments(str(image.user), str(image.group))
         mounted = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
         return [self._arguments[0], *apart, *mounted]
 
@@ -298,7 +298,7 @@ class Bubblewrap(GuestBackend):
     def _view(self, python: Path) -> list[str]:
         """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
-        view = [*_apart(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
+        view = [*_namespace_arguments(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = Path("/", name)
             if path.is_symlink():
@@ -444,7 +444,7 @@ class ImageBuilder(Bubblewrap):
         return Prepared(root, "", b"{}", image=self._image, in_place=True)
 
 
-def _apart(user: str, group: str) -> list[str]:
+def _namespace_arguments(user: str, group: str) -> list[str]:
     apart = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     apart += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
     return [*apart, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]

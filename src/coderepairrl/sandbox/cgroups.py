@@ -47,7 +47,7 @@ class Groups:
                 folder.mkdir()
             for controller, parent in self.parents.items():
                 version_2 = controller in self.unified
-                for file, value in _settings(controller, version_2, processes, memory, cpus).items():
+                for file, value in _cgroup_settings(controller, version_2, processes, memory, cpus).items():
                     with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for swap
                         (parent / name / file).write_text(f"{value}\n")
         except OSError:
@@ -109,7 +109,7 @@ def sweep(name: str, parents: list[str]) -> None:
             Group((folder,)).remove()
 
 
-def find(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Groups:
+def find_cgroups(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Groups:
     """Find where this process can create groups; empty if nowhere."""
     if not own.exists():  # not Linux
         return Groups({})
@@ -125,18 +125,18 @@ def find(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup":
             for name in set(CONTROLLERS) & set(options.split(",")) & set(mine) - set(parents):
-                folder = _within(Path(point), root, mine[name])
+                folder = _path_within(Path(point), root, mine[name])
                 if folder is not None and _writable(folder):
                     parents[name] = folder
         elif kind == "cgroup2" and "" in mine:
-            folder = _within(Path(point), root, mine[""])
+            folder = _path_within(Path(point), root, mine[""])
             for name, parent in _handed_down(folder, Path(point)).items():
                 if parents.setdefault(name, parent) == parent:
                     unified.add(name)
     return Groups(parents, frozenset(unified))
 
 
-def _within(point: Path, root: str, path: str) -> Path | None:
+def _path_within(point: Path, root: str, path: str) -> Path | None:
     prefix = root.rstrip("/")
     if path != prefix and not path.startswith(f"{prefix}/"):
         return None
@@ -173,7 +173,7 @@ def _writable(folder: Path) -> bool:
     return True
 
 
-def _settings(controller: str, version_2: bool, processes: int, memory: int, cpus: int) -> dict[str, int | str]:
+def _cgroup_settings(controller: str, version_2: bool, processes: int, memory: int, cpus: int) -> dict[str, int | str]:
     if controller == "pids":
         return {"pids.max": processes}
     if controller == "memory":

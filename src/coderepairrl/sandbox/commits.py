@@ -19,7 +19,7 @@ from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import git_cache
-from coderepairrl.processes.hostgit import bare, git, reason
+from coderepairrl.processes.hostgit import create_bare_repository, git, reason
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
@@ -64,7 +64,7 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
         if not cache.exists():
             partial = cache.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            bare(partial).rename(cache)
+            create_bare_repository(partial).rename(cache)
         cached = commits_at_hand(url, commits)
         if not (lacking := [commit for commit in commits if commit not in cached]):
             return

@@ -29,7 +29,7 @@ from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
 from coderepairrl.sandbox.commits import cache_of, commit_folder, commits_at_hand
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import find
+from coderepairrl.sandbox.rootfs import find_image
 
 _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
 """Closed, with everything below."""
@@ -67,10 +67,10 @@ def check_shown(folder: Path) -> None:
     around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
     if match := around.get(place):
         each, private_path = match
-        raise _refused(folder, f"contains {each}" if private_path != place else f"is {each}")
+        raise _private_error(folder, f"contains {each}" if private_path != place else f"is {each}")
     for parent in (place, *place.parents):
         if parent in closed:
-            raise _refused(folder, f"lies in {closed[parent]}")
+            raise _private_error(folder, f"lies in {closed[parent]}")
 
 
 @functools.lru_cache(1)
@@ -96,7 +96,7 @@ def _private(
     return around, closed
 
 
-def _refused(folder: Path, how: str) -> TaskError:
+def _private_error(folder: Path, how: str) -> TaskError:
     return TaskError(
         f"workspace {folder} {how}, which agents are not shown",
         fix="name the folder of one project, outside of the system's folders and of your keys and settings",
@@ -166,7 +166,7 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
     if kind == "git" and commits_at_hand(url, [commit]):
         yield cache_of(url), commit
     elif kind == "image":
-        folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
+        folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
         with _clean(folder) as base:
@@ -204,12 +204,12 @@ def _from_folder(folder: Path) -> Iterator[Entry]:
             with _clean(folder) as (home, commit):
                 yield from _from_commit(home, commit)
         else:
-            yield from plain(folder)
+            yield from plain_entries(folder)
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
 
 
-def plain(folder: Path) -> Iterator[Entry]:
+def plain_entries(folder: Path) -> Iterator[Entry]:
     """Files of a folder that is no repository."""
 
     def stop(error: OSError) -> None:
@@ -244,7 +244,7 @@ def _is_repository(folder: Path) -> bool:
 @contextmanager
 def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
     """Git directory and HEAD of the repository at `folder`. Raises `TaskError` if it is dirty or broken."""
-    with hostgit.view(hostgit.find(folder)) as view:
+    with hostgit.view(hostgit.find_repository(folder)) as view:
         commit = view.head()
         if changes := view.changes():
             raise TaskError(

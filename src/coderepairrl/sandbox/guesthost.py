@@ -174,7 +174,7 @@ class GuestProcess:
         if self.inner is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self.inner, signal.SIGKILL)
-            await readable(self.inner, 30.0)
+            await wait_readable(self.inner, 30.0)
             os.close(self.inner)
         if self.process is not None:
             await self._reap(self.process)
@@ -194,7 +194,7 @@ class GuestProcess:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 4)
             except BlockingIOError:
-                await readable(self._socket.fileno())
+                await wait_readable(self._socket.fileno())
                 continue
             except OSError as error:
                 raise await self.died() from error
@@ -292,7 +292,7 @@ class AwaitedGuest(GuestProcess):
         loop, listener = asyncio.get_running_loop(), self._socket
         ended = os.pidfd_open(self._bringing.pid)
         accepting = loop.create_task(loop.sock_accept(listener))
-        gone = loop.create_task(readable(ended))
+        gone = loop.create_task(wait_readable(ended))
         try:
             await asyncio.wait({accepting, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
@@ -317,7 +317,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-async def readable(descriptor: int, timeout: float | None = None) -> None:
+async def wait_readable(descriptor: int, timeout: float | None = None) -> None:
     """Return once `descriptor` is readable, or after `timeout` seconds."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()

@@ -92,7 +92,7 @@ def pinned(where: str) -> str:
         return where
 
 
-def find(where: str, user: int | None) -> tuple[Path, Image]:
+def find_image(where: str, user: int | None) -> tuple[Path, Image]:
     """Folder and record of the unpacked image `where`. Raises `TaskError` if not prepared for `user`."""
     try:
         record = json.loads(record_of(where).read_text())
@@ -107,7 +107,7 @@ def find(where: str, user: int | None) -> tuple[Path, Image]:
 
 def check_present(where: str, user: int | None) -> None:
     """Raise `TaskError` unless the image's working folder and our repository are complete; ignores contents."""
-    folder, image = find(where, user)
+    folder, image = find_image(where, user)
     work = folder / "tree" / image.workdir.lstrip("/")
     try:
         manifest: dict[str, list[str]] = json.loads((folder / "manifest.json").read_text())

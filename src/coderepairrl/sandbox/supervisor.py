@@ -29,7 +29,7 @@ WATCH_SECONDS = 0.1
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def checked(result: int) -> int:
+def check_call(result: int) -> int:
     """Return `result` of a C call. Raises OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -44,9 +44,9 @@ def become(user: int | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        checked(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # the guest inherits it, and sandlock has to look into that
-    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    checked(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        check_call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # the guest inherits it, and sandlock has to look into that
+    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    check_call(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def keep_signals_in() -> None:
@@ -59,11 +59,11 @@ def keep_signals_in() -> None:
         os._exit(0)
     # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
     attributes = struct.pack("QQQ", FS_REFER, 0, SCOPE_SIGNAL)
-    ruleset = checked(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+    ruleset = check_call(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    checked(libc.syscall(LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", FS_REFER, root), 0))
+    check_call(libc.syscall(LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", FS_REFER, root), 0))
     os.close(root)
-    checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    check_call(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
     try:
         os.kill(outsider, 0)
@@ -94,13 +94,13 @@ def below(pid: int) -> list[int]:
         for parent in fresh:
             with contextlib.suppress(OSError):  # gone by now, and its children have another parent
                 for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
-                    children += read(f"/proc/{parent}/task/{thread}/children").split()
+                    children += read_proc_file(f"/proc/{parent}/task/{thread}/children").split()
         descendants += [int(child) for child in children]
         fresh = children
     return descendants
 
 
-def read(path: str) -> str:
+def read_proc_file(path: str) -> str:
     """Read a /proc file. Raises OSError if its process has ended."""
     with open(path) as file:  # noqa: PTH123
         return file.read()
@@ -118,13 +118,15 @@ def watch(memory: int, threads: int) -> None:
         resident = count = 0
         for pid in pids:
             with contextlib.suppress(OSError):
-                fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+                fields = read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
                 count, resident = count + int(fields[17]), resident + page * int(fields[21])
         if resident > memory:  # shared pages, counted once for each process
             resident = 0
             for pid in pids:
                 with contextlib.suppress(OSError):
-                    resident += 1024 * int(read(f"/proc/{pid}/smaps_rollup").partition("\nPss:")[2].split()[0])
+                    resident += 1024 * int(
+                        read_proc_file(f"/proc/{pid}/smaps_rollup").partition("\nPss:")[2].split()[0]
+                    )
         if resident > memory or count > threads:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -154,9 +156,9 @@ def metadata(ctx: Any, name: str, writable: list[str]) -> int:
         if not any(real == root or real.startswith(root + "/") for root in writable):
             return errno.EPERM
         if name == "utimensat":
-            checked(libc.utimensat(pin, b"", times, AT_EMPTY_PATH))
+            check_call(libc.utimensat(pin, b"", times, AT_EMPTY_PATH))
         else:
-            checked(libc.syscall(FCHMODAT2, pin, b"", value & 0o7777, AT_EMPTY_PATH))
+            check_call(libc.syscall(FCHMODAT2, pin, b"", value & 0o7777, AT_EMPTY_PATH))
     finally:
         os.close(pin)
     return 0

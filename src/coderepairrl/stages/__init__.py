@@ -1,8 +1,8 @@
 """Stages of runs. Start reading at `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
-from coderepairrl.stages.command import dry_run, needs, plan, run, summary
-from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, named, pinned
+from coderepairrl.stages.command import dry_run, needs, preview_run, run_training, summarise_training
+from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pinned, resumed_folder
 
 __all__ = [
     "Interrupted",
@@ -10,11 +10,11 @@ __all__ = [
     "folder_of",
     "free_folder",
     "load_settings",
-    "named",
     "needs",
     "pinned",
-    "plan",
-    "run",
-    "summary",
+    "preview_run",
+    "resumed_folder",
+    "run_training",
+    "summarise_training",
     "until_interrupted",
 ]

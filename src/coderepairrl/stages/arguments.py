@@ -16,9 +16,9 @@ from coderepairrl.plan.model import name_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.registry import nearest, nearest_run
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, resolve
+from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, plan_evaluation
 from coderepairrl.stages.life_cycle import free_folder, require_command
-from coderepairrl.stages.shards import WHOLE, Shard, parse
+from coderepairrl.stages.shards import WHOLE, Shard, parse_shard
 from coderepairrl.stats.measures import Prices
 
 
@@ -47,7 +47,7 @@ def plan_evaluations(
 
     `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
     too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Of
-    several policies, each has a run folder of its name. Raises as `resolve`, and `UsageError` for contradictory
+    several policies, each has a run folder of its name. Raises as `plan_evaluation`, and `UsageError` for contradictory
     arguments.
     """
     if resume and (Path(what) / "run.json").is_file() and RunFolder(Path(what)).command() in ("eval", "collect"):
@@ -60,8 +60,8 @@ def plan_evaluations(
         raise UsageError(
             f"--policy {' and '.join(twice)} have one name, {_label(twice[0])}", fix="measure each in a call of its own"
         )
-    part, settings = parse(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
-    plans = [_plan(what, settings, policy, agents, collects) for policy in policies or (None,)]
+    part, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
+    plans = [_plan_agents(what, settings, policy, agents, collects) for policy in policies or (None,)]
     home = _folder(plans[0].config, output, part, resume=resume)
     folders = [RunFolder(home / label) for label in labels] if len(plans) > 1 else [RunFolder(home)]
     return [
@@ -82,9 +82,9 @@ def _resumed(
 ) -> Evaluation:
     require_command(folder, "collect" if collects else "eval")
     about = folder.about()
-    plan = _resolve(str(folder.config), settings, agents, collects=collects)
+    plan = _resolve_agents(str(folder.config), settings, agents, collects=collects)
     prices = Prices(*about["prices"]) if about.get("prices") else None
-    part = parse(shard or about.get("shard", str(WHOLE)))
+    part = parse_shard(shard or about.get("shard", str(WHOLE)))
     return Evaluation(plan, folder, part, prices, resume=True, collects=collects)
 
 
@@ -99,7 +99,7 @@ def _label(policy: str) -> str:
     return re.sub(r"[^\w.]+", "-", "-".join(parts[-wide:])).strip("-.") or "policy"
 
 
-def _resolve(
+def _resolve_agents(
     model: str,
     settings: Sequence[str],
     agents: Sequence[str],
@@ -107,13 +107,13 @@ def _resolve(
     settings_of: Path | None = None,
     collects: bool,
 ) -> AgentPlan:
-    """Run `resolve` with other `agents`; the settings' agent keeps its options."""
+    """Run `plan_evaluation` with other `agents`; the settings' agent keeps its options."""
     if agents:
         use = COLLECT if collects else USE
         served = name_model(model, settings, use, settings_of)
-        agent = served.config.agent if served.can_make("config") else Agent()  # `resolve` reports errors
+        agent = served.config.agent if served.can_make("config") else Agent()  # `plan_evaluation` reports errors
         settings = [*settings, *_side_by_side(agents, agent)]
-    return resolve(model, settings, settings_of=settings_of, collects=collects)
+    return plan_evaluation(model, settings, settings_of=settings_of, collects=collects)
 
 
 def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
@@ -135,27 +135,29 @@ def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
 
 def is_source(what: str) -> bool:
     """Whether `what` names a task source, not a TOML file, shipped config or run."""
-    return configs.run_of(what) is None and _file(what) is None
+    return configs.run_of(what) is None and _as_file(what) is None
 
 
-def _file(what: str) -> Path | None:
+def _as_file(what: str) -> Path | None:
     if what in configs.shipped():
         return configs.shipped()[what]
     return Path(what).expanduser() if what.endswith(".toml") and configs.run_of(what) is None else None
 
 
-def _plan(what: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool) -> AgentPlan:
+def _plan_agents(
+    what: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
+) -> AgentPlan:
     if is_source(what):
         return _plan_on_source(what, settings, policy, agents, collects)
     settings = [f"run.name={_name(what, collects)}", *settings]
-    file = _file(what) or Path(what)
+    file = _as_file(what) or Path(what)
     if policy is None:
-        return _resolve(str(_file(what) or configs.run_of(what)), settings, agents, collects=collects)
+        return _resolve_agents(str(_as_file(what) or configs.run_of(what)), settings, agents, collects=collects)
     if policy.endswith(".toml"):
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    return _resolve(policy, settings, agents, settings_of=file, collects=collects)
+    return _resolve_agents(policy, settings, agents, settings_of=file, collects=collects)
 
 
 def _plan_on_source(
@@ -182,7 +184,7 @@ def _plan_on_source(
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )
-    return _resolve(policy, [*source_settings, *settings], agents, collects=collects)
+    return _resolve_agents(policy, [*source_settings, *settings], agents, collects=collects)
 
 
 def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:

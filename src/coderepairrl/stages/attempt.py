@@ -31,7 +31,7 @@ class Trial:
     output: Path | None
 
 
-def resolve(
+def plan_trial(
     what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> Trial:
     """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
@@ -63,7 +63,7 @@ def resolve(
     raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
 
 
-async def attempt(trial: Trial, trace: Trace) -> Episode:
+async def make_shown_attempt(trial: Trial, trace: Trace) -> Episode:
     """Make the attempt, showing each turn and the result in `trace`.
 
     Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.

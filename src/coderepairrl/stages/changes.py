@@ -90,7 +90,7 @@ class Change(NamedTuple):
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.key} is {_shown(self.new)} after step {self.step}, and was {_shown(self.old)}"
+        return f"{self.key} is {_format_value(self.new)} after step {self.step}, and was {_format_value(self.old)}"
 
 
 def changes_at_resume(
@@ -106,13 +106,13 @@ def changes_at_resume(
     if refused := changed_keys(before, now, MAY_CHANGE_OF[command]):
         key = refused[0]
         raise ConfigError(
-            f"{folder.path} has {key}={_shown(before.get(key))}, and {_shown(now.get(key))} is asked for:"
+            f"{folder.path} has {key}={_format_value(before.get(key))}, and {_format_value(now.get(key))} is asked for:"
             f" {_WHY_NOT.get(command) or reason(key)}",
             fix=f"resume it as it was (crrl {command} {folder.path} --resume), or give the changed run another"
             " run.name",
         )
     changed = changed_keys(before, now)
-    if any(_within(key, _OF_THE_CLIP) for key in changed):
+    if any(_covers_key(key, _OF_THE_CLIP) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
@@ -122,7 +122,7 @@ def changes_at_resume(
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
     """Dotted keys whose values differ, without those `but` names, alone or as a section."""
-    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not _within(key, but)]
+    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not _covers_key(key, but)]
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
@@ -146,7 +146,7 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
     began, now = folder.about().get("too_long"), left_out(tasks)
     if began in (None, now):  # None: of a run of an older version
         return
-    restored = [f"{key}={_shown(value)}" for key, value in old.items() if _within(key, _OF_PROMPTS)]
+    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if _covers_key(key, _OF_PROMPTS)]
     raise ConfigError(
         f"{folder.path} began without {began['count']:,} tasks whose prompts are too long, and by the settings of now"
         f" {now['count']:,}{' others' * (began['count'] == now['count'])} are: {reason('tasks')}",
@@ -204,7 +204,7 @@ def reason(key: str) -> str:
     >>> reason("run.seed")
     'it is what the run is found by, and all its randomness'
     """
-    return WHY_NOT[max((name for name in WHY_NOT if _within(key, [name])), key=len)]
+    return WHY_NOT[max((name for name in WHY_NOT if _covers_key(key, [name])), key=len)]
 
 
 def _check_continues(history: History, config: Config, changed: Iterable[str]) -> None:
@@ -220,16 +220,16 @@ def _check_continues(history: History, config: Config, changed: Iterable[str]) -
         )
     begun = {(group.phase, group.step) for group in history.begun.values()}
     half = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
-    if half and (keys := [key for key in changed if _within(key, ["eval", *_LIMITS])]):
+    if half and (keys := [key for key in changed if _covers_key(key, ["eval", *_LIMITS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",
             fix="resume as it was, and change it once that evaluation is finished",
         )
 
 
-def _within(key: str, names: Iterable[str]) -> bool:
+def _covers_key(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "unset" if value is None else repr(value)

@@ -16,10 +16,10 @@ from coderepairrl.printable import counted
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.examples import NAME, Example, write_examples
 from coderepairrl.runs.folder import write_atomic
-from coderepairrl.stages.conversations import source
+from coderepairrl.stages.conversations import open_conversations
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
 from coderepairrl.stages.results import cost_as_text
-from coderepairrl.stages.select import select, table
+from coderepairrl.stages.select import format_selection, select
 from coderepairrl.stats.measures import Prices, Spent, spent
 
 _AT_ONCE = 1024  # Attempts with conversations in memory.
@@ -60,7 +60,7 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
     one = sources[0] if len(sources) == 1 and (sources[0] / "run.json").is_file() else None
     if output is None and one is None:
         raise UsageError("no file for the examples is named", fix="-o FILE.parquet, or -o FOLDER")
-    base = configs.load(one) if one else configs.validate({"run": {"name": "selection"}}, "crrl collect")
+    base = configs.load_config(one) if one else configs.validate({"run": {"name": "selection"}}, "crrl collect")
     target = output or sources[0]
     wanted = configs.override(base, filters).keep
     return keep_attempts(sources, wanted, target if target.suffix == ".parquet" else target / NAME)
@@ -77,7 +77,7 @@ def keep_attempts(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[s
     account = target.with_suffix(".json")
     if account.exists() and not target.exists():
         raise UsageError(f"{account} is there, and would be written over", fix="name another file with -o")
-    opened = [source(path) for path in sources]
+    opened = [open_conversations(path) for path in sources]
     selection = select([each for number, one in enumerate(opened) for each in one.candidates(number)], wanted)
     exact = rendered = 0
 
@@ -89,7 +89,7 @@ def keep_attempts(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[s
                 some = one.examples(set(wanted[at : at + _AT_ONCE]).__contains__)
                 for example in sorted(some, key=lambda each: each.id):
                     exact, rendered = exact + example.exact, rendered + (not example.exact)
-                    yield example if len(opened) == 1 else _of(number, example)
+                    yield example if len(opened) == 1 else _numbered_example(number, example)
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ def keep_attempts(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[s
     return result
 
 
-def _of(number: int, example: Example) -> Example:
+def _numbered_example(number: int, example: Example) -> Example:
     # Sources may share ids of attempts.
     return replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")
 
 
 def collected_as_text(found: Mapping[str, Any]) -> str:
     """The result as text."""
-    lines = table(found)
+    lines = format_selection(found)
     rows = [f"{found[how]} {meaning}" for how, meaning in _HOW.items() if found[how]]
     lines += ["", f"examples: {found['examples']}, {counted(found['rows'], 'row')} ({', '.join(rows)})"]
     if cost := found.get("cost"):

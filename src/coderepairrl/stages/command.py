@@ -12,11 +12,11 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
 from coderepairrl.plan.devices import VISIBLE, check_named
-from coderepairrl.plan.learner import settings
-from coderepairrl.plan.plan import Plan, resolve
+from coderepairrl.plan.learner import learn_settings
+from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
-from coderepairrl.plan.verify import as_planned, verify
+from coderepairrl.plan.verify import as_planned, verify_plan
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.rollout import Terms
@@ -30,7 +30,7 @@ from coderepairrl.stages.train import evaluation_due, train
 from coderepairrl.types import Episode
 
 
-async def run(
+async def run_training(
     config: Config,
     *,
     resume: bool = False,
@@ -46,7 +46,7 @@ async def run(
     """
     folder, meter = folder or life_cycle.folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = resolve(life_cycle.pinned(config), resumed=resume)
+    plan = plan_run(life_cycle.pinned(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
     with life_cycle.interruptible(folder, progress, again.format(run=folder.path)), progress:
@@ -65,14 +65,16 @@ async def run(
                 if plan.clip.startswith("never"):
                     progress.say(f"clipping has no effect{plan.clip.removeprefix('never')}")
                 await train(parts, history)
-    return summary(folder)
+    return summarise_training(folder)
 
 
 async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
-    # The run folder is made only once all is well; what is refused is refused before the minutes of `verify`.
+    # The run folder is made only once all is well; what is refused is refused before the minutes of `verify_plan`.
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _what_may_not_fit(plan.config)
-    await verify(plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance)
+    await verify_plan(
+        plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance
+    )
     progress.phase("start")
     await life_cycle.begin_run(folder, plan, progress, {"too_long": left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
@@ -81,7 +83,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         progress.say(doubt)
 
 
-def summary(folder: RunFolder) -> dict[str, Any]:
+def summarise_training(folder: RunFolder) -> dict[str, Any]:
     """Steps, evaluations, and account of sampled tokens."""
     history = read_history(folder)
     kinds = accounts_by_kind(folder.records())
@@ -98,7 +100,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
 def _what_may_not_fit(config: Config) -> str:
     # An estimate that may be wrong stops no run.
     try:
-        require(config, settings)
+        require(config, learn_settings)
     except DoesNotFit as error:
         return f"this may not fit: {error}; {error.fix}"
     return ""
@@ -116,7 +118,7 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
     except CodeRepairError as error:
         errors.append(error)
     try:
-        plan = resolve(config)
+        plan = plan_run(config)
     except CodeRepairError as error:
         errors.append(error)
     else:
@@ -126,11 +128,11 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             errors.append(lacking)
         preview |= as_shown(plan, folder or life_cycle.folder_of(config))
     problem = several(errors) if errors else None
-    preview["verdict"] = _verdict(preview, getattr(problem, "problems", (problem,)) if problem else ())
+    preview["verdict"] = _preview_verdict(preview, getattr(problem, "problems", (problem,)) if problem else ())
     return preview, problem
 
 
-def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
+def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
     """Say whether it can run here, and what ends episodes first."""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
@@ -147,9 +149,9 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 
-def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """Plan as plain data. Raises like `resolve`."""
-    return as_shown(resolve(config), folder or life_cycle.folder_of(config))
+def preview_run(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
+    """Plan as plain data. Raises like `plan_run`."""
+    return as_shown(plan_run(config), folder or life_cycle.folder_of(config))
 
 
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
@@ -199,5 +201,5 @@ def needs(config: Config) -> dict[str, Any]:
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
-    check_named(config, engines.make(config.engine.name, **config.engine.options).capabilities.uses_gpus)
-    return require(config, settings)
+    check_named(config, engines.make_engine(config.engine.name, **config.engine.options).capabilities.uses_gpus)
+    return require(config, learn_settings)

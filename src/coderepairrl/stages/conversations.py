@@ -22,7 +22,7 @@ from coderepairrl.rewards.verified import identity
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.select import Candidate
-from coderepairrl.stats import resolved
+from coderepairrl.stats import is_resolved
 from coderepairrl.types import Ending, Episode, Finish, Sample, Sampling, Turn, leaves, offered, replies, sequence
 
 _NO_LIMIT = 1 << 62
@@ -49,7 +49,7 @@ class Recorded:
                         f"{self.path} measured {section.source}, which may be an evaluation set",
                         fix=f"learn from attempts of crrl collect {section.source} --policy POLICY",
                     )
-                tasks.check_trainable(tasks.make(section.source, **section.options).evaluation_set)
+                tasks.check_trainable(tasks.make_source(section.source, **section.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:
         """Valid attempts with a verdict. Raises `RunError`."""
@@ -80,18 +80,18 @@ class Recorded:
             agent=agents.get(episode.kind, agents[""]),
             policy=", ".join(filter(None, replied)) or str(self._about.get("policy") or self.path.name),
             reward=episode.reward,
-            passed=resolved(episode),
+            passed=is_resolved(episode),
         )
         exact = list(_exact(episode))
         end = _end(episode)
         if not exact and end is not None:
-            messages, tools = _messages(episode.turns, end), offered(episode.turns, end)
+            messages, tools = _leaf_messages(episode.turns, end), offered(episode.turns, end)
             yield replace(common, id=f"{episode.id}/0", messages=messages, tools=tools)
         for number, (leaf, row) in enumerate(exact):
             yield replace(
                 common,
                 id=f"{episode.id}/{number}",
-                messages=_messages(episode.turns, leaf),
+                messages=_leaf_messages(episode.turns, leaf),
                 tools=offered(episode.turns, leaf),
                 ids=row.ids,
                 trained=row.trained,
@@ -117,9 +117,9 @@ class Recorded:
             folder = (
                 prepared
                 if prepared.is_dir()
-                else models.named(str(self._about.get("policy") or self._config.model.path)).folder
+                else models.resolve_model(str(self._about.get("policy") or self._config.model.path)).folder
             )
-            return tokens.digest(folder)
+            return tokens.tokenizer_digest(folder)
         except CodeRepairError as error:
             raise UsageError(
                 f"{self.path} has ids of tokens, and the model whose they are is gone: {error}",
@@ -149,7 +149,7 @@ class Written:
                 reward=first.reward,
                 passed=first.passed,
                 malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in examples)), ""),
-                conversation=_digest(
+                conversation=_json_digest(
                     _said(first.messages) if len(examples) == 1 else [_said(each.messages) for each in examples]
                 ),
             )
@@ -166,7 +166,7 @@ class Written:
 Source = Recorded | Written
 
 
-def source(path: Path) -> Source:
+def open_conversations(path: Path) -> Source:
     """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
@@ -176,7 +176,7 @@ def source(path: Path) -> Source:
 
 def _candidate(number: int, episode: Episode) -> Candidate:
     leaf = _end(episode)
-    messages = () if leaf is None else _messages(episode.turns, leaf)
+    messages = () if leaf is None else _leaf_messages(episode.turns, leaf)
     malformed = "it has no reply" if leaf is None else _malformed(messages, offered(episode.turns, leaf))
     if any(turn.remote and turn.finish is Finish.LENGTH for turn in episode.turns):
         malformed = malformed or "a reply was cut at its length"
@@ -188,10 +188,10 @@ def _candidate(number: int, episode: Episode) -> Candidate:
         episode.language,
         episode.ending.value,
         episode.reward,
-        resolved(episode),
+        is_resolved(episode),
         malformed,
-        _patch(episode.patch),
-        _digest(_said(messages)),
+        _patch_digest(episode.patch),
+        _json_digest(_said(messages)),
     )
 
 
@@ -220,7 +220,7 @@ def _end(episode: Episode) -> int | None:
     return at
 
 
-def _messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
+def _leaf_messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Conversation that turn `leaf` ends, without secrets."""
     messages_sent = (message(each) for each, _ in replies(turns, leaf))
     return tuple({key: value for key, value in each.items() if value is not None} for each in messages_sent)
@@ -243,7 +243,7 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
     return ""
 
 
-def _patch(patch: bytes) -> str:
+def _patch_digest(patch: bytes) -> str:
     """Digest of a patch's effect; empty without effect."""
     try:
         effect = identity(patch)
@@ -265,5 +265,5 @@ def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def _digest(value: Any) -> str:
+def _json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

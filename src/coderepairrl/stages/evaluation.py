@@ -12,7 +12,7 @@ from typing import Any
 from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, several
 from coderepairrl.plan.model import LocalModel, Use
 from coderepairrl.plan.plan import resolve_evaluation
-from coderepairrl.plan.replying import Opens, opening, parts, replying
+from coderepairrl.plan.replying import Opens, opening, replying, split_by_engine
 from coderepairrl.plan.tasks import collected_share, learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
@@ -56,7 +56,7 @@ COLLECTING = ("eval.attempts=4",)
 """Default settings of `crrl collect`."""
 
 
-def resolve(
+def plan_evaluation(
     model: str, overrides: Sequence[str] = (), *, settings_of: Path | None = None, collects: bool = False
 ) -> AgentPlan:
     """Plan evaluations of `model` by its settings or `settings_of`, and `overrides`.
@@ -110,7 +110,7 @@ async def evaluate_all(
 async def attempt_all(
     planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Make the attempts of `planned`, `jobs` at a time; models share engines (`replying.parts`).
+    """Make the attempts of `planned`, `jobs` at a time; models share engines (`split_by_engine`).
 
     Raises `Interrupted`, and as `measure`, for several after all have ended.
     """
@@ -139,7 +139,7 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
                 for problem in named_errors:  # the others may take hours
                     say(f"failed: {problem}")
 
-    for part in parts(plans, jobs):
+    for part in split_by_engine(plans, jobs):
         together = [planned[number] for number in part.numbers]
         if part.shared:
             engine = together[0].plan.config.engine.name

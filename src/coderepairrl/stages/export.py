@@ -12,7 +12,7 @@ from typing import Literal
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
-from coderepairrl.learn import check_weights, language_model, merge, survived
+from coderepairrl.learn import check_weights, language_model, merge_in_child, survived
 from coderepairrl.plan.plan import require_trackers
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.processes.scratch import scratch
@@ -27,7 +27,7 @@ _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 
 
 async def export_model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
-    """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
+    """Write the model that `source` names (`resolve_model`) to the folder `target`, which must be new or empty.
 
     Adapters are merged in float32; `precision` defaults to the run's, or that of the model below foreign adapters.
     Experts of a run get the tensor names of published files; of a multimodal model only the language model is written.
@@ -36,14 +36,14 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
     Returns the share of the adapters' change left after rounding to bfloat16, if any. Raises `UsageError`,
     `LearnerFault` and `RunError`.
     """
-    named_model = models.named(source)
+    named_model = models.resolve_model(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new folder")
     if named_model.adapter is None and precision is not None:
         raise UsageError(f"{named_model.folder} has full weights, which are copied as they are", fix="no --precision")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        kept_share = await _write(named_model, target, precision)
+        kept_share = await _write_model(named_model, target, precision)
         write_learned(target, learned_by(source))
     except BaseException as error:
         for file in target.glob("*"):  # half a model looks like one
@@ -94,7 +94,7 @@ def export_metrics(run: Path, tracker: str) -> int:
         raise RunError(f"{tracker}: {error}", fix="mend the cause, and send the rest by the same command") from error
 
 
-async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
+async def _write_model(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
     if found.adapter is None and (models.multimodal(found.folder) or (found.run and _fused(found.folder))):
         with scratch("export") as logs:
             await language_model(found.folder, target, log_dir=logs)
@@ -103,15 +103,15 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
         if not found.run:
             with scratch("export") as logs:
                 await check_weights(found.folder, log_dir=logs)
-        _copy(found.folder, target)
+        _copy_model(found.folder, target)
         return None
     if precision is None:
         precision = configs.load_run(found.run).train.precision if found.run else _precision_of(found.folder)
     with scratch("export") as logs:
-        await merge(found.folder, found.adapter, target, precision, log_dir=logs)
+        await merge_in_child(found.folder, found.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"
         kept_share = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
-    for file in models.files(found.folder):  # a tokenizer's parts that loading it does not write again
+    for file in models.model_files(found.folder):  # a tokenizer's parts that loading it does not write again
         if (
             file.suffix != ".safetensors"
             and not file.name.endswith((".index.json", models.QUANTISED))
@@ -121,8 +121,8 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
     return kept_share
 
 
-def _copy(folder: Path, target: Path) -> None:
-    model_files = [file for file in models.files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
+def _copy_model(folder: Path, target: Path) -> None:
+    model_files = [file for file in models.model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
     if not any(file.suffix == ".safetensors" for file in model_files):
         raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
     for file in model_files:

@@ -20,7 +20,7 @@ from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import STOPPING
-from coderepairrl.rollout import Attempt, attempt, warm_up
+from coderepairrl.rollout import Attempt, make_attempt, warm_up
 from coderepairrl.runs.codec import dump
 from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
@@ -124,7 +124,7 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
             if warning := await warm_up(source, agent.first_request(task), allowed, 1):
                 trace.say("engine", warning)
             trace.say("agent", f"{agent.name} works")
-            result = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
+            result = await make_attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
             if result.fault is not None:
                 raise result.fault
             report = _report(result)
@@ -169,7 +169,7 @@ def open_repository(path: Path) -> Repository:
     """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
     if not path.is_dir():
         raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
-    repository = hostgit.find(path, around=True)
+    repository = hostgit.find_repository(path, around=True)
     root = repository.name
     with hostgit.view(repository) as view:
         commit = view.head()
@@ -200,7 +200,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
         return False
     if open_repository(repository.root) != repository:
         raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
-    with hostgit.view(hostgit.find(repository.root)) as view, _undisturbed():
+    with hostgit.view(hostgit.find_repository(repository.root)) as view, _undisturbed():
         try:
             view.apply(patch)
         except subprocess.CalledProcessError as error:

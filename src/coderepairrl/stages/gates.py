@@ -78,12 +78,12 @@ class Gate(NamedTuple):
     fix: str
 
 
-def check(records: Records, run: Run) -> list[Alarm]:
+def check_gates(records: Records, run: Run) -> list[Alarm]:
     """Alarms for the newest of `records` (all ``step`` records)."""
     alarms: list[Alarm] = []
     for gate in GATES:
         implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in alarms)
-        if gate.name not in run.health.off and not implied and (alarm := _look(gate, records, run)) is not None:
+        if gate.name not in run.health.off and not implied and (alarm := _check_gate(gate, records, run)) is not None:
             alarms.append(alarm)
     if "over_optimisation" not in run.health.off and (over := overoptimisation.alarm(records, run.steps)) is not None:
         fix = "read some patches (crrl report), then change the reward"
@@ -99,7 +99,7 @@ def unannounced(records: Records, announced: Container[str], run: Run) -> list[A
     stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
     if not stops or any(alarm["text"].partition("\n")[0] in announced for alarm in stops):
         return []
-    return check([*records[:-1], {**records[-1], "alarms": []}], run)
+    return check_gates([*records[:-1], {**records[-1], "alarms": []}], run)
 
 
 def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
@@ -113,13 +113,13 @@ def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
     alarms: list[Alarm] = []
     for record in read_history(opened).steps:
         seen.append({**record, "alarms": []})
-        now = check(seen, settings)
+        now = check_gates(seen, settings)
         seen[-1]["alarms"] = [alarm.as_json() for alarm in now]
         alarms += now
     return alarms
 
 
-def _look(gate: Gate, records: Records, run: Run) -> Alarm | None:
+def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     limit = SKIPS if gate.name == "skipped" else run.health.patience
     if gate.name == "nothing_sampled":  # a run that is shorter has not sampled anything at all
         limit = max(1, min(limit, run.steps))

@@ -20,7 +20,7 @@ from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval, mean_interval, wilson
 from coderepairrl.stats.intervals import clusters_by
-from coderepairrl.tasks.prepare import prepare
+from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Ending, Episode, Task
 
 _NAMED = 3
@@ -84,7 +84,7 @@ class Totals(NamedTuple):
         return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
 
 
-def chosen(
+def choose_predictions(
     predictions: Sequence[Prediction],
     tasks: Iterable[Task],
     shard: Shard = WHOLE,
@@ -131,15 +131,15 @@ async def grade(
 
     Prepares tasks' needs first. `output` gets verdicts as JSON lines; `resume` keeps those present. Infrastructure
     faults are not written, so that `resume` retries them. Raises `UsageError` for an existing file (without `resume`)
-    or verdicts on other patches or tasks, and like `prepare`.
+    or verdicts on other patches or tasks, and like `prepare_tasks`.
     """
-    verdicts = _known(output, predictions, tasks) if resume else {}
+    verdicts = _read_grades(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
         raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
     left = [each for each in predictions if (each.model, each.instance) not in verdicts]
     if needed := {each.instance: tasks[each.instance] for each in left if not each.empty}:
-        await prepare(needed.values(), jobs=jobs, say=say)
-    judged = rewards.make("tests")
+        await prepare_tasks(needed.values(), jobs=jobs, say=say)
+    judged = rewards.make_rewards("tests")
     room, done = asyncio.Semaphore(jobs), len(verdicts)
     lines = Lines(output)
     try:
@@ -147,12 +147,12 @@ async def grade(
         async def one(made: Prediction) -> Graded:
             nonlocal done
             async with room:
-                verdict = await _verdict(made, tasks[made.instance], judged, sandbox)
+                verdict = await _graded_verdict(made, tasks[made.instance], judged, sandbox)
             if not verdict.fault:
                 lines.append(verdict.as_json())
             verdicts[made.model, made.instance] = verdict
             done += 1
-            say(f"[{done}/{len(predictions)}] {_line(verdict)}")
+            say(f"[{done}/{len(predictions)}] {_grade_line(verdict)}")
             return verdict
 
         async with asyncio.TaskGroup() as pending:
@@ -167,7 +167,9 @@ async def grade(
     return ordered
 
 
-async def _verdict(made: Prediction, task: Task, judged: Sequence[rewards.Weighted], sandbox: SandboxBackend) -> Graded:
+async def _graded_verdict(
+    made: Prediction, task: Task, judged: Sequence[rewards.Weighted], sandbox: SandboxBackend
+) -> Graded:
     graded = Graded(made.instance, made.model, False, made.empty, patch=_sha(made.patch), task=task_digest(task))
     if made.empty:
         return graded._replace(problem="empty patch")
@@ -190,13 +192,15 @@ def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]) -> dict[tuple[str, str], Graded]:
+def _read_grades(
+    output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]
+) -> dict[tuple[str, str], Graded]:
     """Verdicts in `output` by model and instance. Raises `UsageError`."""
     by_key = {(each.model, each.instance): each for each in predictions}
     verdicts = {}
     for number, row in enumerate(Lines.read(output), 1):
         try:
-            verdict = _read(row)
+            verdict = _graded_from_json(row)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{output}, line {number}: no verdict ({error})", fix="name another file") from None
         prediction = by_key.get((verdict.model, verdict.instance))
@@ -218,7 +222,7 @@ def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, 
     return verdicts
 
 
-def _read(row: Mapping[str, Any]) -> Graded:
+def _graded_from_json(row: Mapping[str, Any]) -> Graded:
     """Inverse of `Graded.as_json`. Raises KeyError and TypeError."""
     example = Graded("", "", False, False).as_json()
     for key, value in example.items():
@@ -228,7 +232,7 @@ def _read(row: Mapping[str, Any]) -> Graded:
     return Graded(*(row[key] for key in example))
 
 
-def _line(found: Graded) -> str:
+def _grade_line(found: Graded) -> str:
     if found.fault:
         return f"{found.instance}: no verdict: {found.fault.partition(chr(10))[0]}"
     how = "resolved" if found.resolved else f"not resolved: {found.problem.partition(chr(10))[0][:100]}"
@@ -273,7 +277,7 @@ def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], li
     )
 
 
-def table(found: Sequence[Totals]) -> str:
+def format_grades_table(found: Sequence[Totals]) -> str:
     """Table with a block per model."""
     lines = []
     for each in found:

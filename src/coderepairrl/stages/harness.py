@@ -50,7 +50,7 @@ _VERDICTS = {
 }
 
 
-def environment() -> Path:
+def harness_environment() -> Path:
     """Environment of the harness, made if missing. Raises `PrerequisiteError`."""
     if shutil.which("docker") is None:
         raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
@@ -63,7 +63,7 @@ def environment() -> Path:
     return tool("swebench-harness", (REQUIREMENT,), whole=True)
 
 
-def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
+def harness_instances(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
     """Instances by id, as the harness reads them.
 
     `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a Hugging Face name. Raises `UsageError`.
@@ -121,26 +121,28 @@ async def grade(
     for each in predictions:
         by_model.setdefault(each.model, []).append(each)
     for model, model_predictions in by_model.items():
-        logs = place / "logs/run_evaluation" / run_id / _folder(model)
+        logs = place / "logs/run_evaluation" / run_id / _model_folder_name(model)
         _require_the_same(logs, model_predictions)
-        request_file = place / f"predictions-{_folder(model)}.jsonl"
-        write_atomic(request_file, "".join(json.dumps(_row(each)) + "\n" for each in model_predictions))
+        request_file = place / f"predictions-{_model_folder_name(model)}.jsonl"
+        write_atomic(request_file, "".join(json.dumps(_prediction_row(each)) + "\n" for each in model_predictions))
         if any(not each.empty for each in model_predictions):
             arguments = ["--predictions_path", request_file.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
-            await _run(inside, place, [*arguments, "--run_id", run_id], logs, say)
-    verdicts = [_verdict(each, found[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions]
+            await _run_harness(inside, place, [*arguments, "--run_id", run_id], logs, say)
+    verdicts = [
+        _harness_verdict(each, found[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions
+    ]
     write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in verdicts if not each.fault))
     return verdicts
 
 
-def _folder(model: str) -> str:
+def _model_folder_name(model: str) -> str:
     return model.replace("/", "__")
 
 
 def _require_folders(models: Collection[str]) -> None:
     model_by_folder: dict[str, str] = {}
     for model in sorted(models):
-        folder = _folder(model)
+        folder = _model_folder_name(model)
         if not folder.strip(".") or "\0" in folder or len(folder.encode(errors="replace")) > _LONGEST_NAME:
             raise UsageError(f"{model[:80]!r} is no name that the harness can keep reports under", fix=_RENAME)
         if model_by_folder.setdefault(folder, model) != model:
@@ -149,7 +151,7 @@ def _require_folders(models: Collection[str]) -> None:
             )
 
 
-def _row(made: Prediction) -> dict[str, str]:
+def _prediction_row(made: Prediction) -> dict[str, str]:
     patch = "" if made.empty else made.patch.decode("utf-8", "surrogateescape")
     return {"instance_id": made.instance, "model_name_or_path": made.model, "model_patch": patch}
 
@@ -162,7 +164,7 @@ def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
             raise UsageError(f"{patch} is another patch for {each.instance}", fix="name another file with -o")
 
 
-async def _run(inside: Path, place: Path, arguments: Sequence[str], logs: Path, say: Say) -> None:
+async def _run_harness(inside: Path, place: Path, arguments: Sequence[str], logs: Path, say: Say) -> None:
     log = place / "harness.log"
     command = [str(inside / "bin/python"), "-m", "swebench.harness.run_evaluation", "--dataset_name", "rows.jsonl"]
     with log.open("ab") as sink:
@@ -189,18 +191,18 @@ async def _run(inside: Path, place: Path, arguments: Sequence[str], logs: Path, 
         raise RunError("the harness of SWE-bench broke:\n" + "\n".join(last_words(log)), fix=f"all of it: {log}")
 
 
-def _verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
+def _harness_verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
     judged_by = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
     patch = hashlib.sha256(made.patch).hexdigest()
     graded = Graded(made.instance, made.model, False, made.empty, patch=patch, task=judged_by)
     if made.empty:
         return graded._replace(problem="empty patch")
-    instance_logs = logs / _folder(made.model) / made.instance
-    log = _text(instance_logs / "run_instance.log")
+    instance_logs = logs / _model_folder_name(made.model) / made.instance
+    log = _read_log_text(instance_logs / "run_instance.log")
     seconds = float(match[1].replace("_", "")) if (match := _RUNTIME.search(log)) else 0.0
     graded = graded._replace(seconds=seconds)
     try:
-        report = codec.parse_foreign_json(_text(instance_logs / "report.json"))[made.instance]
+        report = codec.parse_foreign_json(_read_log_text(instance_logs / "report.json"))[made.instance]
         return graded._replace(resolved=bool(report["resolved"]), problem=_problem(report))
     except (ValueError, KeyError, TypeError):
         for phrase, problem in _VERDICTS.items():
@@ -210,7 +212,7 @@ def _verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
     return graded._replace(fault=f"{last} ({instance_logs})")
 
 
-def _text(path: Path) -> str:
+def _read_log_text(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.is_file() else ""
 
 

@@ -41,7 +41,7 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
     """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
     With `resume`, of the run that the first word, ``run.name`` or ``hello`` names. Raises `UsageError` for a missing or
-    unexpected run folder, and as `config.load`.
+    unexpected run folder, and as `load_config`.
     """
     if words and "=" not in words[0]:
         if not resume:
@@ -52,18 +52,18 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
         if not RunFolder(Path(words[0])).config.is_file():
             suggestion = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
             raise UsageError(f"there is no run {words[0]}", fix=suggestion)
-        config = configs.load(words[0], words[1:])
-        return config, stages.named(words[0], config)
-    config = configs.load("hello", words)
+        config = configs.load_config(words[0], words[1:])
+        return config, stages.resumed_folder(words[0], config)
+    config = configs.load_config("hello", words)
     folder = stages.folder_of(config)
     if resume:  # with the settings that it had, as `crrl train FOLDER --resume`
-        return (configs.load(folder.path, words) if folder.config.is_file() else config), folder
+        return (configs.load_config(folder.path, words) if folder.config.is_file() else config), folder
     if any(override.startswith("run.name=") for override in words):
         return config, folder
     name = stages.free_folder(folder.path).name
     if name != config.run.name:
         print(as_called(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
-    config = configs.load("hello", [*words, f"run.name={name}"])
+    config = configs.load_config("hello", [*words, f"run.name={name}"])
     return config, stages.folder_of(config)
 
 
@@ -75,7 +75,9 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
         for episode in logged_episodes(folder.records()):
             describe_episode(episode)  # by the process that was stopped
     asyncio.run(
-        stages.run(config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}")
+        stages.run_training(
+            config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
+        )
     )
     report = before_and_after(folder.path, config.run.steps) | {"seed": config.run.seed}
     if used := total(record for record, _ in Tail(folder.log).records("start", "used")):
@@ -83,7 +85,7 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
     if as_json:
         return json.dumps(report)
     return "\n".join(
-        [curve(open_run(Path(report["run"]))), as_text(report), "", headline(report), *next_commands(report)]
+        [reward_bars(open_run(Path(report["run"]))), format_hello(report), "", headline(report), *next_commands(report)]
     )
 
 
@@ -95,14 +97,14 @@ def before_and_after(path: Path, last: int) -> dict[str, Any]:
     run = open_run(path)
     report: dict[str, Any] = {}
     seen: list[Episode] = []
-    for name in configs.load(path).eval.each:
+    for name in configs.load_config(path).eval.each:
         before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
         if not before:  # this machine has no such tasks, and the run said so
             continue
         seen += before + after
-        changes: dict[str, Any] = _changes(before, after)
+        changes: dict[str, Any] = _mean_changes(before, after)
         for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-            changes[kind.replace(" ", "_")] = _changes(*(_slice(episodes, kind) for episodes in (before, after)))
+            changes[kind.replace(" ", "_")] = _mean_changes(*(_slice(episodes, kind) for episodes in (before, after)))
         report |= changes if name == "eval" else {name: changes}
     trained = list(run.episodes("train-*"))
     return {
@@ -118,7 +120,7 @@ def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
     return [episode for episode in episodes if slice_of(episode.task_id) == kind]
 
 
-def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
+def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
     """Means over tasks that have the measure on both sides."""
     pairs = pair(before, after)
     return {
@@ -134,7 +136,7 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
     }
 
 
-def as_text(report: Mapping[str, Any]) -> str:
+def format_hello(report: Mapping[str, Any]) -> str:
     """Report as a plain table."""
     lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
     if "tests_passing_per_patch" in report:
@@ -154,7 +156,7 @@ _BARS = 10
 _BAR_COLUMNS = 40
 
 
-def curve(run: RunFolder) -> str:
+def reward_bars(run: RunFolder) -> str:
     """Mean rewards of training episodes as bars; empty without steps."""
     rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
     together = max(1, -(-len(rewards) // _BARS))
@@ -192,14 +194,14 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
-    yield from [title] * bool(title) + _rows(report)
+    yield from [title] * bool(title) + _change_rows(report)
     for name, inner in report.items():
         if isinstance(inner, Mapping) and "tests_passing" in inner:
             yield ""
             yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
 
 
-def _rows(changes: Mapping[str, Any]) -> list[str]:
+def _change_rows(changes: Mapping[str, Any]) -> list[str]:
     rows = []
     for name in SHOWN:
         if (row := changes.get(name)) is not None:
@@ -236,9 +238,9 @@ class FirstEpisodes:
 
 def episode_as_text(title: str, episode: Episode) -> str:
     """Episode under the line `title`, in at most 80 columns, safe to print."""
-    rows = [("issue", _cut(_issue(episode)))]
+    rows = [("issue", _cut_lines(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
-    rows += [("diff", _cut(_changed(episode.patch))), ("reward", [_reward(episode)])]
+    rows += [("diff", _cut_lines(_changed(episode.patch))), ("reward", [_reward(episode)])]
     text_lines = [f"{title} ({printable(episode.task_id)})"]
     for name, lines in rows:
         text_lines += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
@@ -276,7 +278,7 @@ def _reward(episode: Episode) -> str:
     return f"{episode.reward:.2f} ({parts})"
 
 
-def _cut(lines: Iterator[str]) -> list[str]:
+def _cut_lines(lines: Iterator[str]) -> list[str]:
     short_lines = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
     return [
         *short_lines[:LINES],

@@ -74,7 +74,8 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
         if both := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(both))
             raise UsageError(
-                f"{len(both)} of {len(trajectories)} trajectories overlap with {source}: {_shown(both.values())}",
+                f"{len(both)} of {len(trajectories)} trajectories overlap with {source}: "
+                f"{_format_reasons(both.values())}",
                 fix=f"what is learned from cannot be measured on: --drop {shlex.quote(source)} leaves them out"
                 f" (the first: {trajectories[first].id})",
             )
@@ -109,7 +110,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
 
 def _tasks(text: str) -> list[Task]:
     name, *options = shlex.split(text)
-    return list(catalog.load(*catalog.recognised(name, configs.parse_options(options, "path"))))
+    return list(catalog.load_source(*catalog.recognised(name, configs.parse_options(options, "path"))))
 
 
 def _solved(source: str) -> Mapping[str, bool]:
@@ -178,21 +179,21 @@ def _similarity(reference: bytes, patch: bytes) -> float:
         return 0.0
 
 
-def _shown(reasons: Iterable[str]) -> str:
+def _format_reasons(reasons: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(reasons))
     return ", ".join(distinct[:_SHOWN]) + (
         f" and {len(distinct) - _SHOWN} more tasks" if len(distinct) > _SHOWN else ""
     )
 
 
-def as_text(found: Mapping[str, Any]) -> str:
+def format_import(found: Mapping[str, Any]) -> str:
     """The result as text."""
     lines = [
         f"examples: {found['examples']}, {counted(found['rows'], 'row')} of"
         f" {counted(found['tasks'], 'task')}; {found['judged']} judged, {found['passed']} passed"
     ]
     if found["dropped"]:
-        lines.append(f"left out, since they overlap: {len(found['dropped'])}: {_shown(found['dropped'])}")
+        lines.append(f"left out, since they overlap: {len(found['dropped'])}: {_format_reasons(found['dropped'])}")
     if damaged := found["damaged"]:
         lines.append(f"left out, since they cannot be read: {len(damaged)}")
         lines += [

@@ -33,7 +33,7 @@ from coderepairrl.printable import counted
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.registry import nearest
 from coderepairrl.report import jobs as report
-from coderepairrl.report.metrics import PER_TOOL, names
+from coderepairrl.report.metrics import PER_TOOL, metric_names
 from coderepairrl.report.reading import flat
 from coderepairrl.report.verdict import Result, Table, render
 from coderepairrl.runs.examples import NAME as EXAMPLES
@@ -83,7 +83,7 @@ class Planned:
 # -- before anything is started
 
 
-def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
+def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
     """Plan all jobs; collect all mistakes. Seeds of an arm are checked once."""
     plans, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
@@ -93,7 +93,7 @@ def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
         if key not in costs:
             costs[key] = (0, None)
             try:
-                costs[key] = _checked(job, jobs)
+                costs[key] = _check_job(job, jobs)
             except CodeRepairError as error:
                 for each in getattr(error, "problems", (error,)):
                     where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
@@ -103,21 +103,21 @@ def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
     return plans, several(problems) if problems else None
 
 
-def _checked(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     """Attempts and GPU-hours. Raises like the job's command, except for missing outputs."""
     if job.kind == "command":
         return 0, None
     try:
-        return _resolved(job, jobs)
+        return _resolve_job(job, jobs)
     except CodeRepairError as error:
-        absent = [str(each.folder) for each in jobs.jobs if not _ended(each)]
+        absent = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
         problems = getattr(error, "problems", (error,))
         if left := [each for each in problems if not any(path in str(each) for path in absent)]:
             raise several(left) from None
         return 0, None
 
 
-def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+def _resolve_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     config = job.config()
     path, init = _initial(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
     if job.kind in TRAIN:
@@ -130,12 +130,12 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
         return preview["training_episodes"], hours
-    if init == "random" and not any(models.folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
+    if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
         return 0, None
     source = Path(configs.shipped().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
-    plan = evaluation.resolve(policy, job.evaluated_by(), settings_of=source, collects=collects)
-    if problems := _of_questions(job, jobs, config, names(plan.reward_versions)):
+    plan = evaluation.plan_evaluation(policy, job.evaluated_by(), settings_of=source, collects=collects)
+    if problems := _of_questions(job, jobs, config, metric_names(plan.reward_versions)):
         raise several(problems)
     return evaluation.count_attempts(plan), None
 
@@ -143,7 +143,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
     """Model of `policy`, and whether it starts from weights or at random."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
-    if maker is None or _ended(maker):
+    if maker is None or _has_ended(maker):
         return policy, "weights"
     if maker.policy:
         return _initial(maker.policy, jobs)
@@ -178,13 +178,13 @@ def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list
     return mistakes
 
 
-def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
+def format_jobs_plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
     """Format `planned` as table and plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
     rows, data = [], []
     for each in planned:
-        job, happens = each.job, in_words(each.standing)
+        job, happens = each.job, describe_job(each.standing)
         hour_cells = [] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]
         attempts = f"{each.attempts:,}" if each.attempts else "-"
         rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *hour_cells, happens))
@@ -194,7 +194,7 @@ def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
     return Result([], [Table(title, heads, rows)], [], {"jobs": data})
 
 
-def in_words(standing: Standing) -> str:
+def describe_job(standing: Standing) -> str:
     """Describe a job's state in a line."""
     if standing.doing == "runs again":
         return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
@@ -203,13 +203,13 @@ def in_words(standing: Standing) -> str:
     return standing.doing
 
 
-def commands(jobs: Jobs, say: Say) -> str:
+def slurm_script(jobs: Jobs, say: Say) -> str:
     """Script that submits each job to Slurm after its needs.
 
     ``sbatch`` reads further options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
     once. Raises `ConfigError`; problems of this machine alone are printed.
     """
-    if (problem := check(jobs)[1]) is not None:
+    if (problem := plan_jobs(jobs)[1]) is not None:
         problems = getattr(problem, "problems", (problem,))
         if mistakes := [each for each in problems if isinstance(each, ConfigError)]:
             raise several(mistakes)
@@ -233,7 +233,7 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
         waits = [name for name in job.needs if not standings[name].done]
-        record = _read(job)
+        record = _read_job_record(job)
         if record is None:
             if job.folder.exists():
                 raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
@@ -242,14 +242,14 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
         needed = {name: by_name[name] for name in job.needs}
         try:
             differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
-        except (CodeRepairError, OSError) as error:  # `check` tells it with all other mistakes
+        except (CodeRepairError, OSError) as error:  # `plan_jobs` tells it with all other mistakes
             differs = [str(error)]
         doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
         standings[job.name] = Standing("runs again" if differs else doing, differs, waits)
     return standings
 
 
-def _read(job: Job) -> dict[str, Any] | None:
+def _read_job_record(job: Job) -> dict[str, Any] | None:
     """Record of `job`, or None. Raises `RunError`."""
     try:
         record: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
@@ -261,8 +261,8 @@ def _read(job: Job) -> dict[str, Any] | None:
         raise RunError(f"{job.record} cannot be read: {error!r}", fix=remedy) from None
 
 
-def _ended(job: Job) -> bool:
-    record = _read(job)
+def _has_ended(job: Job) -> bool:
+    record = _read_job_record(job)
     return record is not None and record["ended"] and job.folder.exists()
 
 
@@ -287,8 +287,8 @@ def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     if job.serve:
         inputs["serve"] = list(job.serve)
     homes = {each.folder: name for name, each in needed.items()}
-    inputs["needs"] = {name: digest(each.folder) for name, each in needed.items()}
-    inputs["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
+    inputs["needs"] = {name: job_digest(each.folder) for name, each in needed.items()}
+    inputs["files"] = {str(path): job_digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
     return inputs
 
 
@@ -307,15 +307,15 @@ def _is_input(path: Path) -> bool:
     return False
 
 
-def digest(path: Path) -> str:
+def job_digest(path: Path) -> str:
     """Checksum of what jobs read of `path`. Raises OSError.
 
     Of a run the newest checkpoint, else examples, else the log; otherwise all bytes.
     """
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
-        checkpoint = models.named(str(path))
+        checkpoint = models.resolve_model(str(path))
         place = checkpoint.adapter or checkpoint.folder
-        files = models.files(place)
+        files = models.model_files(place)
         if (sums := place / SUMS).is_file():  # compared with the files whenever they are read
             read = {file.name for file in files}
             lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in read]
@@ -353,7 +353,7 @@ def _short(value: Any) -> str:
 # -- running
 
 
-async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
+async def run_jobs(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
     """Run unfinished jobs (`only` these names), `at_once` at a time; return failures by name.
 
     A failure fails dependent jobs only. Cancelling stops jobs in order.
@@ -384,14 +384,14 @@ async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) ->
 async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(job):
+        with _lock_job(job):
             return await _until_done(job, await asyncio.to_thread(made_by, job, needed), say)
     except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
         return str(error)
 
 
 async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
-    record = _read(job)
+    record = _read_job_record(job)
     if record and (differs := _differences(record["made_by"], now)):
         aside = _put_aside(job)
         say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))
@@ -426,7 +426,7 @@ async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
 
 
 @contextmanager
-def _alone(job: Job) -> Iterator[None]:
+def _lock_job(job: Job) -> Iterator[None]:
     # Locked against other processes.
     with job.log.open("ab") as file:
         try:
@@ -533,7 +533,7 @@ def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
 # -- the table
 
 
-def table(jobs: Jobs) -> Result:
+def write_jobs_table(jobs: Jobs) -> Result:
     """Costs and results of done jobs, also written to their folder."""
     now = standing(jobs)
     jobs.folder.mkdir(parents=True, exist_ok=True)

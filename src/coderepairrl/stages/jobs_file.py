@@ -178,8 +178,8 @@ class Job:
     def config(self) -> Config:
         """Configuration. Raises `ConfigError`."""
         if self.kind in TRAIN:
-            return configs.load(self.source, self.overrides())
-        return configs.load(self.source, self.evaluated_by())
+            return configs.load_config(self.source, self.overrides())
+        return configs.load_config(self.source, self.evaluated_by())
 
     def evaluated_by(self) -> tuple[str, ...]:
         """Settings of an attempting job."""
@@ -233,10 +233,10 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
+def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
     """Read the jobs of a file or shipped name, with ``JOB.KEY=VALUE`` overrides.
 
-    Raises `ConfigError`, or `Several` with all mistakes of the file; `jobs.check` finds those of single jobs.
+    Raises `ConfigError`, or `Several` with all mistakes of the file; `plan_jobs` finds those of single jobs.
     """
     path = Path(source)
     if not path.is_file():
@@ -382,8 +382,8 @@ class _Expansion:
             settings=() if kind == "command" else tuple(map(fill, assignments)),
             policy=fill(job.policy, strict=True),
             preset=job.preset,
-            serve=tuple(map(fill, _split(f"{where}.serve", job.serve))),
-            run=tuple(map(fill, _split(f"{where}.run", job.run))),
+            serve=tuple(map(fill, _split_command(f"{where}.serve", job.serve))),
+            run=tuple(map(fill, _split_command(f"{where}.run", job.run))),
             needs=tuple(needs),
             arm=arm,
             seed=seed,
@@ -416,7 +416,7 @@ class _Expansion:
         return folder
 
 
-def _split(where: str, command: str) -> list[str]:
+def _split_command(where: str, command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:

@@ -49,10 +49,10 @@ def load_settings(file: str, overrides: Sequence[str], *, resume: bool = False) 
 
     Raises `ConfigError`, also if ``run.dir`` moves a resumed run.
     """
-    config = configs.load(file, overrides)
+    config = configs.load_config(file, overrides)
     if not resume:
         return config, folder_of(config)
-    folder = named(file, config)
+    folder = resumed_folder(file, config)
     return with_rewards_of(folder, config), folder
 
 
@@ -61,7 +61,7 @@ def folder_of(config: Config) -> RunFolder:
     return RunFolder(Path(config.run.dir) / config.run.name)
 
 
-def named(source: str, config: Config) -> RunFolder:
+def resumed_folder(source: str, config: Config) -> RunFolder:
     """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
     if (folder := configs.run_of(source)) is None:
         return folder_of(config)
@@ -92,7 +92,7 @@ def _newest(model: str, fetches: bool) -> str:
     if models.is_hub_name(model):
         return models.fetch(model) if fetches else model
     try:
-        checkpoint = models.named(model)
+        checkpoint = models.resolve_model(model)
     except UsageError:  # which is reported with all else that is wrong
         return model
     return model if checkpoint.run is None else str(checkpoint.adapter or checkpoint.folder)
@@ -153,7 +153,9 @@ async def begin_run(
         "conditions": present,
         "differences": [each._asdict() for each in differing],
     }
-    parts = {name: await _until_cancelled(digests, models.files(path)) for name, path in _model_parts(plan).items()}
+    parts = {
+        name: await _until_cancelled(digests, models.model_files(path)) for name, path in _model_parts(plan).items()
+    }
     versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
     folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
     for each in differing:
@@ -167,7 +169,7 @@ def _conditions(plan: AgentPlan | ImitationPlan) -> tuple[dict[str, Any], dict[s
         return present, present[TRAINING]
     if not isinstance(plan, AgentPlan) or not isinstance(plan.model, LocalModel):
         return present, {}
-    run = models.named(plan.model.name).run
+    run = models.resolve_model(plan.model.name).run
     return present, open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
 
 

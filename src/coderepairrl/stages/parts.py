@@ -14,7 +14,7 @@ from typing import Any
 from coderepairrl import models, tokens
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded, survived, torchrun_command
+from coderepairrl.learn import Learner, LearnSettings, init_random, merge_in_child, rounded, survived, torchrun_command
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, worker_setup
@@ -139,7 +139,7 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
             await init_random(source, exact, config.run.seed, log_dir=folder.logs)
             source = exact
         elif adapter is not None:
-            await merge(source, adapter, exact, config.train.precision, log_dir=folder.logs)
+            await merge_in_child(source, adapter, exact, config.train.precision, log_dir=folder.logs)
             await asyncio.to_thread(write_sums, exact)
             source = exact
         if form != "none":
@@ -221,7 +221,7 @@ def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
     config = plan.config
     drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
     codec = (
-        tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking)
+        tokens.load_codec(model, renderer=config.model.renderer, thinking=config.model.thinking)
         if drawn
         else plan.model.codec
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from coderepairrl.config import Config
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, advantages, batch
-from coderepairrl.plan.learner import settings
+from coderepairrl.plan.learner import learn_settings
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
@@ -117,7 +117,7 @@ class LivePolicy:
         await self._begin(configs[start + 1], start)
         episodes = consumed(self.run, history.steps[start:])
         for step, config in configs.items():
-            if step > start + 1 and settings(config) != settings(configs[step - 1]):
+            if step > start + 1 and learn_settings(config) != learn_settings(configs[step - 1]):
                 if self._learner.version:
                     shutil.rmtree((await self._verified(history, step - 1)).path)
                 await self._save(step - 1)
@@ -132,9 +132,9 @@ class LivePolicy:
 
     async def _begin(self, config: Config, step: int) -> None:
         """Begin with `config` at the checkpoint of `step`; 0: initial weights."""
-        if not self._fresh or settings(config) != settings(self.config):
+        if not self._fresh or learn_settings(config) != learn_settings(self.config):
             await self._learner.close(again=True)
-            self._learner = await self._start(settings(config))
+            self._learner = await self._start(learn_settings(config))
         self._fresh = False
         if step:
             try:

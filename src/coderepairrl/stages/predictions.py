@@ -35,7 +35,7 @@ class Prediction(NamedTuple):
         return not self.patch.strip()
 
 
-def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
+def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
     """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
     Bytes that are no UTF-8 become surrogate escapes. Replaces existing files.
@@ -57,13 +57,13 @@ def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
     return paths
 
 
-def files(run: Path, evaluation: str) -> list[Path]:
-    """Files of `write` for an evaluation, by attempt."""
+def prediction_files(run: Path, evaluation: str) -> list[Path]:
+    """Files of `write_predictions` for an evaluation, by attempt."""
     paths = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
     return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
-def read(path: Path) -> list[Prediction]:
+def read_predictions(path: Path) -> list[Prediction]:
     """Read JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
 
     Repetitions count once. The default model is the file's name; null patches are empty; a last line end is added.
@@ -71,7 +71,7 @@ def read(path: Path) -> list[Prediction]:
     """
     predictions: dict[tuple[str, str], Prediction] = {}
     stem = codec.stem_of(path)
-    for where, row in _rows(path):
+    for where, row in _prediction_objects(path):
         instance = row.get("instance_id")
         if instance is None and {"org", "repo", "number"} <= row.keys():
             instance = f"{row['org']}__{row['repo']}-{row['number']}"
@@ -106,7 +106,7 @@ def read(path: Path) -> list[Prediction]:
     return list(predictions.values())
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _prediction_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Objects in `path`, with their places."""
     try:
         text = codec.read_foreign_text(path)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coderepairrl.printable import logged, printable, rounded
 from coderepairrl.stats import Notes
-from coderepairrl.stats.measures import plain
+from coderepairrl.stats.measures import fit_one_line
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
@@ -123,7 +123,7 @@ class Progress:
         """Print a finished step."""
         self._step, self._last = step, metrics
         head = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  "
-        self.say(head + _line(metrics, _COLUMNS - len(head)))
+        self.say(head + _metrics_line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
         """Print an alarm; keep it in the panel."""
@@ -150,7 +150,7 @@ class Progress:
         table.add_row("phase", Text(printable(self._phase) + done))
         if self.total_steps:  # an evaluation has none
             table.add_row("step", f"{self._step}/{self.total_steps}")
-            table.add_row("", _line(self._last))
+            table.add_row("", _metrics_line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         for ending in (Ending.VOID, Ending.CRASH):
             if count := sum(len(causes) for (kind, _), causes in self._broken.items() if kind is ending):
@@ -161,7 +161,7 @@ class Progress:
         return table
 
 
-def _line(metrics: Mapping[str, Any], room: int = 200) -> str:
+def _metrics_line(metrics: Mapping[str, Any], room: int = 200) -> str:
     line = ""
     for name, form in _SHOWN.items():
         value = metrics.get(name)
@@ -183,4 +183,4 @@ def _cause(episode: Episode) -> tuple[str, str]:
 
 def _line_of(text: str, number: int) -> str:
     # A policy may have written it.
-    return plain((text.strip().splitlines() or [""])[number], _WIDEST)
+    return fit_one_line((text.strip().splitlines() or [""])[number], _WIDEST)

@@ -69,5 +69,5 @@ def read_references(run: RunFolder, history: History, tasks: Iterable[Task], mos
     consumed = (data for data in verdicts if data["id"] in places)
     passed = [data for data in consumed if any(score.get("passed") for score in data["scores"])]
     for data in sorted(passed, key=lambda data: places[data["id"]]):
-        references.add(places[data["id"]][0], [codec.load(Episode, data)])
+        references.add(places[data["id"]][0], [codec.restore(Episode, data)])
     return references

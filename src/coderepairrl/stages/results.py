@@ -43,16 +43,19 @@ def conclude(
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
-    rows = {**metrics.rows(_attempts(episodes, by_id, known or {})), **(known or {})}
+    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, known or {})), **(known or {})}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
-    summary = as_json(summarise(episodes)) | {"outcomes": _plain(counts)}
-    further = metrics.summary(episodes, rows)
-    summary["metrics"] = _plain({each: further[each] for each in further if each not in {*counts, *summary["values"]}})
+    summary = as_json(summarise(episodes)) | {"outcomes": _as_plain_result(counts)}
+    further = metrics.summarise_metrics(episodes, rows)
+    summary["metrics"] = _as_plain_result(
+        {each: further[each] for each in further if each not in {*counts, *summary["values"]}}
+    )
     summary["slices"] = {
-        part: {"tasks": len(ids)} | _plain(_headline([each for each in episodes if each.task_id in ids], rows))
-        for part, ids in metrics.parts(episodes, by_id, agents or {}).items()
+        part: {"tasks": len(ids)}
+        | _as_plain_result(_headline([each for each in episodes if each.task_id in ids], rows))
+        for part, ids in metrics.task_slices(episodes, by_id, agents or {}).items()
     }
-    if labelled := answers.summary(episodes, by_id.values()):
+    if labelled := answers.summarise_answers(episodes, by_id.values()):
         summary["answers"] = labelled
     folder.write_episodes(place, episodes)
     folder.write_attempts(
@@ -64,7 +67,7 @@ def conclude(
         ),
     )
     folder.write_evaluation(place, {"step": step, **summary})
-    predictions.write(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
+    predictions.write_predictions(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
     return {"name": name, "step": step, "version": version, "summary": summary}
 
 
@@ -88,7 +91,7 @@ def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> d
     headline = {
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
-    return metrics.summary(episodes, headline)
+    return metrics.summarise_metrics(episodes, headline)
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -97,11 +100,11 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "episodes": summary.episodes,
         "tasks": summary.tasks,
         "void": summary.void,
-        "values": _plain(summary.values),
+        "values": _as_plain_result(summary.values),
     }
 
 
-def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
+def _as_plain_result(found: Mapping[str, Interval]) -> dict[str, Any]:
     return {name: interval._asdict() for name, interval in found.items()}
 
 
@@ -121,7 +124,7 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
         "evaluations": summaries,
         "cost": {**cost._asdict(), **money},
         "machine": used and used._asdict(),
-        "predictions": [str(path) for name in summaries for path in predictions.files(folder.path, name)],
+        "predictions": [str(path) for name in summaries for path in predictions.prediction_files(folder.path, name)],
     }
 
 
@@ -133,7 +136,7 @@ def _agents_of(about: Mapping[str, Any], name: str) -> str:
 
 def results_as_text(results: Sequence[Mapping[str, Any]]) -> str:
     """Results of each policy as text."""
-    texts = [_as_text(result, configs.load(result["run"])) for result in results]
+    texts = [_as_text(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
     command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
@@ -144,7 +147,7 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
     """Tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _WHOLE else "")]
     for name, summary in result["evaluations"].items():
-        lines += ["", *_table(name, summary, config, result["agents"][name])]
+        lines += ["", *_results_table(name, summary, config, result["agents"][name])]
     if len(set(result["agents"].values())) > 1:
         lines += ["", *_by_agent(result)]
     lines += [
@@ -180,7 +183,7 @@ def _by_agent(result: Mapping[str, Any]) -> list[str]:
     return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
+def _results_table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
     evaluation = config.eval.each[name]
     source = evaluation.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
@@ -202,7 +205,7 @@ def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) ->
     ]
     head = next((each for each in ("resolved", "reward") if each in rows), "")
     parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
-    lines += answers.lines(summary.get("answers", {}))
+    lines += answers.format_summary(summary.get("answers", {}))
     return lines + [
         f"  {part + ':':<28} {head} {Interval(**each[head])}, {counted(each['tasks'], 'task')}"
         for part, each in parts.items()
@@ -226,7 +229,7 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
         names = " ".join(f"{run}@{name}" for name in result["agents"])
         commands[f"crrl compare {names}"] = "is an agent better than the first?"
     for name, summary in result["evaluations"].items():
-        written = predictions.files(Path(result["run"]), name)
+        written = predictions.prediction_files(Path(result["run"]), name)
         if written and "resolved" not in summary["outcomes"]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."

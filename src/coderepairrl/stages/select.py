@@ -73,7 +73,7 @@ class Selection(NamedTuple):
             "kept": len(self.kept),
             "tasks": len({each.task for each in self.kept}),
             "filters": [step._asdict() for step in self.steps],
-            **{f"by_{part}": _counts(self.kept, part) for part in ("language", "repository", "task")},
+            **{f"by_{part}": _count_kept(self.kept, part) for part in ("language", "repository", "task")},
         }
 
 
@@ -186,11 +186,11 @@ def _advice(name: str, before: Sequence[Candidate]) -> str:
     return "ask for less of it, or collect more attempts"
 
 
-def _counts(kept: Sequence[Candidate], part: str) -> dict[str, int]:
+def _count_kept(kept: Sequence[Candidate], part: str) -> dict[str, int]:
     return dict(sorted(Counter(getattr(one, part) for one in kept).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
+def format_selection(found: Mapping[str, Any]) -> list[str]:
     """Format `Selection.as_json` as lines."""
     rows = [(f"{found['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in found["filters"]]

@@ -263,10 +263,10 @@ class Admin:
         return web.json_response({"sessions": self._sessions.summary()})
 
     async def _tell(self, request: web.Request) -> web.Response:
-        return await _json(await self._sessions.describe(self._named(request)))
+        return await _json_response(await self._sessions.describe(self._named(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
-        return await _json(await self._sessions.close(self._named(request)))
+        return await _json_response(await self._sessions.close(self._named(request)))
 
     def _named(self, request: web.Request) -> str:
         name = request.match_info["id"]
@@ -306,7 +306,7 @@ async def _alive(engine: Engine) -> bool:
     return True
 
 
-async def _json(session: dict[str, Any]) -> web.Response:
+async def _json_response(session: dict[str, Any]) -> web.Response:
     """Encode in a thread: a long session is megabytes, and agents wait."""
     return web.Response(text=await asyncio.to_thread(json.dumps, session), content_type="application/json")
 

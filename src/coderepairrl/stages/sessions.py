@@ -139,7 +139,7 @@ def _described(session: Session, sampling: Sampling, side_calls: SideCalls) -> d
         "limits": asdict(session.limits),
         "sampling": dump(sampling),
         "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in each],
-        "rows": [_row(dump(row)) for row in rows],
+        "rows": [_sample_row(dump(row)) for row in rows],
         "account": {**asdict(account), "delivered": account.delivered, "expansion": account.expansion},
     }
 
@@ -170,7 +170,7 @@ def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -
     )
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _sample_row(row: dict[str, Any]) -> dict[str, Any]:
     """A sample without the fields that only its trainer knows."""
     return {name: value for name, value in row.items() if name not in ("episode_id", "advantage")}
 
@@ -197,7 +197,7 @@ class Visitors:
 
     def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
         """Session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
-        messages = _messages(request)
+        messages = _request_messages(request)
         replies = [place for place, message in enumerate(messages) if _by_model(message)]
         session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
         if session is None and replies:
@@ -206,7 +206,7 @@ class Visitors:
             session = self._begin()
         self._open.pop(session.episode_id, None)
         self._open[session.episode_id] = None
-        digest = _digest(messages)
+        digest = _conversation_digest(messages)
         still = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
         self._asked[digest] = [*still, session.episode_id]
         if len(self._asked) > _REMEMBERED:
@@ -215,7 +215,7 @@ class Visitors:
 
     def _asked_so(self, messages: Sequence[Any]) -> list[Session]:
         """Sessions with this request that can continue, newest first."""
-        names = reversed(self._asked.get(_digest(messages), ()))
+        names = reversed(self._asked.get(_conversation_digest(messages), ()))
         sessions = [self._sessions.session(name) for name in names if name in self._open]
         return [each for each in sessions if each is not None and not each.spent]
 
@@ -223,7 +223,9 @@ class Visitors:
         """The newest session with these messages and this reply, preferably one not continued yet; else the newest."""
         able = self._asked_so(messages)
         replies = {
-            each.episode_id: [turn.index for turn in each.turns if _text(turn.messages[-1]) == _text(reply)]
+            each.episode_id: [
+                turn.index for turn in each.turns if _message_text(turn.messages[-1]) == _message_text(reply)
+            ]
             for each in able
         }
         latest = [each for each in able if {*replies[each.episode_id]} - {turn.base for turn in each.turns}]
@@ -249,7 +251,7 @@ class Visitors:
         closing.add_done_callback(self._closing.discard)
 
 
-def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
+def _request_messages(request: Mapping[str, Any]) -> Sequence[Any]:
     """Messages of Chat Completions or Messages, or the input of Responses."""
     sent = request.get("messages", request.get("input"))
     return sent if isinstance(sent, list) else [sent]
@@ -261,12 +263,12 @@ def _by_model(message: Any) -> bool:
     )
 
 
-def _text(message: Any) -> str:
+def _message_text(message: Any) -> str:
     content = message.get("content") if isinstance(message, Mapping) else message
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return str(content or "")
 
 
-def _digest(messages: Sequence[Any]) -> str:
+def _conversation_digest(messages: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()

@@ -44,10 +44,10 @@ class Shard(NamedTuple):
 WHOLE = Shard()
 
 
-def parse(text: str) -> Shard:
+def parse_shard(text: str) -> Shard:
     """Parse ``I/N``. Raises `UsageError`.
 
-    >>> parse("2/3")
+    >>> parse_shard("2/3")
     Shard(number=2, of=3)
     """
     number, _, of = text.partition("/")
@@ -71,16 +71,16 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="name a new folder with -o")
-    parts = [_read(path) for path in paths]
+    parts = [_read_shard(path) for path in paths]
     for part in parts[1:]:
         _require_same_evaluation(parts[0], part)
     _require_all(parts)
     with replace_folder(target) as home:
-        _write(RunFolder(home), target, parts)
+        _write_shard(RunFolder(home), target, parts)
     return read_results(RunFolder(target))
 
 
-def _read(path: Path) -> _Part:
+def _read_shard(path: Path) -> _Part:
     folder = open_run(path)
     if folder.command() != "eval":
         raise UsageError(f"{path} is no evaluation", fix="name folders that `crrl eval --shard` made")
@@ -113,7 +113,7 @@ def _require_all(parts: Sequence[_Part]) -> None:
     """Raise `UsageError` unless `parts` are all shards of one evaluation, each once."""
     by_shard: dict[Shard, Path] = {}
     for part in parts:
-        shard = parse(part.about.get("shard", str(WHOLE)))
+        shard = parse_shard(part.about.get("shard", str(WHOLE)))
         if shard in by_shard:
             raise UsageError(
                 f"{by_shard[shard]} and {part.folder.path} are both shard {shard}", fix="leave one of them out"
@@ -128,7 +128,7 @@ def _require_all(parts: Sequence[_Part]) -> None:
         raise UsageError(f"shards are missing: {', '.join(missing)}", fix=f"crrl eval ... --shard {missing[0]}")
 
 
-def _write(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> None:
+def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> None:
     about = {key: value for key, value in parts[0].about.items() if key not in ("schema", "argv")}
     about |= {"name": target.name, "shard": str(WHOLE), "merged": [str(part.folder.path) for part in parts]}
     folder.create(parts[0].folder.config.read_text("utf-8"), about)

@@ -70,7 +70,9 @@ class Trace:
             self._print(Text(_indented(beginning(content, most_lines)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
-            self._print(Text.assemble(("* ", "bold cyan"), *_call(function.get("name"), function.get("arguments"))))
+            self._print(
+                Text.assemble(("* ", "bold cyan"), *_format_call(function.get("name"), function.get("arguments")))
+            )
 
     def _print(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True)
@@ -102,7 +104,7 @@ def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
     return "\n".join([*cut_lines, *([f"... {more} more lines"] if more else [])])
 
 
-def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
+def _format_call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
     """A tool call as text; several arguments are listed by name."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw

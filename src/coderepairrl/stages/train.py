@@ -65,10 +65,10 @@ async def train(parts: Parts, history: History) -> None:
 
             record = {"step": step, "version": policy.version, "checksum": checksum}
             record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
-            alarms = gates.check([*history.steps, record], run)
+            alarms = gates.check_gates([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
             references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
-            await export(parts, history, episodes_of(groups), references)
+            await export_step(parts, history, episodes_of(groups), references)
             raise_alarms(parts, alarms)
 
     await evaluate_if_due(parts, history, run.steps)
@@ -86,7 +86,7 @@ async def restore(parts: Parts, history: History) -> References:
     references = read_references(parts.folder, history, parts.train_tasks, most)
     if history.steps:
         newest = consumed(parts.folder, history.steps[-1:])[history.step]
-        await export(parts, history, newest, references)
+        await export_step(parts, history, newest, references)
         raise_alarms(parts, gates.unannounced(history.steps, history.stopped, parts.config.run))
     return references
 
@@ -223,7 +223,7 @@ def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
             raise HealthGateError(alarm.text, fix=alarm.fix)
 
 
-async def export(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
+async def export_step(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
     """Write the newest step's episodes, metrics, references and, if due, checkpoint."""
     step = history.step
     parts.folder.write_episodes(f"train-{step:05d}", episodes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
-from coderepairrl.stats import Interval, mean_interval, resolved
+from coderepairrl.stats import Interval, is_resolved, mean_interval
 from coderepairrl.stats.intervals import clusters_of, is_share
 from coderepairrl.stats.measures import Prices, Spent, spent
 from coderepairrl.types import Ending, Episode, Turn
@@ -113,7 +113,7 @@ class Watch:
 
     def _line(self, episode: Episode) -> str:
         cost = spent([episode])
-        verdict = resolved(episode)
+        verdict = is_resolved(episode)
         how = f"reward {episode.reward:.3f}" if verdict is None else "resolved" if verdict else "not resolved"
         how += ", empty patch" if not episode.patch.strip() else ""
         if episode.ending is not Ending.DONE:
@@ -126,7 +126,7 @@ class Watch:
         return "; ".join(parts)
 
     def _so_far(self) -> Interval:
-        verdicts = {each.id: verdict for each in self._valid if (verdict := resolved(each)) is not None}
+        verdicts = {each.id: verdict for each in self._valid if (verdict := is_resolved(each)) is not None}
         tested = len(verdicts) == len(self._valid)
         cluster_of = clusters_of(self._valid)
         values = [float(verdicts[each.id]) if tested else each.reward for each in self._valid]

@@ -10,7 +10,7 @@ from coderepairrl.stats.intervals import (
     wilson,
 )
 from coderepairrl.stats.measures import COUNTS, NAMES, Noted, Notes, Summary, compare, measures, pair, summarise
-from coderepairrl.stats.outcomes import outcomes, resolved
+from coderepairrl.stats.outcomes import is_resolved, outcomes
 
 __all__ = [
     "COUNTS",
@@ -21,12 +21,12 @@ __all__ = [
     "Notes",
     "Summary",
     "compare",
+    "is_resolved",
     "mean_interval",
     "measures",
     "outcomes",
     "pair",
     "paired_difference",
-    "resolved",
     "sign_flip_test",
     "summarise",
     "tango",

@@ -71,7 +71,7 @@ def classify(answers: Sequence[Answer]) -> Classification:
         raise ValueError("no answers to classify")
     names = sorted({each.wanted for each in answers})
     clusters = [each.cluster for each in answers]
-    labels = [_shown(each, names) for each in answers]
+    labels = [_format_answer(each, names) for each in answers]
     confusion = {name: Counter[str]() for name in names}
     for each, label in zip(answers, labels, strict=True):
         confusion[each.wanted][label] += 1
@@ -95,7 +95,7 @@ OTHER, NONE = "(other)", "(none)"
 """Labels in a confusion matrix: no class, and no label."""
 
 
-def _shown(answer: Answer, classes: Sequence[str]) -> str:
+def _format_answer(answer: Answer, classes: Sequence[str]) -> str:
     if answer.given is None:
         return NONE
     return answer.given if answer.given in classes else OTHER

@@ -345,13 +345,13 @@ def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
     {'a': 'flask', 'b': 'sympy', 'c': 'c'}
     """
     several = len(set(repositories.values())) > 1
-    return {task: (several and repository) or _alone(task) for task, repository in repositories.items()}
+    return {task: (several and repository) or _own_cluster(task) for task, repository in repositories.items()}
 
 
-def _alone(task_id: str) -> str:
+def _own_cluster(task_id: str) -> str:
     """Cluster of a task without a repository.
 
-    >>> _alone("mutants/stats.median/compare-1f3a-q"), _alone("handmade/till")
+    >>> _own_cluster("mutants/stats.median/compare-1f3a-q"), _own_cluster("handmade/till")
     ('mutants/stats.median', 'handmade/till')
     """
     return task_id.rpartition("/")[0] if task_id.count("/") >= 2 and task_id.startswith(_SEVERAL_OF_ONE) else task_id
@@ -393,14 +393,14 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
     )
     by_slice: dict[str, frozenset[str]] = {}
     for field in fields:
-        by_slice |= split({name: field(task) for name, task in tasks.items()})
+        by_slice |= split_by_value({name: field(task) for name, task in tasks.items()})
     return by_slice
 
 
-def split(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def split_by_value(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Keys of `values` by value; none if all are equal, or values too many.
 
-    >>> split({"a": "go", "b": "c", "c": ""}), split({"a": "go", "b": "go"})
+    >>> split_by_value({"a": "go", "b": "c", "c": ""}), split_by_value({"a": "go", "b": "go"})
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})
     """
     distinct = set(values.values())

@@ -72,12 +72,12 @@ def spent(episodes: Iterable[Episode]) -> Spent:
     for episode in episodes:
         lengths: list[int] = []
         for turn in episode.turns:
-            total = total.plus(_of(turn, lengths))
+            total = total.plus(_call_cost(turn, lengths))
         total = total.plus(Spent(attempt_seconds=episode.timings.get("total", 0.0)))
     return total._replace(attempt_seconds=round(total.attempt_seconds, 3))
 
 
-def _of(turn: Turn, lengths: list[int]) -> Spent:
+def _call_cost(turn: Turn, lengths: list[int]) -> Spent:
     """Cost of one call; appends its sequence's length to `lengths`."""
     prompt = len(turn.given)
     if turn.fork is not None:
@@ -286,7 +286,7 @@ class Notes:
             counts = self._rewards.setdefault(score.name, _Reward())
             counts.scores += 1
             counts.zeros += score.value == 0
-            note = plain(score.note)
+            note = fit_one_line(score.note)
             if note:
                 kind = kind_of(note)
                 if kind not in counts.examples and len(counts.examples) >= _KINDS:
@@ -322,7 +322,7 @@ class Notes:
         return lines
 
 
-def plain(text: str, widest: int = _WIDEST) -> str:
+def fit_one_line(text: str, widest: int = _WIDEST) -> str:
     """`text` on one printable line, cut at `widest`."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
     return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"

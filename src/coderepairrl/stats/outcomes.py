@@ -24,7 +24,7 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 1, 4)
     (0.25, 0.5, 1.0)
     """
-    _check(attempts, solved, k)
+    _check_counts(attempts, solved, k)
     return 1 - comb(attempts - solved, k) / comb(attempts, k)
 
 
@@ -34,11 +34,11 @@ def pass_hat_k(attempts: int, solved: int, k: int) -> float:
     >>> pass_hat_k(4, 3, 1), pass_hat_k(4, 3, 2), pass_hat_k(4, 3, 4)
     (0.75, 0.5, 0.0)
     """
-    _check(attempts, solved, k)
+    _check_counts(attempts, solved, k)
     return comb(solved, k) / comb(attempts, k)
 
 
-def _check(attempts: int, solved: int, k: int) -> None:
+def _check_counts(attempts: int, solved: int, k: int) -> None:
     if not 1 <= k <= attempts:
         raise ValueError(f"k is from 1 to the number of attempts: it is {k}, and there are {attempts}")
     if not 0 <= solved <= attempts:
@@ -75,7 +75,7 @@ def per_task(solved: Solved, k: int, estimate: Callable[[int, int, int], float] 
     return {task: estimate(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
 
 
-def curve(
+def pass_at_k_curve(
     solved: Solved,
     clusters: Mapping[str, Hashable],
     ks: Sequence[int],
@@ -83,7 +83,8 @@ def curve(
 ) -> dict[int, Interval]:
     """Mean over tasks for each of `ks`, with clustered intervals.
 
-    >>> found = curve({"a": [True, False], "b": [False, False], "c": [True, True]}, {"a": 1, "b": 2, "c": 3}, (1, 2))
+    >>> solved = {"a": [True, False], "b": [False, False], "c": [True, True]}
+    >>> found = pass_at_k_curve(solved, {"a": 1, "b": 2, "c": 3}, (1, 2))
     >>> print(found[1], found[2])
     0.500 [0.036, 0.964] 0.667 [0.044, 0.989]
     """
@@ -120,16 +121,17 @@ def curves(
     return points
 
 
-def resolved(episode: Episode) -> bool | None:
+def is_resolved(episode: Episode) -> bool | None:
     """Whether the patch passed the task's checks, by every reward that ran them; None if none did.
 
     >>> from coderepairrl.types import Score
     >>> def scored(*scores: Score) -> Episode: return Episode("", "", "", 0, "", 0, Ending.DONE, scores=scores)
-    >>> resolved(scored(Score("tests", 1.0, passed=True))), resolved(scored(Score("tests", 0.0, note="empty patch")))
+    >>> passed, empty = Score("tests", 1.0, passed=True), Score("tests", 0.0, note="empty patch")
+    >>> is_resolved(scored(passed)), is_resolved(scored(empty))
     (True, False)
-    >>> resolved(scored(Score("tests", 1.0))), resolved(scored(Score("hybrid", 0.3, passed=True)))
+    >>> is_resolved(scored(Score("tests", 1.0))), is_resolved(scored(Score("hybrid", 0.3, passed=True)))
     (True, True)
-    >>> resolved(scored(Score("patch_edits", 1.0))) is None
+    >>> is_resolved(scored(Score("patch_edits", 1.0))) is None
     True
     """
     verdicts = [
@@ -149,7 +151,7 @@ def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[s
     everything = list(episodes)
     cluster_of = clusters_of(everything)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
-    tested = [(episode, verdict) for episode in valid if (verdict := resolved(episode)) is not None]
+    tested = [(episode, verdict) for episode in valid if (verdict := is_resolved(episode)) is not None]
     filled = [episode for episode in valid if episode.patch.strip()]
     shares: dict[str, list[tuple[str, float]]] = {
         "resolved": [(each.task_id, float(verdict)) for each, verdict in tested],

@@ -113,7 +113,9 @@ class Spread(NamedTuple):
         return Interval(self.square.value, self.square.low / attempts, self.square.high)
 
 
-def spread(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]) -> Spread:
+def spread_of_shares(
+    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]
+) -> Spread:
     """Spread of shares, values by task and attempt.
 
     Raises ValueError without tasks, and for a task without an attempt.

@@ -50,7 +50,7 @@ def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repl
     >>> print(replicated([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
-    spread = _spread(rows, clusters, _ALIKE if share else 0.0)
+    spread = _mean_and_variance(rows, clusters, _ALIKE if share else 0.0)
     if spread.clusters < 2 or (spread.variance == 0 and not share):
         return _made(rows, spread, Interval(spread.mean, None, None), None, None)
     if not share:
@@ -69,7 +69,7 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     0.625 [-0.532, 0.954]
     """
     rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
-    spread = _spread(rows, clusters, _ALIKE if share else 0.0)
+    spread = _mean_and_variance(rows, clusters, _ALIKE if share else 0.0)
     if spread.clusters < 2:
         return _made(rows, spread, Interval(spread.mean, None, None), None, None)
     if not share:
@@ -112,7 +112,7 @@ def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen:
     return Replicated(interval, p, seen, len(rows), len(rows[0]), found.clusters, freedom)
 
 
-def _spread(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
+def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
     """Mean and variance; 0 where values differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")

@@ -56,7 +56,7 @@ def is_offer(path: Path) -> bool:
     return (path / OFFER).is_file()
 
 
-def files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """Safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
 
     Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
@@ -83,24 +83,24 @@ def files(path: Path) -> list[Path]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 (hexadecimal) of `files`, concatenated. Raises `EngineFault`."""
+    """SHA-256 (hexadecimal) of `weight_files`, concatenated. Raises `EngineFault`."""
     try:
-        return storage.checksum(files(path))
+        return storage.checksum(weight_files(path))
     except OSError as error:
         raise EngineFault(f"cannot read weights: {error}") from None
 
 
-def verify(path: Path, expected: str) -> None:
+def verify_checksum(path: Path, expected: str) -> None:
     """Raise `EngineFault` unless the `checksum` of `path` is `expected`, ignoring case."""
     if (actual := checksum(path)) != expected.lower():
         raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
 
 def size(path: Path) -> int:
-    """Bytes of `files`, or of the offered tensors."""
+    """Bytes of `weight_files`, or of the offered tensors."""
     if is_offer(path):
         return int(json.loads((path / OFFER).read_text())["bytes"])
-    return sum(file.stat().st_size for file in files(path))
+    return sum(file.stat().st_size for file in weight_files(path))
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     headers: dict[str, Tensor] = {}
-    for file in files(path):
+    for file in weight_files(path):
         try:
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a mapping

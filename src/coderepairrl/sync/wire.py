@@ -44,10 +44,10 @@ class Described:
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is {tensor.dtype}: weights travel as {', '.join(DTYPES)}")
         self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
-        self.digest = digest(tensor)
+        self.digest = tensor_digest(tensor)
 
 
-def digest(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
     # odd factors by position: one differing number always changes the sum; several cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -83,7 +83,7 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
     Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
     """
     try:
-        offer = _read(file)
+        offer = _read_header(file)
         _meet(file.parent, offer["called_off"], 0, receivers, seconds)
         with Wire(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
@@ -99,7 +99,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
     Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
-    offer, deadline = _read(file), time.monotonic() + seconds
+    offer, deadline = _read_header(file), time.monotonic() + seconds
     _meet(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[Described] = []
@@ -270,7 +270,7 @@ def _mapped(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_header(file: Path) -> dict[str, Any]:
     offer: dict[str, Any] = json.loads(file.read_text())
     return offer
 

@@ -1,12 +1,12 @@
 """Tasks: repositories with a bug (docs/guides/tasks.md).
 
->>> len(list(make("handmade"))) >= 6
+>>> len(list(make_source("handmade"))) >= 6
 True
 """
 
 from coderepairrl.tasks.handmade import HandmadeSource
 from coderepairrl.tasks.jsonl import JsonlSource, write_jsonl
-from coderepairrl.tasks.sources import SHIPPED, ScriptedSource, check_trainable, make
+from coderepairrl.tasks.sources import SHIPPED, ScriptedSource, check_trainable, make_source
 
 __all__ = [
     "SHIPPED",
@@ -14,6 +14,6 @@ __all__ = [
     "JsonlSource",
     "ScriptedSource",
     "check_trainable",
-    "make",
+    "make_source",
     "write_jsonl",
 ]

@@ -82,7 +82,7 @@ def cached_json(
     """Result of `find` in the backend `sandbox`, cached as JSON in `folder` under `key`."""
     cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
     if not cache_file.exists():
-        backend = sandboxes.make(sandboxes.choose(sandbox).name, **options)
+        backend = sandboxes.make_backend(sandboxes.choose(sandbox).name, **options)
         try:
             result = waited_for(find(backend))
         finally:

@@ -16,7 +16,7 @@ from coderepairrl.processes.caches import user_cache
 from coderepairrl.sandbox.rootfs import pinned
 from coderepairrl.tasks.base import LoadedSource, store_folder
 from coderepairrl.tasks.patches import language, paths
-from coderepairrl.tasks.rows import Row, from_hub, read
+from coderepairrl.tasks.rows import Row, from_hub, read_rows
 from coderepairrl.types import Checks, Task
 
 Workspace = Literal["git", "image"]
@@ -112,7 +112,7 @@ class Benchmark(LoadedSource):
 
     def _read(self) -> list[Row]:
         if self.path is not None:
-            return read(self.name, self.path, self.split)
+            return read_rows(self.name, self.path, self.split)
         if not self.hub:
             raise ConfigError(
                 f"the task source {self.name} needs its data, which does not ship with the package",
@@ -210,10 +210,10 @@ def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | 
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
         dockerfile.base_of(partial)
-        image_folder = home / dockerfile.named(partial).rpartition(":")[2]
+        image_folder = home / dockerfile.dockerfile_image_name(partial).rpartition(":")[2]
         if not image_folder.exists():
             partial.rename(image_folder)
-    return image_workspace(dockerfile.named(image_folder))
+    return image_workspace(dockerfile.dockerfile_image_name(image_folder))
 
 
 FOLDER = ".crrl-tests"

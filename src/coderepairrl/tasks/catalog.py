@@ -51,7 +51,11 @@ class Listing(NamedTuple):
 def shipped() -> list[Listing]:
     """List the shipped sources without writing files."""
     return [
-        Listing("handmade", splits(tasks.make("handmade")), "small repositories with a bug each, in several languages"),
+        Listing(
+            "handmade",
+            splits(tasks.make_source("handmade")),
+            "small repositories with a bug each, in several languages",
+        ),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
         Listing("jsonl", {}, "your own, one JSON object per line: path=FILE"),
         Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
@@ -68,9 +72,9 @@ def _corpus() -> dict[str, int]:
     return dict(sorted(Counter(task_splits).items()))
 
 
-def load(source: str, options: Mapping[str, Any]) -> TaskSource:
+def load_source(source: str, options: Mapping[str, Any]) -> TaskSource:
     """Prepare the named source. Raises `ConfigError`, and `TaskError` for unusable tasks."""
-    task_source = tasks.make(source, **options)
+    task_source = tasks.make_source(source, **options)
     task_source.prepare()
     return task_source
 
@@ -95,7 +99,7 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
         )
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="name a task source, a file, or a folder of Harbor tasks")
-    first = next(iter(rows.read("rows", path)), None)
+    first = next(iter(rows.read_rows("rows", path)), None)
     if first is None:
         raise UsageError(f"{path} has no tasks", fix="write one JSON object a line")
     return ("swe_bench" if "instance_id" in first else "jsonl"), path_options
@@ -116,7 +120,7 @@ def splits(found: Iterable[Task]) -> dict[str, int]:
     return dict(Counter(task.split for task in found).most_common())
 
 
-def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
+def list_tasks(found: Iterable[Task]) -> list[dict[str, Any]]:
     """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
     tasks = list(found)
     lacks = lacking(tasks)
@@ -132,7 +136,7 @@ def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
     ]
 
 
-def export(source: Iterable[Task], target: Path) -> int:
+def export_tasks_jsonl(source: Iterable[Task], target: Path) -> int:
     """Write tasks to a new file of JSON lines; return their number. Raises `UsageError`."""
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another file")

@@ -149,7 +149,7 @@ class History:
 def history(path: Path) -> Iterator[History]:
     """Open the repository at `path`, bare or not.
 
-    Raises `TaskError` unless it is a full clone without links out of it (`hostgit.find`).
+    Raises `TaskError` unless it is a full clone without links out of it (`find_repository`).
     """
     repository = hostgit.find_local(str(path))
     if repository is None or not path.exists():

@@ -44,7 +44,9 @@ def _task(folder: Path) -> Task:
     description = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     checks_folder = folder / "checks"
     restore = {
-        str(path.relative_to(checks_folder)): _read(path) for path in sorted(checks_folder.rglob("*")) if path.is_file()
+        str(path.relative_to(checks_folder)): _read_text(path)
+        for path in sorted(checks_folder.rglob("*"))
+        if path.is_file()
     }
     return Task(
         id=f"handmade/{folder.name}",
@@ -61,5 +63,5 @@ def _task(folder: Path) -> Task:
     )
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_bytes().decode("utf-8")

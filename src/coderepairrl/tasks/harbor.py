@@ -19,7 +19,7 @@ from pathlib import Path
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import witness
 from coderepairrl.grading.reports import Outcome
-from coderepairrl.sandbox.workspace import prepare
+from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.types import Checks, Task
 
 IMAGE = "python:3.12"
@@ -35,7 +35,7 @@ _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=no
 _FIX = "leave it out (select), or write another format"
 
 
-def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
+def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     """Write each task to a folder in the new folder `target`, all or none; return their number.
 
     Raises `UsageError` if `target` exists or cannot be written, `TaskError` for tasks the format cannot express.
@@ -49,22 +49,22 @@ def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
             staging = Path(scratch) / "tasks"
             staging.mkdir()
             for task in source:
-                name = _named(task.id)
+                name = _harbor_name(task.id)
                 if name in names:
                     raise TaskError(f"two tasks would have the folder {name}", fix="give tasks ids of their own")
                 names.add(name)
-                _write(task, staging / name, image)
+                _write_harbor_task(task, staging / name, image)
             staging.rename(target)
     except OSError as error:
         raise UsageError(f"{target}: {error}", fix="name a folder in one that you may write to") from error
     return len(names)
 
 
-def _named(task_id: str) -> str:
+def _harbor_name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).lstrip("._-") or "task"
 
 
-def _write(task: Task, folder: Path, image: str) -> None:
+def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
     if not task.checks or not task.workspace:
         raise TaskError(f"task {task.id} has no {'checks' if task.workspace else 'workspace'}", fix=_FIX)
     if task.environment.startswith(("venv:", "python:")):
@@ -79,7 +79,7 @@ def _write(task: Task, folder: Path, image: str) -> None:
         settings = f"docker_image = {_toml(name)}\n"
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            prepare(task.workspace, Path(scratch) / "made")
+            prepare_workspace(task.workspace, Path(scratch) / "made")
             ignored = shutil.ignore_patterns(".git")
             shutil.copytree(
                 Path(scratch) / "made/tree", folder / "environment/workspace", symlinks=True, ignore=ignored
@@ -92,10 +92,10 @@ def _write(task: Task, folder: Path, image: str) -> None:
         (folder / "solution/fix.patch").write_bytes(task.reference)
         _script(folder / "solution/solve.sh", f"set -e\n{_SOLVE}")
     seconds = math.ceil(sum(command.timeout for command in task.checks.commands)) + 60
-    (folder / "task.toml").write_text(_settings(task, settings, seconds), encoding="utf-8")
+    (folder / "task.toml").write_text(_harbor_settings(task, settings, seconds), encoding="utf-8")
 
 
-def _settings(task: Task, environment: str, seconds: int) -> str:
+def _harbor_settings(task: Task, environment: str, seconds: int) -> str:
     metadata = {
         "language": task.language,
         "split": task.split,
@@ -108,7 +108,7 @@ def _settings(task: Task, environment: str, seconds: int) -> str:
     lines = [f"{name} = {_toml(value)}" for name, value in metadata.items() if value]
     lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
     org, _, name = task.id.partition("/")
-    named = "/".join(map(_named, (org, name))) if name else f"coderepairrl/{_named(org)}"
+    named = "/".join(map(_harbor_name, (org, name))) if name else f"coderepairrl/{_harbor_name(org)}"
     text = (
         f'schema_version = "1.4"\n\n[task]\nname = {_toml(named)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
         f"[verifier]\ntimeout_sec = {float(seconds)}\n\n[environment]\n{environment}"

@@ -165,7 +165,7 @@ class JsonlSource(LoadedSource):
         """Read and validate the file. Raises `TaskError` with file, line, field and fix."""
         run = self.path.parent
         of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
-        tasks = list(open_run(run).tasks().values() if of_run else _read(self.path))
+        tasks = list(open_run(run).tasks().values() if of_run else _read_tasks(self.path))
         if not tasks:
             raise TaskError(f"{self.path} has no tasks", fix="write one JSON object per line (docs/guides/tasks.md)")
         chosen = [task for task in tasks if self.split in (None, task.split)]
@@ -185,13 +185,13 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
     with replace_file(target) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         for task in tasks:
             try:
-                line = _line(task, home)
+                line = _task_line(task, home)
             except ValidationError as error:
                 raise _explain(error, f"task {task.id!r}") from None
             file.write(json.dumps(line.model_dump(exclude_defaults=True)) + "\n")
 
 
-def _line(task: Task, home: Path) -> _Task:
+def _task_line(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = armour(task.reference)  # `_reference` takes a string of one line for the name of a file
@@ -224,7 +224,7 @@ def _relative(workspace: str, home: Path) -> str:
     return workspace
 
 
-def _read(path: Path) -> Iterator[Task]:
+def _read_tasks(path: Path) -> Iterator[Task]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -232,7 +232,7 @@ def _read(path: Path) -> Iterator[Task]:
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            task = _parse(line, path, f"{path}:{number}")
+            task = _parse_task(line, path, f"{path}:{number}")
             if task.id in seen:
                 raise TaskError(
                     f"{path}:{number}: id: {task.id!r} is already taken by line {seen[task.id]}",
@@ -242,7 +242,7 @@ def _read(path: Path) -> Iterator[Task]:
             yield task
 
 
-def _parse(line: bytes, path: Path, where: str) -> Task:
+def _parse_task(line: bytes, path: Path, where: str) -> Task:
     try:
         data = json.loads(line.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
@@ -294,7 +294,9 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
     checks = record.checks
     commands = tuple(_command(each) for each in checks.commands)
-    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()}
+    restore = {
+        name: _text_field(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()
+    }
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
     rules = next(filter(None, (rules_of(command.results) for command in commands)), None)
@@ -348,7 +350,7 @@ def _command(record: _Command) -> Command:
     return Command(tuple(record.argv), record.timeout, results, record.test_timeout)
 
 
-def _text(content: str, where: str) -> str:
+def _text_field(content: str, where: str) -> str:
     try:
         return text_to_bytes(content).decode("utf-8", "surrogateescape")
     except ValueError as error:

@@ -33,7 +33,7 @@ _ACCESSORS = {"property", "cached_property", "setter", "getter", "deleter"}
 class Function:
     r"""A function or method with a docstring. Lines count from 1, `end` included, with decorators.
 
-    >>> [found] = functions('@cache\ndef f(x):\n    "Doubles."\n    return 2 * x\n')
+    >>> [found] = find_functions('@cache\ndef f(x):\n    "Doubles."\n    return 2 * x\n')
     >>> found.name, found.comment, found.header
     ('f', '# MASKED: f function (lines 1-4)', '@cache\ndef f(x):\n    "Doubles."')
     """
@@ -60,27 +60,27 @@ class Function:
         return "\n".join([*lines[: self.start - 1], self.comment + ended, *lines[self.end :]])
 
 
-def functions(source: str) -> list[Function]:
+def find_functions(source: str) -> list[Function]:
     """Functions with docstrings, in line order. Raises SyntaxError, and ValueError for NUL characters."""
-    return sorted(_found(_parsed(source), source.split("\n"), ""), key=lambda found: found.start)
+    return sorted(_function_at(_parse_module(source), source.split("\n"), ""), key=lambda found: found.start)
 
 
 def parses(source: str) -> bool:
     """Whether `source` is valid Python."""
     try:
-        _parsed(source)
+        _parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
 
 
-def _parsed(source: str) -> ast.Module:
+def _parse_module(source: str) -> ast.Module:
     with warnings.catch_warnings():  # of invalid escapes
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
-def _found(node: ast.AST, lines: list[str], within: str) -> Iterator[Function]:
+def _function_at(node: ast.AST, lines: list[str], within: str) -> Iterator[Function]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Definition):
             docstring = ast.get_docstring(child)
@@ -90,9 +90,11 @@ def _found(node: ast.AST, lines: list[str], within: str) -> Iterator[Function]:
                 end = child.end_lineno or child.lineno
                 problem = _poor_docstring(docstring) or _poor_code(child)
                 yield Function(within + child.name, start, end, docstring, header, problem)
-            yield from _found(child, lines, f"{within}{child.name}.<locals>.")
+            yield from _function_at(child, lines, f"{within}{child.name}.<locals>.")
         else:
-            yield from _found(child, lines, f"{within}{child.name}." if isinstance(child, ast.ClassDef) else within)
+            yield from _function_at(
+                child, lines, f"{within}{child.name}." if isinstance(child, ast.ClassDef) else within
+            )
 
 
 def _poor_docstring(docstring: str) -> str:

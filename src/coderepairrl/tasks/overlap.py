@@ -51,8 +51,8 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
         ids=[task.id for task in first if task.id in second_ids],
         commits=_same_place(first, second),
         places=len({_place(task) for task in first if task.workspace} & {_place(task) for task in second}),
-        issues=_alike(first, second, lambda task: _said(task.prompt)),
-        patches=_alike(first, second, _patch),
+        issues=_alike_pairs(first, second, lambda task: _said(task.prompt)),
+        patches=_alike_pairs(first, second, _patch_keys),
         days=days,
         later=sum(bool(task.created and days[1][0]) and task.created >= days[1][0] for task in first),
     )
@@ -86,7 +86,7 @@ def _said(text: str) -> set[Hashable]:
     return sequences - {()}
 
 
-def _patch(task: Task) -> set[Hashable]:
+def _patch_keys(task: Task) -> set[Hashable]:
     lines = task.reference.decode("utf-8", "replace").split("\n")
     changed = (line for line in lines if line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- ")))
     return {(line[0], "".join(line[1:].split())) for line in changed if line[1:].strip()}
@@ -99,7 +99,9 @@ def _same_place(first: Iterable[Task], second: Iterable[Task]) -> list[tuple[str
     return [(task.id, other) for task in first if task.workspace for other in by_place.get(_place(task), ())]
 
 
-def _alike(first: Iterable[Task], second: Iterable[Task], of: Callable[[Task], set[Hashable]]) -> list[tuple[str, str]]:
+def _alike_pairs(
+    first: Iterable[Task], second: Iterable[Task], of: Callable[[Task], set[Hashable]]
+) -> list[tuple[str, str]]:
     parts = {task.id: of(task) for task in second}
     where = defaultdict[Hashable, list[str]](list)
     for name, has in parts.items():

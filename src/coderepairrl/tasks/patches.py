@@ -66,7 +66,7 @@ def size(patch: bytes) -> Size:
     >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
     Size(files=1, hunks=1, lines=3)
     """
-    files = list(_files(patch))
+    files = list(_patch_files(patch))
     return Size(
         len({each.path for each in files}), sum(each.hunks for each in files), sum(each.lines for each in files)
     )
@@ -104,7 +104,7 @@ def language(patch: bytes, default: str = "text") -> str:
     'go'
     """
     count = Counter[str]()
-    for file in _files(patch):
+    for file in _patch_files(patch):
         if name := language_of(file.path):
             count[name] += 1 + file.lines
     return max(sorted(count), key=count.__getitem__) if count else default
@@ -139,7 +139,7 @@ def is_test(path: str) -> bool:
     return place.name == "conftest.py" or is_test_module(path) or bool(folders & _TEST_FOLDERS)
 
 
-def _files(patch: bytes) -> Iterator[_File]:
+def _patch_files(patch: bytes) -> Iterator[_File]:
     lines = patch.decode("utf-8", "replace").split("\n")
     path, hunks, changed = "", 0, 0
     at = 0

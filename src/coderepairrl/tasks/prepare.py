@@ -26,13 +26,13 @@ from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, severa
 from coderepairrl.grading import harness
 from coderepairrl.printable import counted, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, user_cache
-from coderepairrl.processes.hostgit import DIFF, bare, git
+from coderepairrl.processes.hostgit import DIFF, create_bare_repository, git
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.commits import commits_at_hand, fetch_commits
 from coderepairrl.sandbox.contents import base_at_hand, entries_of
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import DIGEST, find
+from coderepairrl.sandbox.rootfs import DIGEST, find_image
 from coderepairrl.sandbox.workspace import commit_stream, quoted
 from coderepairrl.tasks.patches import patched, paths
 from coderepairrl.types import Task
@@ -63,7 +63,7 @@ def _workspace(task: Task, commits: set[str]) -> str:
         return "" if Path(where).is_dir() else "folder"
     try:
         if kind == "image":
-            find(where, SANDBOX_USER if os.geteuid() == 0 else None)
+            find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
     except TaskError:
         return "image"
     return ""
@@ -120,7 +120,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
         for number, file in enumerate(files, 1)
     ]
     with scratch("reference") as folder:
-        home = bare(folder / "git")
+        home = create_bare_repository(folder / "git")
         marks = folder / "marks"
         git("fast-import", "--quiet", f"--export-marks={marks}", folder=home, stdin=b"".join([begin, *sides, end]))
         commits = dict(line.split() for line in marks.read_bytes().splitlines())
@@ -198,7 +198,7 @@ def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
     with ExitStack() as stack:
         base = stack.enter_context(base_at_hand(workspace))
         if base is None and workspace.startswith("dir:"):  # no repository
-            home = bare(stack.enter_context(scratch("reference")) / "git")
+            home = create_bare_repository(stack.enter_context(scratch("reference")) / "git")
             stream = commit_stream("refs/heads/main", entries_of(workspace, None))
             git("fast-import", "--quiet", folder=home, stdin=stream)
             base = home, "refs/heads/main"
@@ -220,7 +220,7 @@ class Prerequisites(NamedTuple):
     environments: list[Environment]
 
 
-async def prepare(
+async def prepare_tasks(
     tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> Prerequisites:
     """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.

@@ -186,7 +186,7 @@ def _specified(
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return environments.Specification(
-        workspace=f"dir:{store_folder(root, files, _digest(files))}",
+        workspace=f"dir:{store_folder(root, files, _build_digest(files))}",
         python=python,
         requirements=needs.requirements,
         install=install,
@@ -194,7 +194,7 @@ def _specified(
     )
 
 
-def _digest(files: Mapping[str, bytes]) -> str:
+def _build_digest(files: Mapping[str, bytes]) -> str:
     """Digest of what the build reads: all but the content of modules."""
     matter = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()

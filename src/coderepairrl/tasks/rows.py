@@ -130,17 +130,17 @@ class Row:
         raise self.wrong(f"column {column!r} cannot be read: {text[:60]!r}")
 
 
-def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
+def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
     """Rows of a file, or of a folder's files; only `split`'s if files are named by splits.
 
     Raises `TaskError` for unreadable files.
     """
-    files = _files(path, split)
+    files = _row_files(path, split)
     if not files:
         raise TaskError(f"{benchmark}: {path} has no file of rows", fix=f"rows are read from {', '.join(ENDINGS)}")
     rows = []
     for file in files:
-        values = _parquet(benchmark, file) if file.name.endswith(".parquet") else _json(benchmark, file)
+        values = _parquet(benchmark, file) if file.name.endswith(".parquet") else _read_json_rows(benchmark, file)
         for number, each in enumerate(values, 1):
             where = f"row {number} of {file}"
             if not isinstance(each, dict):
@@ -174,7 +174,7 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
     return [Row(benchmark, f"row {number} of {name}", values) for number, values in enumerate(table, 1)]
 
 
-def _files(path: Path, split: str) -> list[Path]:
+def _row_files(path: Path, split: str) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
@@ -182,7 +182,7 @@ def _files(path: Path, split: str) -> list[Path]:
     return of_split or files
 
 
-def _json(benchmark: str, path: Path) -> Sequence[Any]:
+def _read_json_rows(benchmark: str, path: Path) -> Sequence[Any]:
     try:
         text = codec.read_foreign_text(path)
         if path.name.endswith(".json") and text.lstrip()[:1] == "[":

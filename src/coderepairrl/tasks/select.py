@@ -159,8 +159,8 @@ class Selection:
             and not any(fnmatchcase(task.id, glob) for glob in self.leave_out)
             and (not self.after or (bool(task.created) and task.created >= self.after))
             and (not self.before or (bool(task.created) and task.created < self.before))
-            and _within(task.difficulty, self.min_difficulty, self.max_difficulty)
-            and _within(len(task.prompt), None, self.max_prompt)
+            and _in_range(task.difficulty, self.min_difficulty, self.max_difficulty)
+            and _in_range(len(task.prompt), None, self.max_prompt)
             and self._small(task)
         )
 
@@ -234,7 +234,7 @@ def held_out(task_id: str, share: float) -> bool:
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 
-def _within(value: float | None, low: float | None, high: float | None) -> bool:
+def _in_range(value: float | None, low: float | None, high: float | None) -> bool:
     if low is None and high is None:
         return True
     return value is not None and (low is None or value >= low) and (high is None or value <= high)

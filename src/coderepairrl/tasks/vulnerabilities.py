@@ -126,16 +126,16 @@ class Vulnerabilities(Files):
         return weakness
 
     def published(self) -> list[Row]:
-        """All rows of `path`. Raises as `rows`."""
+        """All rows of `path`. Raises as `read_rows`."""
         return super()._read()
 
     @abstractmethod
     def pairs(self) -> list[tuple[Row, Pair]]:
-        """Published pairs with the vulnerable version's row. Raises as `rows`."""
+        """Published pairs with the vulnerable version's row. Raises as `read_rows`."""
 
     def _read(self) -> list[Row]:
         published = [(row, pair) for row, pair in self.pairs() if not pair.trivial]
-        separated = apart([pair for _, pair in published])
+        separated = separate_pairs([pair for _, pair in published])
         where = {pair.key: row for row, pair in published}
         chosen = [pair for pair in separated if not self.classes or pair.weakness in self.classes]
         if not chosen:
@@ -152,7 +152,7 @@ class Vulnerabilities(Files):
         ]
 
     def task(self, row: Row) -> Task:
-        """Task of a row of `rows`."""
+        """Task of a row of `read_rows`."""
         pair, ask = self._pairs[row.text("pair")], row.text("asked")
         task = Task(
             id=f"{self.name}/{pair.key}/{ask}",
@@ -215,7 +215,7 @@ def label(written: str) -> str | None:
     raise ValueError(f"{written!r} is no label of a weakness, such as CWE-125")
 
 
-def apart(pairs: Sequence[Pair]) -> list[Pair]:
+def separate_pairs(pairs: Sequence[Pair]) -> list[Pair]:
     """Give each group of related pairs the most held-out split of its members.
 
     A group shares a commit, a function of a repository, or a version. Splits in order: train, valid, test.

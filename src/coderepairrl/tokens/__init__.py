@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom, Row, rows
+from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom, Row, conversation_rows
 from coderepairrl.tokens.inert import TooLong
-from coderepairrl.tokens.loading import load
+from coderepairrl.tokens.loading import load_codec
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
-from coderepairrl.tokens.template import digest
+from coderepairrl.tokens.template import tokenizer_digest
 
 __all__ = [
     "ASIDE",
@@ -19,7 +19,7 @@ __all__ = [
     "ReplyStream",
     "Row",
     "TooLong",
-    "digest",
-    "load",
-    "rows",
+    "conversation_rows",
+    "load_codec",
+    "tokenizer_digest",
 ]

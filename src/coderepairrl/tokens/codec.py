@@ -23,7 +23,7 @@ NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless
 
 
 class LoadedFrom(NamedTuple):
-    """Arguments of `load`, to load the same codec in another process."""
+    """Arguments of `load_codec`, to load the same codec in another process."""
 
     model: str
     renderer: str
@@ -290,13 +290,13 @@ class Row(NamedTuple):
     trained: tuple[bool, ...]
 
 
-def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
+def conversation_rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
     """Sequences that a gateway would have recorded for a policy that sampled the replies.
 
     Trained: a reply's text, calls, thoughts and end token. Rewritten history starts another row. Raises ValueError for
     a conversation that cannot be trained on.
     """
-    messages = [_plain(message, codec) for message in messages]
+    messages = [_plain_message(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies:
         raise ValueError("the conversation has no reply to learn from")
@@ -326,7 +326,7 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
     return [*finished, Row(tuple(ids), tuple(trained))]
 
 
-def _plain(message: Message, codec: Codec) -> Message:
+def _plain_message(message: Message, codec: Codec) -> Message:
     # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
     # samples
     normalised, text = dict(message), message.get("content") or ""

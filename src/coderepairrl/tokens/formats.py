@@ -10,7 +10,7 @@ from itertools import pairwise
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import listed, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find, from_json
+from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find_token, from_json
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
@@ -25,12 +25,12 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
         return Parsed(reader.decode([token for token in ids if token not in (call, back)]).strip())
     content, thoughts, calls, at = "", "", list[ParsedCall](), 0
     while at < len(ids):
-        body = find(ids, message, at)
-        stop = min(find(ids, each, body) for each in (start, end, call, back, channel))
+        body = find_token(ids, message, at)
+        stop = min(find_token(ids, each, body) for each in (start, end, call, back, channel))
         closed = ids[stop : stop + 1] in ([end], [call])
         head, text, span = ids[at:body], reader.decode(ids[body + 1 : stop]), (at, stop + closed)
         recipient = _RECIPIENT.search(reader.decode(head))
-        named = reader.decode(head[find(head, channel, 0) + 1 :]).split()[:1]
+        named = reader.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
             name, arguments = recipient[1] if recipient else "", from_json(text)
             if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
@@ -80,7 +80,7 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Parsed:
 
 
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
-    """Tags for the function and each parameter (`tagged.functions`)."""
+    """Tags for the function and each parameter (`parse_function_tags`)."""
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     names = {tool["function"]["name"] for tool in tools}
     close = reader.convert_tokens_to_ids("</tool_call>")
@@ -89,7 +89,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     calls: list[ParsedCall] = []
 
     def read(text: str, span: tuple[int, int]) -> list[ParsedCall]:
-        return [ParsedCall(span, *call) for call in tagged.functions(text, tools) or ()]
+        return [ParsedCall(span, *call) for call in tagged.parse_function_tags(text, tools) or ()]
 
     def read_unopened(text: str, span: tuple[int, int]) -> list[ParsedCall]:
         calls = read(text, span)
@@ -107,7 +107,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
         is_closed = ids[span[1] - 1] == close
         calls += (read(block.text, span) if is_closed else []) or [ParsedCall(span)]
         at = span[1]
-        while names and (end := find(ids, close, at)) < stop:
+        while names and (end := find_token(ids, close, at)) < stop:
             calls += read_unopened(reader.decode(ids[at:end]), (at, end + 1))
             at = end + 1
     reply.calls = calls
@@ -157,7 +157,7 @@ FORMATS = (
     ),
     Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, at_end=True),
     Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, parse=tagged.parse_minimax),
-    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.functions),
+    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.parse_function_tags),
     Format("kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS),
     Format("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.cohere, at_end=True, numbered=True),
     Format(
@@ -183,15 +183,23 @@ FORMATS = (
         parse=listed.parse_json_list,
         write=lambda words, calls: words + listed.write_json_list(calls).join(listed.GRANITE),
     ),
-    Format("llama4_pythonic", "", "", needs=pythonic.LLAMA4, read=pythonic.bare, at_end=True, tells_thoughts=False),
-    Format("pythonic", "", "", needs=(), read=pythonic.bare, at_end=True, tells_thoughts=False),
+    Format(
+        "llama4_pythonic",
+        "",
+        "",
+        needs=pythonic.LLAMA4,
+        read=pythonic.parse_bare_list,
+        at_end=True,
+        tells_thoughts=False,
+    ),
+    Format("pythonic", "", "", needs=(), read=pythonic.parse_bare_list, at_end=True, tells_thoughts=False),
 )
 
 NO_CALLS = Format("none", "", "", needs=())
 """Of templates that write neither tools nor calls."""
 
 
-def written(
+def find_call_format(
     tokenizer: InertTokenizer,
     asked: Sequence[int],
     prompt: Sequence[int],

@@ -15,10 +15,10 @@ from coderepairrl.tokens.reading import (
     Reader,
     Tool,
     after_thoughts,
-    find,
+    find_token,
     from_json,
     leading_thoughts,
-    split,
+    split_at_tokens,
 )
 
 GRANITE = ("<|tool_call|>", "")
@@ -56,13 +56,13 @@ def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
     opened, closed = reader.thoughts
     at, reasoning = 0, ""
     if thinking or ids[:1] == [opened]:
-        begins = [find(ids, reader.convert_tokens_to_ids(tag), 0) for tag in (COHERE[0], RESPONSE[0])]
-        stop = min(find(ids, closed, 0), *begins)
+        begins = [find_token(ids, reader.convert_tokens_to_ids(tag), 0) for tag in (COHERE[0], RESPONSE[0])]
+        stop = min(find_token(ids, closed, 0), *begins)
         at = stop + (ids[stop : stop + 1] == [closed])
         reasoning = reader.decode([token for token in ids[:stop] if token != opened]).strip()
     reply = after_thoughts(reader, ids, at, reasoning, COHERE, block)
     tags = {reader.convert_tokens_to_ids(tag) for tag in RESPONSE}
-    words = ids[at : find(ids, reader.convert_tokens_to_ids(COHERE[0]), at)]
+    words = ids[at : find_token(ids, reader.convert_tokens_to_ids(COHERE[0]), at)]
     reply.content = reader.decode([token for token in words if token not in tags]).strip()
     return reply
 
@@ -78,16 +78,16 @@ def mistral_each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     reasoning, start = leading_thoughts(reader, ids, thinking, begin)
     if start is None:
         return Parsed("", reasoning)
-    content, *parts = split(ids[start:], begin)
+    content, *parts = split_at_tokens(ids[start:], begin)
     calls, at = list[ParsedCall](), start + len(content)
     for part in parts:
         span, at = (at, at + 1 + len(part)), at + 1 + len(part)
-        calls.append(ParsedCall(span, *(_mistral_call(reader, split(part, between)) or ())))
+        calls.append(ParsedCall(span, *(_mistral_call(reader, split_at_tokens(part, between)) or ())))
     return Parsed(reader.decode(content).strip(), reasoning, calls)
 
 
 def _mistral_call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
-    head, *id_parts = split(halves[0], reader.convert_tokens_to_ids(IDENTITY))
+    head, *id_parts = split_at_tokens(halves[0], reader.convert_tokens_to_ids(IDENTITY))
     name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in id_parts]
     arguments = from_json(reader.decode(halves[1])) if len(halves) == 2 else None
     if not name or not isinstance(arguments, dict) or len(ids) > 1 or not all(map(MISTRAL_IDS.pattern.fullmatch, ids)):

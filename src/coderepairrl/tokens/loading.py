@@ -41,7 +41,7 @@ class _Model:
     template: Template | None
 
 
-def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
+def load_codec(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
     """Load the codec of `model`, a folder in Hugging Face layout.
 
     `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
@@ -51,7 +51,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     folder = Path(model)
     if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
         raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
-    described = _read(str(model), folder)
+    described = _read_model(str(model), folder)
     families = _families(described, renderer)
     codec = _agreeing(described, families, thinking) if renderer == "auto" else _codec(described, renderer, thinking)
     if described.template is not None:
@@ -60,7 +60,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     return codec
 
 
-def _read(name: str, folder: Path) -> _Model:
+def _read_model(name: str, folder: Path) -> _Model:
     config = read_json_object(folder / "config.json")
     if "text_config" in config:
         fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
@@ -82,7 +82,7 @@ def _read(name: str, folder: Path) -> _Model:
         context=int(config[length]),
         eos=stops,
         tokenizer=InertTokenizer(spec, name=name, eos_token_id=stops[0] if stops else None),
-        template=template.find(folder),
+        template=template.find_template(folder),
     )
     if model.tokenizer.largest >= model.vocab_size:
         raise ConfigError(

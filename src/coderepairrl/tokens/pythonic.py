@@ -44,7 +44,7 @@ def parse_python_calls(text: str, tools: Sequence[Tool] = ()) -> Calls | None:
         value = statement.value if isinstance(statement, ast.Expr) else statement
         nodes += value.elts if isinstance(value, ast.List) else [value]
     try:
-        return [_call(node) for node in nodes] or None
+        return [_call_of_node(node) for node in nodes] or None
     except _Unread:
         return None
 
@@ -75,7 +75,7 @@ def _without_keywords(text: str) -> str:
     return "\n".join(lines)
 
 
-def _call(node: ast.AST) -> Invocation:
+def _call_of_node(node: ast.AST) -> Invocation:
     if not isinstance(node, ast.Call) or node.args:
         raise _Unread
     arguments: dict[str, Any] = {}
@@ -125,15 +125,15 @@ def _value(node: ast.AST) -> Any:
 
 def write_python_list(calls: Calls) -> str:
     """Write `calls` as a list. Raises ValueError for names and numbers that Python cannot write."""
-    return "[" + ", ".join(map(_written, calls)) + "]"
+    return "[" + ", ".join(map(_format_pythonic_call, calls)) + "]"
 
 
 def write_python_lines(calls: Calls) -> str:
     """Write `calls`, one per line. Raises as `write_python_list`."""
-    return "\n".join(map(_written, calls))
+    return "\n".join(map(_format_pythonic_call, calls))
 
 
-def _written(call: Invocation) -> str:
+def _format_pythonic_call(call: Invocation) -> str:
     for name in (*call.name.split("."), *call.arguments):
         if not name.isidentifier():
             raise ValueError(f"{name!r} in a call of {call.name!r} cannot be written as Python")
@@ -150,7 +150,7 @@ def _literal(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+def parse_bare_list(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """List at the end of a reply, perhaps within Llama 4's python tokens."""
     # the name of one of `tools` after the bracket alone distinguishes it from words
     tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}

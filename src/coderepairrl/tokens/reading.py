@@ -161,13 +161,13 @@ class Format:
         if tags and None not in spans:
             first = spans[0][0] if spans and spans[0] else len(ids)
             stray = {reader.convert_tokens_to_ids(tag) for tag in tags}
-            closed = find(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
+            closed = find_token(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
             if stray & set(ids[closed:first]):
                 text = reader.decode(ids[closed:first]).strip()  # in the content already
                 reply.calls.insert(0, ParsedCall(None, text=text))
         close = reader.convert_tokens_to_ids(self.end)
         for (_, at), (stop, _) in pairwise([*filter(None, spans), (len(ids), 0)]):
-            if (end := find(ids, close, at)) < stop:
+            if (end := find_token(ids, close, at)) < stop:
                 reply.calls.append(ParsedCall((at, end + 1)))
 
 
@@ -221,10 +221,10 @@ def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int)
     if not thinking and not again:
         return "", 0
     start = first + 1 if again else 0
-    stop = find(ids, closed, start)
+    stop = find_token(ids, closed, start)
     at = stop + 1
     if stop == len(ids):
-        stop = at = find(ids, begin, start)
+        stop = at = find_token(ids, begin, start)
     reasoning = reader.decode([token for token in ids[start:stop] if token != opened]).strip()
     return reasoning, None if stop == len(ids) else at
 
@@ -244,24 +244,24 @@ def after_thoughts(
     `read` parses a block, None if invalid. Without a second tag a block ends with the reply.
     """
     begin, end = map(reader.convert_tokens_to_ids, tags)
-    block = find(ids, begin, at)
+    block = find_token(ids, begin, at)
     content = reader.decode(ids[at:block]).strip()
     calls: list[ParsedCall] = []
     end_of_calls = 0
     while block < len(ids):
-        stop = find(ids, end, block + 1)
+        stop = find_token(ids, end, block + 1)
         inner, span = ids[block + 1 : stop], (block, min(stop + 1, len(ids)))
         parsed = read(inner) if stop < len(ids) or not tags[1] else None
         calls += [ParsedCall(span, *call) for call in parsed] if parsed else [ParsedCall(span)]
         end_of_calls = span[1]
-        block = find(ids, begin, end_of_calls)
+        block = find_token(ids, begin, end_of_calls)
     if words_after and calls:
         words = reader.decode(ids[end_of_calls:]).strip()
         content = "\n".join(part for part in (content, words) if part)
     return Parsed(content, reasoning, calls)
 
 
-def find(ids: list[int], token: int, start: int) -> int:
+def find_token(ids: list[int], token: int, start: int) -> int:
     """Index of `token` from `start` on, else the number of ids."""
     try:
         return ids.index(token, start)
@@ -269,7 +269,7 @@ def find(ids: list[int], token: int, start: int) -> int:
         return len(ids)
 
 
-def split(ids: list[int], at: int) -> list[list[int]]:
+def split_at_tokens(ids: list[int], at: int) -> list[list[int]]:
     """Split `ids` at the tokens `at`."""
     parts: list[list[int]] = [[]]
     for token in ids:

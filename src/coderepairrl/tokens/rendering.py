@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, written
+from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, find_call_format
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, in_thoughts
 from coderepairrl.tokens.template import Template
@@ -100,7 +100,7 @@ class TemplateRenderer:
                 ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
             )
         )
-        calls = written(self._tokenizer, question, prompt, answered, self._stop)
+        calls = find_call_format(self._tokenizer, question, prompt, answered, self._stop)
         self._ids = calls.ids
         return calls
 
@@ -154,7 +154,7 @@ class TemplateRenderer:
             # those that are not answered have ids of their own, by which templates may look for the number of a call
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
-            calls = [_named(name, answer) for name, answer in zip(names, answers, strict=True)]
+            calls = [_named_result(name, answer) for name, answer in zip(names, answers, strict=True)]
             if self._ids is not None and named and all(call.id for call in named):
                 calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
                 new_messages = _answering(new_messages, [call.id for call in named])
@@ -174,7 +174,7 @@ class TemplateRenderer:
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
-        calls = [_named(NAME, result) for result in results]
+        calls = [_named_result(NAME, result) for result in results]
         return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
 
     def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
@@ -191,14 +191,14 @@ class TemplateRenderer:
     def _names_results(self) -> bool:
         # probes whether the template writes the function's name with its result
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
-        reply = {**_ANSWER, "content": "", "tool_calls": [_named("anything_at_all", result)]}
+        reply = {**_ANSWER, "content": "", "tool_calls": [_named_result("anything_at_all", result)]}
         return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         shaped = messages if self._ids is None else self._ids.within(messages)
         shaped = shaped if self._texts else [with_objects(message) for message in shaped]
         return self._template.apply(
-            shaped if self._write is None else [_in_words(message, self._write) for message in shaped],
+            shaped if self._write is None else [_calls_as_text(message, self._write) for message in shaped],
             tools,
             thinking=self._thinking,
             prompt=prompt,
@@ -215,11 +215,11 @@ def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]
     ]
 
 
-def _named(name: str, result: Message) -> Message:
+def _named_result(name: str, result: Message) -> Message:
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
 
 
-def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
+def _calls_as_text(message: Message, write: Callable[[str, Calls], str]) -> Message:
     """Move the calls into the content. Raises ValueError."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
@@ -274,4 +274,4 @@ def package_renderer(
     if not (keep_thoughts or switches or in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
         raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
     called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-    return renderer, written(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)
+    return renderer, find_call_format(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

@@ -17,15 +17,15 @@ from coderepairrl.tokens.reading import (
     Tool,
     after_thoughts,
     blocks,
-    find,
+    find_token,
     from_json,
     leading_thoughts,
     parse_json,
-    split,
+    split_at_tokens,
 )
 
 
-def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
+def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Calls of Qwen3-Coder, Nemotron and Seed: tags for the function and each parameter.
 
     Values keep indentation; one newline at either end is dropped. None for anything else.
@@ -61,7 +61,7 @@ def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
     def block(inner: list[int]) -> Calls | None:
-        title, *pairs = split(inner, key)
+        title, *pairs = split_at_tokens(inner, key)
         name = reader.decode(title).strip()
         schema, arguments = parameters(tools, name), {}
         for pair in pairs:
@@ -95,11 +95,11 @@ def _sections(
         begin, end, between = map(reader.convert_tokens_to_ids, marks)
 
         def block(inner: list[int]) -> Calls | None:
-            head, *parts = split(inner, begin)
+            head, *parts = split_at_tokens(inner, begin)
             calls: Calls = []
             for part in parts:
-                call, *rest = split(part, end)
-                halves = split(call, between)
+                call, *rest = split_at_tokens(part, end)
+                halves = split_at_tokens(call, between)
                 if len(rest) != 1 or reader.decode(rest[0]).strip() or len(halves) != 2:
                     return None
                 call_parts = read(*map(reader.decode, halves))
@@ -188,7 +188,7 @@ def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     reasoning, at = leading_thoughts(reader, ids, thinking, mark)
     if at is None:
         return Parsed("", reasoning)
-    begin = find(ids, mark, at)
+    begin = find_token(ids, mark, at)
     if at == begin < len(ids) and reasoning.endswith("<"):  # thoughts that a call ended
         at, reasoning = begin - 1, reasoning[:-1].strip()
     words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
@@ -216,7 +216,7 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
     quote, channel, end = map(reader.convert_tokens_to_ids, ('<|"|>', "<|channel>", "<channel|>"))
 
     def block(inner: list[int]) -> Calls | None:
-        parts = split(inner, quote)
+        parts = split_at_tokens(inner, quote)
         texts = [
             json.dumps(reader.decode(part)) if at % 2 else _KEY.sub(r'\1"\2":', reader.decode(part))
             for at, part in enumerate(parts)
@@ -227,8 +227,8 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
 
     at, reasoning = 0, ""
     if thinking or ids[:1] == [channel]:
-        stop = find(ids, end, 0)
-        at = stop + 1 if stop < len(ids) else find(ids, reader.convert_tokens_to_ids(GEMMA4[0]), 0)
+        stop = find_token(ids, end, 0)
+        at = stop + 1 if stop < len(ids) else find_token(ids, reader.convert_tokens_to_ids(GEMMA4[0]), 0)
         thoughts = [token for token in ids[: min(stop, at)] if token != channel]
         reasoning = reader.decode(thoughts).removeprefix("thought\n").strip()
     # its template writes words behind calls

@@ -108,7 +108,7 @@ def read_json_object(path: Path, *keys: str) -> dict[str, Any]:
     return result
 
 
-def find(folder: Path) -> Template | None:
+def find_template(folder: Path) -> Template | None:
     """Template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
     path = folder / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
@@ -149,7 +149,7 @@ def _compiled(source: str) -> Any:
     return environment.from_string(source)
 
 
-def digest(folder: Path) -> str:
+def tokenizer_digest(folder: Path) -> str:
     """SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
     path = folder / "tokenizer.json"
     try:
@@ -159,7 +159,7 @@ def digest(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
     tokenizer = {key: value for key, value in spec.items() if key not in ("truncation", "padding", "version")}
-    written = find(folder)
+    written = find_template(folder)
     named = {name: text for name, text in written.tokens.items() if name in written.source} if written else {}
     parts = [tokenizer | {"model": model}, written and written.source, named]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

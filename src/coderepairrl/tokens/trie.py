@@ -59,7 +59,7 @@ class Trie:
             else:
                 same = common(child.label, new, at)
                 at += same
-                node = child if same == len(child.label) else _split(node, child, same)
+                node = child if same == len(child.label) else _split_node(node, child, same)
         node.end = number
         return node
 
@@ -76,7 +76,7 @@ class Trie:
         return Known(at, node.owner if at else None, node.end)
 
 
-def _split(parent: Node, child: Node, at: int) -> Node:
+def _split_node(parent: Node, child: Node, at: int) -> Node:
     upper = Node(child.label[:at], child.owner)
     parent.children[upper.label[0]] = upper
     child.label = child.label[at:]

@@ -13,7 +13,7 @@ from coderepairrl.tokens.shapes import EXAMPLES, Shape, has_calls, is_written
 Messages = tuple[Mapping[str, Any], ...]
 
 
-def _call(number: int, cmd: str) -> dict[str, Any]:
+def _sample_call(number: int, cmd: str) -> dict[str, Any]:
     return {
         "id": f"call{number:05d}",
         "type": "function",
@@ -22,7 +22,7 @@ def _call(number: int, cmd: str) -> dict[str, Any]:
 
 
 def _reply(content: str, *commands: str) -> dict[str, Any]:
-    calls = {"tool_calls": [_call(number, command) for number, command in enumerate(commands, 1)]}
+    calls = {"tool_calls": [_sample_call(number, command) for number, command in enumerate(commands, 1)]}
     return {"role": "assistant", "content": content, **(calls if commands else {})}
 
 
@@ -88,15 +88,15 @@ class Findings(NamedTuple):
     rewritten: tuple[str, ...]
 
 
-def verify(codec: Codec) -> Findings:
+def verify_codec(codec: Codec) -> Findings:
     """Find conversations that `codec` cannot extend or render. Raises `ConfigError` for inexactness."""
     try:
-        return _verify(codec)
+        return _verify_codec(codec)
     except ValueError as error:
         raise ConfigError(f"{codec.name}: {error}") from error
 
 
-def _verify(codec: Codec) -> Findings:
+def _verify_codec(codec: Codec) -> Findings:
     _check_texts(codec)
     _check_inert(codec)
     _check_prompt(codec)
@@ -195,7 +195,7 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
 def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
     """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
-    reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
+    reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_sample_call(2, "git log")], **thoughts},)
     news: Messages = (_result(2, "tests"),)
     rendered = codec.render((*conversation, *reply, *news), _tools(codec))
     answered = codec.render((*conversation, *reply), _tools(codec), prompt=False)

@@ -98,13 +98,13 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
     assert by_name["mutants accepted"].measured == 6 and by_name["mutants accepted"].independent is None
 
-    assert select.write_quarantine(trials.apart(found), tmp_path / "q.jsonl") == 3
+    assert select.write_quarantine(trials.quarantined_trials(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9
     plain = rates.dumps(rates.as_json(SETTINGS, found))
     assert "return max(" in plain and "no-such-program" in plain and "NaN" not in plain
-    assert "not tried: nowhere" in rates.table(found)
+    assert "not tried: nowhere" in rates.format_rates_table(found)
 
 
 class Failing(SandboxBackend):
@@ -133,7 +133,7 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
     assert all(each.passes is None and each.fails is None and each.faults for each in none)
     assert {each.measured for each in rates.rates(none)} == {0}
     assert all(each.independent is each.clustered is None for each in rates.rates(none))
-    assert not trials.apart(none)
+    assert not trials.quarantined_trials(none)
     assert "NaN" not in rates.dumps(rates.as_json(SETTINGS, none))
     assert len(file.read_text().splitlines()) == 1
     some = await again(Failing(8))
@@ -154,14 +154,14 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
 
 def test_a_limit_draws_by_seed_and_more_include_fewer(planted: list[Task]) -> None:
     source = ScriptedSource(planted)
-    few, more = ({each.id for each in trials.chosen(source, limit, 3)} for limit in (3, 6))
+    few, more = ({each.id for each in trials.draw_tasks(source, limit, 3)} for limit in (3, 6))
     assert few < more and len(more) == 6
-    assert trials.chosen(source, 0, 3) == trials.chosen(source, 99, 0) == planted
-    assert len({tuple(each.id for each in trials.chosen(source, 3, seed)) for seed in range(9)}) > 1
+    assert trials.draw_tasks(source, 0, 3) == trials.draw_tasks(source, 99, 0) == planted
+    assert len({tuple(each.id for each in trials.draw_tasks(source, 3, seed)) for seed in range(9)}) > 1
     with pytest.raises(UsageError, match="scripted has no tasks"):
-        trials.chosen(ScriptedSource(), 0, 0)
+        trials.draw_tasks(ScriptedSource(), 0, 0)
     with pytest.raises(UsageError, match="ids are unique"):
-        trials.chosen(ScriptedSource([planted[0]] * 2), 0, 0)
+        trials.draw_tasks(ScriptedSource([planted[0]] * 2), 0, 0)
 
 
 def rows(file: Path) -> Iterator[str]:

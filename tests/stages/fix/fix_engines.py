@@ -30,7 +30,7 @@ class Says(EngineSpec):
     name = "scripted"
 
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> ScriptedEngine:
-        codec = tokens.load(model)
+        codec = tokens.load_codec(model)
         return _Engine([list(_ids(codec, text)) for text in self.texts], self.delay, self.endless)
 
 

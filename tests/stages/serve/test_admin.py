@@ -28,7 +28,7 @@ from coderepairrl.types import Limits, Sampling
 
 @asynccontextmanager
 async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> AsyncIterator[tuple[Gateway, Sessions]]:
-    server = Gateway(PolicySource(tokens.load(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None)
+    server = Gateway(PolicySource(tokens.load_codec(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None)
     await server.start()
     yield server, Sessions(server, Limits(seconds=60.0), log)
     await server.stop()
@@ -123,7 +123,7 @@ async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_
     miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_sessions, "CONVERSATIONS", 3)
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda ids, *_: [*codec.encode(f"after {len(ids)}"), codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
         server.keyless_session = Visitors(sessions)
@@ -148,7 +148,7 @@ async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_
 
 
 async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature: Path) -> None:
-    codec = tokens.load(miniature)
+    codec = tokens.load_codec(miniature)
     engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
     async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
         server.keyless_session = Visitors(sessions)

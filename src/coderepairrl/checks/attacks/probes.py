@@ -16,13 +16,13 @@ from coderepairrl.checks.attacks import exhaust, inside, keeper, naive_diff
 
 
 @functools.cache
-def source(module: ModuleType) -> str:
+def probe_source(module: ModuleType) -> str:
     """Text of a program."""
     return Path(str(module.__file__)).read_text(encoding="utf-8")
 
 
 def _python(name: str, *arguments: str, of: ModuleType = inside) -> str:
-    return f"python3 -ISc {shlex.quote(source(of))} {shlex.join([name, *arguments])}"
+    return f"python3 -ISc {shlex.quote(probe_source(of))} {shlex.join([name, *arguments])}"
 
 
 def _exhaust(name: str, *arguments: str) -> str:
@@ -177,9 +177,9 @@ LIFETIME = {
 
 THREADS = _python("daemon_of_threads")
 
-KEEPER = source(keeper)
+KEEPER = probe_source(keeper)
 
-NAIVE_DIFF = source(naive_diff)
+NAIVE_DIFF = probe_source(naive_diff)
 
 FIX = "sed -i 's/a - b/a + b/' app.py; echo added > new.txt"
 

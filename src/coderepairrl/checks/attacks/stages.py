@@ -196,7 +196,7 @@ async def clone(target: Target, user: int | None) -> AsyncIterator[Path]:
                     os.kill(int(started.read_text()), signal.SIGKILL)
 
 
-def prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
+def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
     """Prepare a host, until `stack` closes, and the attacked workspace."""
     folder = stack.enter_context(scratch("redteam"))
     folder.chmod(0o755)

@@ -139,12 +139,12 @@ def _task(found: Audited) -> dict[str, Any]:
     }
 
 
-def table(found: Sequence[Audited]) -> str:
+def format_rates_table(found: Sequence[Audited]) -> str:
     """Table: shares, failed trials, accepted mutants."""
     lines = [f"{counted(len(found), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
     for each in rates(found):
         of = f"{each.hits}/{each.measured}"
-        sides = (_shown(each.independent), _shown(each.clustered))
+        sides = (_format_share(each.independent), _format_share(each.clustered))
         lines.append(f"  {each.name:<44} {of:>9}  {sides[0]:<22}  {sides[1]:<22}  {each.unmeasured or ''}".rstrip())
     for task in found:
         if task.faults:
@@ -160,7 +160,7 @@ def table(found: Sequence[Audited]) -> str:
     return "\n".join(lines)
 
 
-def _shown(found: Interval | None) -> str:
+def _format_share(found: Interval | None) -> str:
     return "-" if found is None else str(found)
 
 

@@ -29,11 +29,11 @@ from coderepairrl.errors import (
 )
 from coderepairrl.grading import Outcome, Verdict
 from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
-from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.runs.log import Lines
 from coderepairrl.tasks import select
-from coderepairrl.tasks.prepare import prepare
+from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Checks, Task
 
 Say = Callable[[str], None]
@@ -85,7 +85,7 @@ class Audited(NamedTuple):
     """Reasons by trial."""
 
 
-def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
+def draw_tasks(source: TaskSource, limit: int, seed: int) -> list[Task]:
     """Draw `limit` tasks (0: all) by `seed`, in source order; larger draws include smaller ones.
 
     Raises `UsageError` for no tasks and for a source that breaks the rules; `TaskError`.
@@ -126,8 +126,8 @@ async def audit(
         raise UsageError(
             f"{file} holds another audit: {json.dumps(rows[0])[:_SHOWN]}", fix="name another folder with -o"
         )
-    rows_by_run = _known(file, rows[1:], tasks)
-    await _prepare(tasks, jobs, say)
+    rows_by_run = _read_trials(file, rows[1:], tasks)
+    await _prepare_tasks(tasks, jobs, say)
     lines = Lines(file)
     try:
         if not rows:
@@ -152,9 +152,9 @@ async def audit(
     return [each.result() for each in begun]
 
 
-async def _prepare(tasks: Sequence[Task], jobs: int, say: Say) -> None:
+async def _prepare_tasks(tasks: Sequence[Task], jobs: int, say: Say) -> None:
     try:
-        await prepare(tasks, jobs=jobs, say=say)
+        await prepare_tasks(tasks, jobs=jobs, say=say)
     except CodeRepairError as error:
         problems = error.problems if isinstance(error, Several) else [error]
         if any(isinstance(each, PrerequisiteError) for each in problems):
@@ -163,9 +163,9 @@ async def _prepare(tasks: Sequence[Task], jobs: int, say: Say) -> None:
     await asyncio.to_thread(check_environments, tasks)
 
 
-def _known(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple[str, str, int], Row]:
+def _read_trials(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple[str, str, int], Row]:
     """Rows by task, trial and run. Raises `UsageError`."""
-    digests, rows_by_run = {task.id: _digest(task) for task in tasks}, {}
+    digests, rows_by_run = {task.id: _task_digest(task) for task in tasks}, {}
     for number, row in enumerate(rows, 2):
         try:
             key = row["task"], row["what"], row["run"]
@@ -180,7 +180,7 @@ def _known(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple
     return rows_by_run
 
 
-def _digest(task: Task) -> str:
+def _task_digest(task: Task) -> str:
     place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
     content = (place, task.environment, task.checks, task.reference)
     return hashlib.sha256(repr(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -316,7 +316,9 @@ class _Trials:
                 self._say(f"{task.id}, {what}: not tried: {faults[question]}")
                 return None
             seconds = round(time.monotonic() - began, 1)
-        self._lines.append({"task": task.id, "of": _digest(task), "what": what, "run": run, "seconds": seconds, **row})
+        self._lines.append(
+            {"task": task.id, "of": _task_digest(task), "what": what, "run": run, "seconds": seconds, **row}
+        )
         return row
 
     async def _survey(self, task: Task, solution: Checks | None) -> Row:
@@ -324,12 +326,12 @@ class _Trials:
             objects = await later(fresh)
             patch = task.reference if solution is None else await _solve(fresh, solution)
         try:
-            files = parse(patch)
+            files = parse_patch(patch)
         except MalformedPatch as error:
             raise TaskError(f"the reference cannot be read: {error}") from error
         async with self._sandbox.open(task) as fresh:
             before = {each.path: await _content(fresh, each.path) for each in files}
-            refused = await _apply(fresh, task, patch)
+            refused = await _apply_to_fresh(fresh, task, patch)
             paths = {each.new or each.path for each in files}
             after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
         async with self._sandbox.open(task) as fresh:
@@ -347,11 +349,11 @@ class _Trials:
         }
 
 
-async def _apply(fresh: Sandbox, task: Task, patch: bytes) -> str:
+async def _apply_to_fresh(fresh: Sandbox, task: Task, patch: bytes) -> str:
     rules = grading.harness.judged_by(task.checks)
     if rules is not None and rules.apply:
-        return await grading.harness.apply(fresh, patch, rules)
-    return await grading.apply(fresh, patch)
+        return await grading.harness.apply_as_benchmark(fresh, patch, rules)
+    return await grading.apply_patch(fresh, patch)
 
 
 async def _content(fresh: Sandbox, path: str) -> bytes | None:
@@ -389,7 +391,7 @@ def in_short(found: Audited) -> str:
     return f"{found.task.id}: {', '.join(marks)}"
 
 
-def apart(found: Iterable[Audited]) -> list[select.Verified]:
+def quarantined_trials(found: Iterable[Audited]) -> list[select.Verified]:
     """Tried tasks with their problems, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.

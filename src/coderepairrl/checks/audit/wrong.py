@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
-from coderepairrl.rewards.parse import FilePatch, parse
-from coderepairrl.rewards.syntax import split, syntax_of, tokens
+from coderepairrl.rewards.parse import FilePatch, parse_patch
+from coderepairrl.rewards.syntax import split_comments, syntax_of, tokens
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.patches import is_test, language_of, lines_of
 
@@ -70,8 +70,8 @@ def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, see
 
     `before` and `after` are its files by path; None: no file. Raises `MalformedPatch`.
     """
-    files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse(reference)]
-    parts = _parts(reference, len(files))
+    files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse_patch(reference)]
+    parts = _split_patch(reference, len(files))
     programs = [each for each in files if each.mutable]
     if not programs:
         return Made((), 0, "it changes no text file of a program but tests")
@@ -109,7 +109,7 @@ class _File:
 
     def __init__(self, patched: FilePatch, before: bytes | None, after: bytes | None) -> None:
         self.patched, self.path = patched, patched.new or patched.path
-        self.before, self.after = _text(before), _text(after)
+        self.before, self.after = _decode_or_none(before), _decode_or_none(after)
         moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
         exists = (before is None) == (self.before is None) and (after is None) == (self.after is None)
         program = bool(language_of(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test(self.path)
@@ -132,7 +132,7 @@ class _File:
     @cached_property
     def tree(self) -> ast.Module | None:
         """Syntax tree of the repaired file; None if not valid Python."""
-        return _parsed(self.after or "") if language_of(self.path) == "python" else None
+        return _parse_or_none(self.after or "") if language_of(self.path) == "python" else None
 
     @property
     def added(self) -> list[tuple[int, str | None]]:
@@ -224,7 +224,7 @@ def _with(file: _File, at: int, line: str) -> str:
 
 
 def _plausible(edit: _Edit, programs: Sequence[_File]) -> bool:
-    if edit.file.tree is not None and edit.text is not None and _parsed(edit.text) is None:
+    if edit.file.tree is not None and edit.text is not None and _parse_or_none(edit.text) is None:
         return False
     others_same = all(_equal(each.path, each.before, each.after) for each in programs if each is not edit.file)
     return not (others_same and _equal(edit.file.path, edit.text, edit.file.before))
@@ -237,7 +237,7 @@ def _equal(path: str, one: str | None, other: str | None) -> bool:
 @lru_cache(maxsize=64)
 def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
     """Syntax tree in Python, without docstrings and meaningless orders; else tokens."""
-    tree = _parsed(text) if language_of(path) == "python" else None
+    tree = _parse_or_none(text) if language_of(path) == "python" else None
     if tree is not None:
         for node in ast.walk(tree):
             if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
@@ -247,26 +247,26 @@ def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
         return ast.dump(tree)
     syntax, inside, words = syntax_of(path), False, list[bytes]()
     for line in lines_of(text):
-        code, _, inside = split(line.encode("utf-8", "surrogateescape"), syntax, inside=inside)
+        code, _, inside = split_comments(line.encode("utf-8", "surrogateescape"), syntax, inside=inside)
         words += tokens(code, whitespace=False)
     return tuple(words)
 
 
-def _parsed(text: str) -> ast.Module | None:
+def _parse_or_none(text: str) -> ast.Module | None:
     try:
         return ast.parse(text) if len(text.splitlines()) == len(lines_of(text)) else None  # a form feed ends no line
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _text(content: bytes | None) -> str | None:
+def _decode_or_none(content: bytes | None) -> str | None:
     try:
         return content.decode("utf-8") if content is not None and b"\0" not in content else None
     except UnicodeDecodeError:
         return None
 
 
-def _parts(patch: bytes, files: int) -> list[bytes] | None:
+def _split_patch(patch: bytes, files: int) -> list[bytes] | None:
     """Split `patch` by file; None if not written by git."""
     parts = [part for part in re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE) if part.startswith(b"diff ")]
     complete = [part if part.endswith(b"\n") else part + b"\n" for part in parts]

@@ -273,7 +273,7 @@ async def diffs(scene: Scene) -> str:
     for part in (b"return a + b", b"b/b c", b"b/d/e", b"mode 100755", b"a/notes.txt", b"b/.gitignore"):
         expect(part in patch, f"{part.decode()} is missing from the diff")
     async with scene.open() as box:
-        expect(not (refused := await grading.apply(box, patch)), refused)
+        expect(not (refused := await grading.apply_patch(box, patch)), refused)
         expect(await box.diff() == patch, "applied, it gives another diff")
     return "edits, new, staged, committed, ignored and deleted files"
 
@@ -332,7 +332,7 @@ async def speed(scene: Scene) -> str:
     return f"{fast / base:.2f} times, {1e3 * fast:.1f} ms"
 
 
-async def examine(backend: SandboxBackend) -> list[Finding]:
+async def examine_sandbox(backend: SandboxBackend) -> list[Finding]:
     """Collect what `sit` yields."""
     return [finding async for finding in sit(backend)]
 

@@ -205,7 +205,7 @@ class Tiny(EngineSpec):
         require_train()
         config = ModelConfig.read(model)
         try:
-            weights.files(model)
+            weights.weight_files(model)
         except EngineFault as fault:
             raise ConfigError(
                 str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"

@@ -217,7 +217,7 @@ class TinyModel:
                     return hidden_NC.new_empty(0, config.vocab_size)
                 picked = torch.tensor(wanted)
                 hidden_NC, query_NHD = hidden_NC[picked], query_NHD[picked]
-                attending = self._attending(_alone(pieces, wanted))
+                attending = self._attending(_single_tokens(pieces, wanted))
             hidden_NC = hidden_NC + product(self._attend(index, query_NHD, attending), layer.out)
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_mlp, eps)
             gate_NI, up_NI = product(normed_NC, layer.gate_up).chunk(2, dim=-1)
@@ -330,10 +330,10 @@ def _frequencies(config: ModelConfig) -> Tensor:
     return (1 - plain_share) * slow + plain_share * plain
 
 
-def _alone(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
+def _single_tokens(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
     """Turn the tokens at rows `wanted` into single-token pieces.
 
-    >>> _alone([Piece(slot=3, start=10, size=5), Piece(slot=7, start=0, size=1)], [4, 5])
+    >>> _single_tokens([Piece(slot=3, start=10, size=5), Piece(slot=7, start=0, size=1)], [4, 5])
     [Piece(slot=3, start=14, size=1), Piece(slot=7, start=0, size=1)]
     """
     rows = (Piece(piece.slot, piece.start + at, 1) for piece in pieces for at in range(piece.size))

@@ -35,7 +35,7 @@ SEND_SECONDS = 0.05
 def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> None:
     """Raise `EngineFault` unless the weights match `config` and are finite."""
     if checksum is not None:
-        weights.verify(path, checksum)
+        weights.verify_checksum(path, checksum)
     config.check_tensors(path, weights.tensors(path))
     with _opened(path) as read:
         for name in config.shapes():
@@ -54,7 +54,7 @@ def read_weights(config: ModelConfig, path: Path) -> Weights:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.files(path)]
+        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.weight_files(path)]
         readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
         yield lambda name: readers[name](name)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check, enough
-from coderepairrl.engines.vllm.server import SLEEP, VllmServer, default_python, installed, version_at
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check_vllm_options, enough
+from coderepairrl.engines.vllm.server import SLEEP, VllmServer, default_python, installed_vllm, version_at
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
@@ -53,7 +53,7 @@ class Vllm(EngineSpec):
     name = "vllm"
 
     def __post_init__(self) -> None:
-        check(vars(self))
+        check_vllm_options(vars(self))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -142,7 +142,7 @@ class Vllm(EngineSpec):
         )
 
     def _installed(self, needs: EngineNeeds) -> tuple[str, str]:
-        return installed(self.python or default_python(), self._environment(needs))
+        return installed_vllm(self.python or default_python(), self._environment(needs))
 
     def _environment(self, needs: EngineNeeds) -> dict[str, str]:
         return {**self.env, **({} if needs.gpus is None else {"CUDA_VISIBLE_DEVICES": needs.gpus})}

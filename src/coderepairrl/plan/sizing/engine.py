@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.config.sections.train import Lora
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse_arguments
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.sizing.architecture import Architecture
 
@@ -51,7 +51,7 @@ def unknown(args: Sequence[str]) -> str:
     '--cpu_offload_gb=4'
     """
     first_unknown = ""
-    for arg in parse(args):
+    for arg in parse_arguments(args):
         if arg.means(*_QUANTISED):
             raise ConfigError(
                 f"engine.options.args has {arg.words[0]}: quantised weights are not those that are trained",
@@ -74,7 +74,7 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
     8192.0
     """
     number = default
-    for arg in parse(args):
+    for arg in parse_arguments(args):
         if arg.means(*names):
             unit = _UNITS.get(arg.value[-1:], 1)
             try:
@@ -100,7 +100,7 @@ def with_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> li
     >>> with_argument(["--a", "--b-c=1", "--b_c", "2", "-b", "3"], ("--b-c", "-b"), "4")
     ['--a', '--b-c', '4']
     """
-    return [*(word for arg in parse(args) if not arg.means(*names) for word in arg.words), names[0], value]
+    return [*(word for arg in parse_arguments(args) if not arg.means(*names) for word in arg.words), names[0], value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class EngineSettings:
         rank = options.get("lora_rank", lora.rank if lora else 0)
         dtype = options.get("dtype", "auto")
         size = 2 if (model.half if dtype == "auto" else half(dtype)) else 4
-        kv_types = [arg.value for arg in parse(args) if arg.means(_KV_DTYPE)]
+        kv_types = [arg.value for arg in parse_arguments(args) if arg.means(_KV_DTYPE)]
         return cls(
             context=options.get("context") or model.context,
             slots=options.get("slots", SLOTS),

@@ -19,7 +19,7 @@ from coderepairrl.plan.sizing import learner as learner_side
 from coderepairrl.plan.sizing.architecture import KINDS, Architecture
 from coderepairrl.plan.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
 from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
-from coderepairrl.plan.sizing.published import known
+from coderepairrl.plan.sizing.published import find_published
 
 GB = 1e9
 _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
@@ -250,9 +250,9 @@ def _server(config: Config, settings: LearnSettings, model: Architecture, memory
 
 def _architecture(model: Model) -> Architecture | None:
     try:
-        architecture = Architecture.read(models.folder(model.path))
+        architecture = Architecture.read(models.model_folder(model.path))
     except UsageError:
-        if (architecture := known(model.path)) is None:
+        if (architecture := find_published(model.path)) is None:
             raise
     return (
         replace(architecture, half=False) if architecture and model.init == "random" else architecture

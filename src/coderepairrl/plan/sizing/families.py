@@ -17,7 +17,7 @@ class Unknown(Exception):
     """The configuration is not understood."""
 
 
-def numbers(raw: Raw, *names: str) -> list[int]:
+def positive_numbers(raw: Raw, *names: str) -> list[int]:
     """Positive integers of config.json by name. Raises `Unknown` if one is missing."""
     values = [raw.get(name) for name in names]
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in values):
@@ -30,7 +30,7 @@ def layers(raw: Raw) -> Layers:
     family = FAMILIES.get(str(raw.get("model_type")))
     if family is None:
         raise Unknown
-    (count,) = numbers(raw, "num_hidden_layers")
+    (count,) = positive_numbers(raw, "num_hidden_layers")
     model_layers = family(raw)
     if len(model_layers) != count:
         raise Unknown
@@ -49,7 +49,7 @@ def _layer_types(raw: Raw, every: int) -> Sequence[str]:
 
 
 def _attention(raw: Raw, window: int = 0, **more: Any) -> Part:
-    hidden, heads = numbers(raw, "hidden_size", "num_attention_heads")
+    hidden, heads = positive_numbers(raw, "hidden_size", "num_attention_heads")
     biased = bool(raw.get("attention_bias", False))
     return attention(
         hidden,
@@ -65,13 +65,13 @@ def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Part]:
     for kind in _layer_types(raw, every):
         if kind not in (FULL, SLIDING):
             raise Unknown
-        window = numbers(raw, "sliding_window")[0] if kind == SLIDING else 0
+        window = positive_numbers(raw, "sliding_window")[0] if kind == SLIDING else 0
         mixers.append(_attention(raw, window, **more))
     return mixers
 
 
 def _mlp(raw: Raw) -> Part:
-    return mlp(*numbers(raw, "hidden_size", "intermediate_size"))
+    return mlp(*positive_numbers(raw, "hidden_size", "intermediate_size"))
 
 
 def _dense(mixers: Sequence[Part], raw: Raw, norms: int = 2) -> Layers:
@@ -82,7 +82,7 @@ def _experts(mixers: Sequence[Part], raw: Raw, width: str, **more: Any) -> Layer
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise Unknown
     count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
-    feed = experts(*numbers(raw, "hidden_size", count, "num_experts_per_tok", width), **more)
+    feed = experts(*positive_numbers(raw, "hidden_size", count, "num_experts_per_tok", width), **more)
     return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
@@ -92,7 +92,7 @@ def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
     kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
     count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
     names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"
-    hidden, number, chosen, width, shared = numbers(raw, *names)
+    hidden, number, chosen, width, shared = positive_numbers(raw, *names)
     sparse = experts(hidden, number, chosen, width, shared=width * shared)
     return tuple(
         Layer(mixer, sparse if kind == "sparse" else _mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
@@ -101,7 +101,7 @@ def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
 
 def _latent(raw: Raw) -> list[Part]:
     names = "hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
-    hidden, heads, plain, turned, value, rank = numbers(raw, *names)
+    hidden, heads, plain, turned, value, rank = positive_numbers(raw, *names)
     biased = bool(raw.get("attention_bias", False))
     mixer = latent(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, bias=biased)
     return [mixer] * raw["num_hidden_layers"]
@@ -110,7 +110,7 @@ def _latent(raw: Raw) -> list[Part]:
 def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
     """Gated DeltaNet, with gated attention in every fourth layer."""
     names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
-    hidden, key_heads, value_heads, key_dim, value_dim = numbers(raw, "hidden_size", *names)
+    hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *names)
     width = raw.get("linear_conv_kernel_dim", 4)
     state = delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
@@ -134,10 +134,10 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "mixtral": lambda raw: _experts(_mixers(raw), raw, "intermediate_size"),
     "qwen3_5_text": lambda raw: _dense(_delta(raw), raw),
     "qwen3_5_moe_text": lambda raw: _experts(
-        _delta(raw), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], gated=True
+        _delta(raw), raw, "moe_intermediate_size", shared=positive_numbers(raw, SHARED)[0], gated=True
     ),
     "qwen3_next": lambda raw: _experts(
-        _delta(raw, joined=True), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], gated=True
+        _delta(raw, joined=True), raw, "moe_intermediate_size", shared=positive_numbers(raw, SHARED)[0], gated=True
     ),
     "gemma3_text": lambda raw: _dense(_mixers(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4),
     "olmo3": lambda raw: _dense(_mixers(raw, 4, norm="wide"), raw),

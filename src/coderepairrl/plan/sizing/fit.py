@@ -14,7 +14,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
 from coderepairrl.plan.sizing.estimate import Estimate, estimate
-from coderepairrl.plan.sizing.speed import shown as speed_shown
+from coderepairrl.plan.sizing.speed import speed_as_json as speed_shown
 
 _MOST = 3  # changes at once
 SettingsOf = Callable[[Config], LearnSettings]
@@ -80,7 +80,7 @@ def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
 def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
     try:
         changed = override(config, overrides)
-        engines.make(changed.engine.name, **changed.engine.options)
+        engines.make_engine(changed.engine.name, **changed.engine.options)
         changed_estimate = estimate(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none
         return False

@@ -84,21 +84,21 @@ PUBLISHED: Mapping[str, Raw] = {
 """Contents of config.json, by the last part of a model's name."""
 
 
-def _known(raw: Raw) -> Architecture:
+def _published_architecture(raw: Raw) -> Architecture:
     architecture = Architecture.of(raw)
     assert architecture is not None, "a published model is of a kind that is known"
     return architecture
 
 
-KNOWN = {name: _known(raw) for name, raw in PUBLISHED.items()}
+KNOWN = {name: _published_architecture(raw) for name, raw in PUBLISHED.items()}
 
 
-def known(path: str) -> Architecture | None:
+def find_published(path: str) -> Architecture | None:
     """Published dimensions of the model named at the end of `path`.
 
-    >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
+    >>> find_published("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], find_published("mine")
     (True, None)
-    >>> f"{known('Qwen/Qwen3.5-9B').parameters / 1e9:.2f}"
+    >>> f"{find_published('Qwen/Qwen3.5-9B').parameters / 1e9:.2f}"
     '8.95'
     """
     return KNOWN.get(Path(path).name)

@@ -23,7 +23,7 @@ class Rate(NamedTuple):
     source: str
 
 
-def shown(given: Estimate) -> dict[str, Any]:
+def speed_as_json(given: Estimate) -> dict[str, Any]:
     """Step and run as ``--dry-run`` prints them."""
     config = given.config
     rollout, plan = config.rollout, config.plan

@@ -78,10 +78,10 @@ def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = Fals
 def _panel(panel: Panel, hover: bool) -> str:
     visible = [series for series in panel.series if series.points]
     legend, rows = _legend(visible, panel.baselines)
-    title = f'<text class="title" x="12" y="20">{_text(panel.title)}</text>'
-    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_text(panel.note)}</text>'
+    title = f'<text class="title" x="12" y="20">{_svg_text(panel.title)}</text>'
+    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_svg_text(panel.note)}</text>'
     if not visible:
-        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_text(panel.missing)}</text>'
+        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_svg_text(panel.missing)}</text>'
     frame = _frame(panel, visible, 34 + 16 * rows)
     drawn = _stack(visible, frame) if panel.kind == "stack" else _curves(visible, frame)
     joined = [series for series in visible if series.joined]  # others have several values at a step
@@ -114,7 +114,7 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
     marks = [x for x in ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
     parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{compact(x, 4)}</text>' for x in marks]
-    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_text(panel.x_label)}</text>')
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_svg_text(panel.x_label)}</text>')
     for line in panel.baselines:
         colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
         parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
@@ -126,13 +126,13 @@ def _curves(shown: Sequence[Series], frame: _Frame) -> str:
     intervals = [at for at, series in enumerate(shown) if series.low]
     middle = (len(intervals) - 1) / 2
     shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
-    return "".join(_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(shown))
+    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(shown))
 
 
-def _curve(series: Series, frame: _Frame, shift: float) -> str:
+def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
     css = "dashed " if series.dashed else ""
     if series.low:
-        line = _path([series.points], frame) if series.joined else ""
+        line = _svg_path([series.points], frame) if series.joined else ""
         drawn = f'<path class="{css}line" style="stroke-opacity:.55" d="{line}"/>'
         for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
             if y is not None and math.isfinite(y):
@@ -142,13 +142,13 @@ def _curve(series: Series, frame: _Frame, shift: float) -> str:
                 drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
     elif series.alpha is None or series.alpha >= 1:
         runs = _runs(series.x, series.y)
-        drawn = f'<path class="{css}line" d="{_path(runs, frame)}"/>'
+        drawn = f'<path class="{css}line" d="{_svg_path(runs, frame)}"/>'
         for x, y in (run[0] for run in runs if len(run) == 1):
             drawn += f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>'
     else:
         values = [y if y is not None and math.isfinite(y) else None for y in series.y]
-        drawn = f'<path class="raw" d="{_path(_runs(series.x, values), frame)}"/>'
-        drawn += f'<path class="{css}line" d="{_path([_solid(series.x, ema(values, series.alpha))], frame)}"/>'
+        drawn = f'<path class="raw" d="{_svg_path(_runs(series.x, values), frame)}"/>'
+        drawn += f'<path class="{css}line" d="{_svg_path([_solid(series.x, ema(values, series.alpha))], frame)}"/>'
     move = f' transform="translate({shift:g} 0)"' if shift else ""
     return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
 
@@ -238,7 +238,7 @@ def _solid(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
     return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
 
 
-def _path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
+def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
     parts = []
     for run in runs:
         points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin(run)]
@@ -256,7 +256,7 @@ def _clean(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
 
 
-def _text(text: str) -> str:
+def _svg_text(text: str) -> str:
     return escape(_clean(text))
 
 

@@ -112,14 +112,14 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
         source = {"assistant": "agent", "system": "system"}.get(text["role"], "user")
         step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
         if source == "agent":
-            step |= {"tool_calls": [_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
+            step |= {"tool_calls": [_atif_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
             step |= _sampled(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
             step |= {"is_copied_context": True} if turn and turn.index in seen else {}
         steps.append(step)
     return iter(steps)
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
     # arguments that are no JSON object, or one too deep for readers, are kept as ``text``
     written = call["function"]["arguments"]
     try:

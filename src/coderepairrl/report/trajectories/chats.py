@@ -73,12 +73,12 @@ def message(said: Mapping[str, Any]) -> dict[str, Any]:
         "role": said["role"],
         "content": clean(said["content"]),
         "reasoning_content": clean(said["reasoning_content"]) if said.get("reasoning_content") else None,
-        "tool_calls": [_call(call) for call in calls] if calls else None,
+        "tool_calls": [_chat_call(call) for call in calls] if calls else None,
         "tool_call_id": clean(said["tool_call_id"]) if said.get("tool_call_id") is not None else None,
     }
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _chat_call(call: Mapping[str, Any]) -> dict[str, Any]:
     written = call["function"]["arguments"]
     unescaped = _unescaped(written)
     arguments = clean(written if without_secrets(unescaped) == unescaped else unescaped)

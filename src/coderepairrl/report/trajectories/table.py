@@ -11,7 +11,7 @@ from typing import Any
 from coderepairrl.report.trajectories.chats import chats, clean, clean_patch, message
 from coderepairrl.runs import codec
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.stats import resolved
+from coderepairrl.stats import is_resolved
 from coderepairrl.types import Ending, Episode
 
 _ROWS = 128
@@ -22,14 +22,14 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count = _schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        table_rows = (row(run, episode) for episode in episodes)
+        table_rows = (episode_row(run, episode) for episode in episodes)
         while rows := list(islice(table_rows, _ROWS)):
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
             count += len(rows)
     return count
 
 
-def row(run: str, episode: Episode) -> dict[str, Any]:
+def episode_row(run: str, episode: Episode) -> dict[str, Any]:
     """Row of an episode; without reward if void."""
     main, *further = [
         {"side": chat.side, "messages": [message(sent) for sent, _ in chat.said]} for chat in chats(episode)
@@ -38,7 +38,7 @@ def row(run: str, episode: Episode) -> dict[str, Any]:
     return {
         "messages": main["messages"],
         "reward": None if void else episode.reward,
-        "resolved": resolved(episode),
+        "resolved": is_resolved(episode),
         "task": episode.task_id,
         "phase": episode.phase,
         "step": episode.step,

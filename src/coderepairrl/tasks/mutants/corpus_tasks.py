@@ -58,7 +58,7 @@ class Function:
 
 
 @cache
-def functions() -> tuple[Function, ...]:
+def corpus_functions() -> tuple[Function, ...]:
     """All corpus functions, in order of module and place."""
     corpus_functions = []
     for path in sorted(CORPUS.glob("check_*.py")):
@@ -66,7 +66,7 @@ def functions() -> tuple[Function, ...]:
         checks: dict[str, list[Check]] = {}
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assert):
-                name, check = _check(node)
+                name, check = _read_check(node)
                 checks.setdefault(name, []).append(check)
         for node in ast.parse((CORPUS / f"{module}.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
@@ -94,7 +94,7 @@ def repository(parts: Sequence[Function]) -> Repository:
     return Repository(f"{module}.py", text, tests, ("python3", "-S", "-E", "-B", *tests))
 
 
-def _check(node: ast.Assert) -> tuple[str, Check]:
+def _read_check(node: ast.Assert) -> tuple[str, Check]:
     match node.test:
         case ast.Compare(left=ast.Call(func=ast.Name(id=name)) as call, ops=[_], comparators=[want]):
             return name, Check(ast.unparse(call), ast.unparse(want))
@@ -170,7 +170,7 @@ class Mutant:
         """Split, from the key alone: no seed or machine moves a task."""
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
-        drawn = int(_digest("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
+        drawn = int(_text_digest("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
         return "test" if drawn < HELD_OUT_PERCENT else "train"
 
     @property
@@ -220,7 +220,7 @@ class Exercise:
 def pair_key(function: Function, mutation: Mutation) -> str:
     """Key of a function's mutation: ``module.function/kind-digest``."""
     place = f"{function.source}\0{mutation.apply(function.source)}"
-    return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_digest(place)[:8]}"
+    return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_text_digest(place)[:8]}"
 
 
 @cache
@@ -249,7 +249,7 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
-    candidates = functions() if among is None else among
+    candidates = corpus_functions() if among is None else among
     same_module = (f for f in candidates if f.module == function.module and f.name != function.name)
     neighbours: list[tuple[Function, ...]] = [(f,) for f in same_module]
     rng.shuffle(neighbours)
@@ -279,17 +279,17 @@ def issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random)
     >>> issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
     """
-    values = {"call": symptom.call, "got": _cut(symptom.got), "want": _cut(symptom.want)}
-    text = _fill(rng.choice(OPENINGS), file=file, name=name, **values)
+    values = {"call": symptom.call, "got": _cut_value(symptom.got), "want": _cut_value(symptom.want)}
+    text = _fill_issue(rng.choice(OPENINGS), file=file, name=name, **values)
     quote = rng.choice(QUOTES)
-    return text if line is None else text + _fill(quote, line=line.strip())
+    return text if line is None else text + _fill_issue(quote, line=line.strip())
 
 
-def _cut(value: str) -> str:
+def _cut_value(value: str) -> str:
     return value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
 
 
-def _fill(text: str, **values: str) -> str:
+def _fill_issue(text: str, **values: str) -> str:
     for name, value in values.items():
         text = text.replace("{" + name + "}", value)
     return text
@@ -298,7 +298,7 @@ def _fill(text: str, **values: str) -> str:
 def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
     """Mutations of the functions `of` (default: the corpus) by key, one per resulting text."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
-    for function in functions() if of is None else of:
+    for function in corpus_functions() if of is None else of:
         ordered = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
         for _, same in groupby(ordered, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
@@ -308,10 +308,10 @@ def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mut
 
 def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:
     """Digest of everything that decides how a mutation fails."""
-    return _digest("\n".join(f"{key} {function.checks}" for key, (function, _) in known.items()))
+    return _text_digest("\n".join(f"{key} {function.checks}" for key, (function, _) in known.items()))
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -320,8 +320,8 @@ def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
 
     Raises RuntimeError if a corpus function fails its own checks.
     """
-    healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in functions())
-    if sick := [f.key for f, failure in zip(functions(), healthy, strict=True) if failure is not None]:
+    healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in corpus_functions())
+    if sick := [f.key for f, failure in zip(corpus_functions(), healthy, strict=True) if failure is not None]:
         raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
     all_pairs = pairs()
     chosen = {key: all_pairs[key] for key in (all_pairs if keys is None else keys)}

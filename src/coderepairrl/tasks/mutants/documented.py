@@ -28,7 +28,7 @@ _AT_ONCE = 2_000
 """Jobs of one run of the judge."""
 
 
-def functions(root: Path) -> list[Function]:
+def documented_functions(root: Path) -> list[Function]:
     """Documented functions of the folder or file `root`, in order; runs none.
 
     They have no decorators, at most `LONGEST` lines, and examples of plain values.
@@ -50,7 +50,7 @@ def functions(root: Path) -> list[Function]:
                     continue
                 code = bare(node)
                 code = "".join([*_imports(tree, code), code])
-                if (checks := _checks(node)) and code.count("\n") <= LONGEST:
+                if (checks := _doctest_checks(node)) and code.count("\n") <= LONGEST:
                     function = Function(module, node.name, code, checks)
                     by_key.setdefault(function.key, function)  # a/b.py and a_b.py have one key
     return [*by_key.values()]
@@ -69,7 +69,7 @@ def _imports(tree: ast.Module, code: str) -> Iterator[str]:
                 yield f"{ast.unparse(statement)}\n"
 
 
-def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
+def _doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     checks = []
     try:
         examples = doctest.DocTestParser().get_examples(ast.get_docstring(node) or "")
@@ -95,7 +95,7 @@ async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[
 
     Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
-    candidates = functions(root)
+    candidates = documented_functions(root)
     single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
     passing = iter(await _judged(backend, workspace, single))
     steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
@@ -114,7 +114,7 @@ async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[
 
 def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
     """Mutants from the result of `verified`."""
-    candidates = functions(root)
+    candidates = documented_functions(root)
     checked = [
         (
             Function(

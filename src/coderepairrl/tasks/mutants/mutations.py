@@ -92,20 +92,20 @@ def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation
     True
     """
     finder = _Finder(source, lines)
-    for node, name in _functions(ast.parse(source)):
+    for node, name in _walk_functions(ast.parse(source)):
         finder.visit_function(node, name)
     return sorted(finder.found, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
 
 
-def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+def _walk_functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
     """Top-level functions and methods, with dotted names; nested ones belong to the outer."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, outer + node.name
         elif isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{outer}{node.name}.")
+            yield from _walk_functions(node, f"{outer}{node.name}.")
         elif isinstance(node, ast.If | ast.Try | ast.With):
-            yield from _functions(node, outer)
+            yield from _walk_functions(node, outer)
 
 
 class _Finder:

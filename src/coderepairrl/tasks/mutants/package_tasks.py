@@ -66,7 +66,7 @@ def _read_tree(root: Path) -> dict[str, bytes]:
     if not root.is_dir():
         raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
     if (root / ".git").exists():
-        with hostgit.view(hostgit.find(root)) as view:
+        with hostgit.view(hostgit.find_repository(root)) as view:
             names = view.files(view.head())
             if view.changes(untracked=False):
                 raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")

@@ -108,7 +108,7 @@ class MutantSource(LoadedSource):
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
         root = code_folder(self.path)
-        candidates = documented.functions(root)
+        candidates = documented.documented_functions(root)
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
         key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)

@@ -42,7 +42,7 @@ SHIPPED = {
 _KIND = "task source"
 
 
-def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
+def make_source(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
     """Make the named source, or ``module:Class``, with `options`, limited by `select`.
 
     Raises `ConfigError` for an unknown name or option, and for a missing option.
@@ -52,7 +52,7 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
             f"{source} is no task source: a file of tasks is read by `jsonl`",
             fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
         )
-    source_class = registry.resolve(_KIND, source, SHIPPED)
+    source_class = registry.resolve_class(_KIND, source, SHIPPED)
     registry.check_options(_KIND, source, source_class, options, also=["select"])
     task_source: TaskSource = registry.instance(_KIND, source, source_class, TaskSource, options)
     if not select:

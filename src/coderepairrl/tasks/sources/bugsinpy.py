@@ -88,11 +88,11 @@ class BugsInPy(Repositories):
         if not self.native:
             return task
         url = self.clone.format(repository=repository)
-        return replace(task, environment=_environment(row, url), checks=_checks(row, url))
+        return replace(task, environment=_bug_environment(row, url), checks=_bug_checks(row, url))
 
     def _read(self) -> list[Row]:
         projects = self.path / "projects" if self.path is not None else None
-        rows = list(_checkout(projects)) if projects is not None and projects.is_dir() else super()._read()
+        rows = list(_bug_rows(projects)) if projects is not None and projects.is_dir() else super()._read()
         return [row for row in rows if self._taken(row)]
 
     def _taken(self, row: Row) -> bool:
@@ -102,16 +102,16 @@ class BugsInPy(Repositories):
         return not self.native or (_specified(row) if self.all_native else id_ in NATIVE)
 
 
-def _checkout(projects: Path) -> Iterator[Row]:
+def _bug_rows(projects: Path) -> Iterator[Row]:
     for info in sorted(projects.glob("*/project.info")):
-        repository = re.sub(r"^.*github\.com/|(\.git)?/?$", "", _settings(info)["github_url"])
+        repository = re.sub(r"^.*github\.com/|(\.git)?/?$", "", _bug_settings(info)["github_url"])
         bugs = sorted((path for path in info.parent.glob("bugs/*/bug.info")), key=lambda path: int(path.parent.name))
         for bug in bugs:
             yield Row("bugsinpy", f"{info.parent.name}-{bug.parent.name}", _values(bug.parent, repository))
 
 
 def _values(folder: Path, repository: str) -> dict[str, Any]:
-    info = _settings(folder / "bug.info")
+    info = _bug_settings(folder / "bug.info")
     return {
         "instance_id": f"bugsinpy__{folder.parent.parent.name}-{folder.name}",
         "repo": repository,
@@ -119,18 +119,21 @@ def _values(folder: Path, repository: str) -> dict[str, Any]:
         "fixed_commit": info["fixed_commit_id"],
         "python_version": info.get("python_version", ""),
         "test_files": info.get("test_file", "").split(";"),
-        "run_test": [line.strip() for line in _text(folder / "run_test.sh").split("\n") if line.strip()],
-        "setup_sh": _text(folder / "setup.sh"),
-        "requirements": _text(folder / "requirements.txt").split("\n"),
-        "patch": _text(folder / "bug_patch.txt"),
+        "run_test": [line.strip() for line in _read_bug_file(folder / "run_test.sh").split("\n") if line.strip()],
+        "setup_sh": _read_bug_file(folder / "setup.sh"),
+        "requirements": _read_bug_file(folder / "requirements.txt").split("\n"),
+        "patch": _read_bug_file(folder / "bug_patch.txt"),
     }
 
 
-def _settings(path: Path) -> dict[str, str]:
-    return {key: value.strip() for key, value in re.findall(r'^\s*(\w+)\s*=\s*"([^"]*)"', _text(path), re.MULTILINE)}
+def _bug_settings(path: Path) -> dict[str, str]:
+    return {
+        key: value.strip()
+        for key, value in re.findall(r'^\s*(\w+)\s*=\s*"([^"]*)"', _read_bug_file(path), re.MULTILINE)
+    }
 
 
-def _text(path: Path) -> str:
+def _read_bug_file(path: Path) -> str:
     data = path.read_bytes() if path.is_file() else b""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # lists that PowerShell wrote
         data = data.decode("utf-16").encode()
@@ -138,10 +141,10 @@ def _text(path: Path) -> str:
 
 
 def _specified(row: Row) -> bool:
-    return not any("build_ext" in line or "install -" in line for line in _lines(row.maybe("setup_sh")))
+    return not any("build_ext" in line or "install -" in line for line in _script_lines(row.maybe("setup_sh")))
 
 
-def _environment(row: Row, url: str) -> str:
+def _bug_environment(row: Row, url: str) -> str:
     """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
@@ -149,13 +152,13 @@ def _environment(row: Row, url: str) -> str:
     listed = [line.strip() for line in row.names("requirements")]
     listed = [line for line in listed if line and not line.startswith("#")]
     frozen = [line for line in listed if not _own(line, row)]
-    requirements = [name for name in _installed(row) if not _own(name, row)]
+    requirements = [name for name in _bug_requirements(row) if not _own(name, row)]
     files: tuple[str, ...] = ()
-    pytest = any(results_of(argv) == "pytest" for argv in _commands(row))
+    pytest = any(results_of(argv) == "pytest" for argv in _test_commands(row))
     if pytest and "pytest" not in map(_package, (*frozen, *requirements)):
         declared, files = _declared(row, url)
         requirements += declared
-    project = any(map(_BUILDS.fullmatch, _lines(row.maybe("setup_sh")))) or _writes(row, url)
+    project = any(map(_BUILDS.fullmatch, _script_lines(row.maybe("setup_sh")))) or _writes(row, url)
     return str(
         Specification(
             workspace=f"git:{url}@{row.text('base_commit')}" if project or files else "",
@@ -169,14 +172,14 @@ def _environment(row: Row, url: str) -> str:
     )
 
 
-def _checks(row: Row, url: str) -> Checks:
+def _bug_checks(row: Row, url: str) -> Checks:
     """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files.
 
     Restores the repaired commit's tests. Raises `TaskError` and `SandboxFault`.
     """
-    before = [_one_command(line, row) for line in _lines(row.maybe("setup_sh")) if not _known(line)]
+    before = [_one_command(line, row) for line in _script_lines(row.maybe("setup_sh")) if not _is_known_line(line)]
     first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
-    commands = [Command((*first, *argv), TIMEOUT, results_of(argv)) for argv in _commands(row)]
+    commands = [Command((*first, *argv), TIMEOUT, results_of(argv)) for argv in _test_commands(row)]
     return Checks(tuple(commands), _restored(row, url))
 
 
@@ -190,16 +193,16 @@ def _one_command(line: str, row: Row) -> str:
     return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
 
 
-def _lines(script: str) -> list[str]:
+def _script_lines(script: str) -> list[str]:
     return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
 
 
-def _known(line: str) -> bool:
+def _is_known_line(line: str) -> bool:
     return bool(_INSTALLS.fullmatch(line) or _BUILDS.fullmatch(line))
 
 
-def _installed(row: Row) -> Iterator[str]:
-    for line in _lines(row.maybe("setup_sh")):
+def _bug_requirements(row: Row) -> Iterator[str]:
+    for line in _script_lines(row.maybe("setup_sh")):
         if match := _INSTALLS.fullmatch(line):
             yield from (name for name in match["what"].split() if name not in sys.stdlib_module_names)
 
@@ -215,7 +218,7 @@ def _package(requirement: str) -> str:
     return match[0].lower().replace("_", "-") if match else ""
 
 
-def _commands(row: Row) -> list[list[str]]:
+def _test_commands(row: Row) -> list[list[str]]:
     """Test commands; pytest replaces tox, which would make another environment."""
     split = [shlex.split(line) for line in row.names("run_test") if line.strip()]
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
@@ -234,7 +237,7 @@ def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
         parser.read_string(read.get("tox.ini", b"").decode("utf-8", "replace"))
     except ConfigParserError as error:
         raise row.wrong(f"tox.ini of its repository cannot be read: {error}") from error
-    tox = [line for line in _lines(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
+    tox = [line for line in _script_lines(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
     return list(dict.fromkeys([*needs.requirements, *tox])), needs.files
 
 

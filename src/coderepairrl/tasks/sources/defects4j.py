@@ -75,11 +75,11 @@ class Defects4J(Benchmark):
 
     def _read(self) -> list[Row]:
         projects = self.path / "framework" / "projects" if self.path is not None else None
-        rows = list(_checkout(projects)) if projects is not None and projects.is_dir() else super()._read()
+        rows = list(_defects4j_rows(projects)) if projects is not None and projects.is_dir() else super()._read()
         return [row for row in rows if not self.active or row.maybe("status") in ("", "active")]
 
 
-def _checkout(projects: Path) -> Iterator[Row]:
+def _defects4j_rows(projects: Path) -> Iterator[Row]:
     for folder in sorted(path for path in projects.iterdir() if (path / "active-bugs.csv").is_file()):
         for status in ("active", "deprecated"):
             table = folder / f"{status}-bugs.csv"

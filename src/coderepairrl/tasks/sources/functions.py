@@ -1,4 +1,4 @@
-"""`functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
+"""`find_functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
 
 Docstring examples check the answer.
 """
@@ -17,11 +17,11 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import LoadedSource, cached_json, folder_digest, log_left_out, store_folder
-from coderepairrl.tasks.masking import IMPLEMENT, Function, functions, parses
+from coderepairrl.tasks.masking import IMPLEMENT, Function, find_functions, parses
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from coderepairrl.tasks.patches import is_test, unified
 from coderepairrl.tasks.project_environment import build, source_folder
-from coderepairrl.tasks.rows import ENDINGS, Row, read
+from coderepairrl.tasks.rows import ENDINGS, Row, read_rows
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out
 from coderepairrl.types import Checks, Command, Task
 
@@ -111,7 +111,7 @@ class Functions(LoadedSource):
 
     def _trees(self) -> list[_Tree]:
         if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
-            return _grouped(read(self.name, self.path))
+            return _grouped(read_rows(self.name, self.path))
         if self.path.is_file():
             return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
         return [_Tree("", read_tree(self.path.resolve()), "")]
@@ -136,7 +136,7 @@ class Functions(LoadedSource):
             return
         try:
             source = data.decode("utf-8")
-            candidates = functions(source)
+            candidates = find_functions(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             self.left_out["files cannot be parsed"] += 1
             return

@@ -61,10 +61,10 @@ class GitBugJava(Repositories):
 
     def _read(self) -> list[Row]:
         bugs = self.path / "data" / "bugs" if self.path is not None else None
-        return list(_checkout(bugs)) if bugs is not None and bugs.is_dir() else super()._read()
+        return list(_gitbug_rows(bugs)) if bugs is not None and bugs.is_dir() else super()._read()
 
 
-def _checkout(bugs: Path) -> Iterator[Row]:
+def _gitbug_rows(bugs: Path) -> Iterator[Row]:
     for path in sorted(bugs.glob("*.json")):
         for line in path.read_text("utf-8").split("\n"):
             if line.strip():

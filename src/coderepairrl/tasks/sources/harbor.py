@@ -92,10 +92,10 @@ class Harbor(Benchmark):
 
     def _read(self) -> list[Row]:
         assert self.path is not None
-        folders = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
+        folders = [self.path] if (self.path / "task.toml").is_file() else _task_folders(self.path)
         if not folders:
             raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
-        rows = [_row(folder.absolute()) for folder in folders]
+        rows = [_harbor_row(folder.absolute()) for folder in folders]
         return [row for row in rows if self._can(row)] if self.usable else rows
 
     def _can(self, row: Row) -> bool:
@@ -144,7 +144,7 @@ class _Settings:
             )
 
 
-def _below(root: Path) -> list[Path]:
+def _task_folders(root: Path) -> list[Path]:
     task_folders = []
     for parent, folders, files in os.walk(root):
         folder = Path(parent)
@@ -156,7 +156,7 @@ def _below(root: Path) -> list[Path]:
     return task_folders
 
 
-def _row(folder: Path) -> Row:
+def _harbor_row(folder: Path) -> Row:
     path = folder / "task.toml"
     try:
         return Row("harbor", str(folder), {**tomllib.loads(path.read_text(encoding="utf-8")), "folder": str(folder)})
@@ -200,7 +200,7 @@ def _workspace(folder: Path, about: _Settings) -> str:
         lines.insert(0, _bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
     else:
         dockerfile.base_of(context)
-        return image_workspace(dockerfile.named(context))
+        return image_workspace(dockerfile.dockerfile_image_name(context))
     try:
         return context_image("\n".join(lines) + "\n", context if copied or not prebuilt else None)
     except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from coderepairrl.grading import witness
 from coderepairrl.tasks.benchmark import Files, patch_bytes
 from coderepairrl.tasks.patches import unified
-from coderepairrl.tasks.rows import Row, read, text_of
+from coderepairrl.tasks.rows import Row, read_rows, text_of
 from coderepairrl.types import Task
 
 _MAIN, _TESTS = "src/main/java/humaneval/buggy", "src/test/java/humaneval"
@@ -54,11 +54,11 @@ class HumanEvalJava(Files):
 
     def _read(self) -> list[Row]:
         checkout = self.path is not None and (self.path / _MAIN).is_dir()
-        rows = _checkout(self.path) if checkout and self.path else super()._read()
+        rows = _humaneval_rows(self.path) if checkout and self.path else super()._read()
         return [row for row in rows if not row.text("instance_id").endswith(NOT_SINCE_JDK_11)]
 
 
-def _checkout(root: Path) -> list[Row]:
+def _humaneval_rows(root: Path) -> list[Row]:
     described = _described(root / "HumanEval.jsonl")
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
@@ -69,7 +69,7 @@ def _checkout(root: Path) -> list[Row]:
         comment = re.search(r"/\*+(.*?)\*/", broken, re.DOTALL)
         values = {
             "instance_id": f"humaneval-java__{path.stem}",
-            "problem_statement": _plain(comment[1]) if comment else described.get(path.stem, ""),
+            "problem_statement": _comment_text(comment[1]) if comment else described.get(path.stem, ""),
             "buggy_file": buggy,
             "files": {buggy: broken, f"{_TESTS}/{test.name}": text_of(test)},
             "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
@@ -81,7 +81,7 @@ def _checkout(root: Path) -> list[Row]:
 
 def _described(path: Path) -> dict[str, str]:
     statements = {}
-    for row in read("humaneval_java", path):
+    for row in read_rows("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         function = row.text("entry_point")
@@ -89,5 +89,5 @@ def _described(path: Path) -> dict[str, str]:
     return statements
 
 
-def _plain(comment: str) -> str:
+def _comment_text(comment: str) -> str:
     return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in comment.strip().split("\n")).strip()

@@ -56,7 +56,7 @@ class MultiSweBench(Repositories):
     def task(self, row: Row) -> Task:
         """Task of a row."""
         task = super().task(_as_swe_bench(row))
-        return replace(task, checks=_checks(row)) if self._is_judged(row) else task
+        return replace(task, checks=_instance_checks(row)) if self._is_judged(row) else task
 
     def _is_judged(self, row: Row) -> bool:
         return self.workspace == "image" and "test_patch_result" in row
@@ -88,7 +88,7 @@ def _as_swe_bench(row: Row) -> Row:
     return Row(row.benchmark, row.where, {**row.values, **columns})
 
 
-def _checks(row: Row) -> Checks:
+def _instance_checks(row: Row) -> Checks:
     """Rules of ``gen_report.py``: all repairs recur, and no passing test fails."""
     run, test = (_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
     columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]

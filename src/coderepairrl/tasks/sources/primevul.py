@@ -15,7 +15,7 @@ from cydifflib import SequenceMatcher
 
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks.patches import language_of
-from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read
+from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read_rows
 from coderepairrl.tasks.vulnerabilities import (
     Ask,
     Form,
@@ -97,7 +97,7 @@ class PrimeVul(Vulnerabilities):
                 f"{self.name}: {self.path} has no file of pairs",
                 fix="name a folder with primevul_train_paired.jsonl and the others",
             )
-        yield from ((split, read(self.name, file)) for file, split in named.items())
+        yield from ((split, read_rows(self.name, file)) for file, split in named.items())
 
     def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
@@ -124,7 +124,7 @@ class PrimeVul(Vulnerabilities):
             yield vulnerable[0], fixed[0]
             return
         near = sorted(
-            (-_alike(one, other), one.text("func"), other.text("func"), at, to)
+            (-_similarity(one, other), one.text("func"), other.text("func"), at, to)
             for at, one in enumerate(vulnerable)
             for to, other in enumerate(fixed)
         )
@@ -148,7 +148,7 @@ def _hash(row: Row) -> str:
     return str(next((row.values[name] for name in ("hash", "func_hash") if name in row), row.text("func")))
 
 
-def _alike(one: Row, other: Row) -> float:
+def _similarity(one: Row, other: Row) -> float:
     sides = (one.text("func").splitlines(), other.text("func").splitlines())
     return float(SequenceMatcher(None, *sides, autojunk=False).ratio())
 

@@ -70,12 +70,12 @@ class QuixBugs(Files):
 
     def _read(self) -> list[Row]:
         if self.path is not None and (self.path / "python_programs").is_dir():
-            checkout_rows = _python(self.path) if self.language == "python" else _java(self.path)
+            checkout_rows = _python_rows(self.path) if self.language == "python" else _java(self.path)
             return [Row(self.name, str(values["buggy_file"]), values) for values in checkout_rows]
         return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
 
 
-def _python(root: Path) -> list[dict[str, object]]:
+def _python_rows(root: Path) -> list[dict[str, object]]:
     """Rows of a checkout; references keep the docstring, which upstream's corrected files drop."""
     shared = {"conftest.py": text_of(root / "conftest.py")}
     rows = []
@@ -83,7 +83,7 @@ def _python(root: Path) -> list[dict[str, object]]:
         program = test.name.removeprefix("test_")
         buggy = f"python_programs/{program}"
         broken, corrected = text_of(root / buggy), text_of(root / "correct_python_programs" / program)
-        body, statement = _parts(broken)
+        body, statement = _split_source(broken)
         files = {buggy: broken, f"python_testcases/{test.name}": text_of(test), **shared}
         for name in ("load_testdata", "node"):
             if name in files[f"python_testcases/{test.name}"]:
@@ -92,7 +92,7 @@ def _python(root: Path) -> list[dict[str, object]]:
         if data.is_file():
             files[f"json_testcases/{data.name}"] = text_of(data)
         fixed = broken.replace(body, _first(corrected).strip("\n"), 1)
-        rows.append(_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement))
+        rows.append(_quixbugs_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement))
     return rows
 
 
@@ -113,12 +113,12 @@ def _java(root: Path) -> list[dict[str, object]]:
         ):
             if any(re.search(rf"\b{name}\b", content) for content in files.values()):
                 files[f"{folder}/{name}.java"] = text_of(root / folder / f"{name}.java")
-        statement = _parts(text_of(root / "python_programs" / f"{program.lower()}.py"))[1]
-        rows.append(_row("java", program, buggy, files, broken, fixed, statement))
+        statement = _split_source(text_of(root / "python_programs" / f"{program.lower()}.py"))[1]
+        rows.append(_quixbugs_row("java", program, buggy, files, broken, fixed, statement))
     return rows
 
 
-def _row(
+def _quixbugs_row(
     language: str, program: str, buggy: str, files: Mapping[str, str], broken: str, fixed: str, statement: str
 ) -> dict[str, object]:
     return {
@@ -131,7 +131,7 @@ def _row(
     }
 
 
-def _parts(source: str) -> tuple[str, str]:
+def _split_source(source: str) -> tuple[str, str]:
     tree = ast.parse(source)
     lines = source.split("\n")
     texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]

@@ -65,7 +65,7 @@ class R2EGym(Benchmark):
     def task(self, row: Row) -> Task:
         """Task of a row."""
         commit = row.mapping("parsed_commit_content")
-        diffs = [_patch(row, each) for each in commit.get("file_diffs", ()) if _counts(row, each)]
+        diffs = [_file_patch(row, each) for each in commit.get("file_diffs", ()) if _changes_code(row, each)]
         reference = patch_bytes("".join(diffs))
         statement = row.text("problem_statement")
         issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
@@ -77,7 +77,7 @@ class R2EGym(Benchmark):
             language=language(reference, "python"),
             workspace=image_workspace(row.text("docker_image")),
             reference=reference,
-            checks=_checks(row),
+            checks=_r2e_checks(row),
             split=self.split,
             repository=repository,
             created=dated.day("commit_date"),
@@ -89,7 +89,7 @@ class R2EGym(Benchmark):
         return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
 
-def _checks(row: Row) -> Checks:
+def _r2e_checks(row: Row) -> Checks:
     """Checks, empty without expected results."""
     if "expected_output_json" not in row:
         return Checks()
@@ -100,22 +100,22 @@ def _checks(row: Row) -> Checks:
     return Checks((command,))
 
 
-def _counts(row: Row, diff: Mapping[str, Any]) -> bool:
-    path = _path(row, diff)
+def _changes_code(row: Row, diff: Mapping[str, Any]) -> bool:
+    path = _changed_path(row, diff)
     *folders, name = path.split("/")
     test = name.startswith("test_") or name.endswith("_test.py") or bool(_TESTS & set(folders))
     return name.endswith(".py") and not test and not diff.get("is_binary_file")
 
 
-def _path(row: Row, diff: Mapping[str, Any]) -> str:
+def _changed_path(row: Row, diff: Mapping[str, Any]) -> str:
     try:
         return str(diff["header"]["file"]["path"])
     except (KeyError, TypeError):
         raise row.wrong("a file of 'parsed_commit_content' has no header.file.path") from None
 
 
-def _patch(row: Row, diff: Mapping[str, Any]) -> str:
-    path = _path(row, diff)
+def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:
+    path = _changed_path(row, diff)
     sides = [(diff.get(side) or {}).get("path", f"{prefix}/{path}") for side, prefix in _SIDES]
     out = [f"diff --git a/{path} b/{path}"]
     if misc := diff["header"].get("misc_line"):

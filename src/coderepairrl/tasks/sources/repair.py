@@ -19,7 +19,7 @@ from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out, store_folder
 from coderepairrl.tasks.patches import language_of, patched, paths, unified
-from coderepairrl.tasks.rows import Row, read
+from coderepairrl.tasks.rows import Row, read_rows
 from coderepairrl.types import Task
 
 KIND = "repair"
@@ -55,9 +55,9 @@ class Repair(LoadedSource):
         self.left_out = Counter[str]()
         self._source: TaskSource | None = None
         if source:
-            from coderepairrl.tasks.sources import make
+            from coderepairrl.tasks.sources import make_source
 
-            self._source = make(source, **options)
+            self._source = make_source(source, **options)
             self.evaluation_set = self._source.evaluation_set
 
     def load(self) -> list[Task]:
@@ -65,7 +65,9 @@ class Repair(LoadedSource):
         if self._source is not None:
             self._source.prepare()
         origin = self._source.name if self._source else str(self.path)
-        tasks = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
+        tasks = [
+            task for each in self._source or read_rows(self.name, self.path) if (task := self._taken(each)) is not None
+        ]
         log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
         return tasks
 

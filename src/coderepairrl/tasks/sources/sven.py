@@ -18,7 +18,7 @@ class Sven(Vulnerabilities):
     """SVEN's pairs, from a file of rows.
 
     Published parts share commits, so split ``test`` is the validation part and everything related
-    (`vulnerabilities.apart`).
+    (`separate_pairs`).
     """
 
     name = "sven"
@@ -36,7 +36,7 @@ class Sven(Vulnerabilities):
         super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
 
     def pairs(self) -> list[tuple[Row, Pair]]:
-        """Published pairs with rows. Raises as `rows`."""
+        """Published pairs with rows. Raises as `read_rows`."""
         return [(row, pair) for row in self.published() if (pair := _pair(row)) is not None]
 
 

@@ -92,11 +92,11 @@ class SweBench(Repositories):
             raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
         task = replace(task, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
-            return replace(task, checks=swe_bench_native.checks(row, image=True))
+            return replace(task, checks=swe_bench_native.native_checks(row, image=True))
         if not self.native:
             return task
-        environment = swe_bench_native.environment(row, self.clone.format(repository=row.text("repo")))
-        return replace(task, environment=environment, checks=swe_bench_native.checks(row, image=False))
+        environment = swe_bench_native.instance_environment(row, self.clone.format(repository=row.text("repo")))
+        return replace(task, environment=environment, checks=swe_bench_native.native_checks(row, image=False))
 
     def _read(self) -> list[Row]:
         rows = super()._read()

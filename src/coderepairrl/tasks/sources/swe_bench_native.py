@@ -76,7 +76,7 @@ _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
 
 
 @cache
-def _published() -> dict[str, Any]:
+def _published_specification() -> dict[str, Any]:
     inside = tool("swebench-specifications", PACKAGES)
     [package] = inside.glob("lib/python3*/site-packages/swebench")
     return constants(inside / "bin/python", package / "harness/constants/python.py")
@@ -91,17 +91,17 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
 
 
 def specified(row: Row) -> bool:
-    """Whether `environment` can build the instance's specification."""
-    spec = _published()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
+    """Whether `instance_environment` can build the instance's specification."""
+    spec = _published_specification()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
     return spec is not None and "no-build-isolation" not in spec["install"]
 
 
-def environment(row: Row, url: str) -> str:
+def instance_environment(row: Row, url: str) -> str:
     """`Task.environment` of an instance whose repository is at `url`.
 
     Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError`.
     """
-    published = _published()
+    published = _published_specification()
     instance, version = row.text("instance_id"), row.text("version")
     if not specified(row):
         raise TaskError(f"{instance} has no specification of an environment that needs packages alone", fix=_IMAGE)
@@ -129,7 +129,7 @@ def _words(packages: str) -> list[str]:
     return [] if packages in _FILES else shlex.split(packages)
 
 
-def checks(row: Row, *, image: bool) -> Checks:
+def native_checks(row: Row, *, image: bool) -> Checks:
     """The instance's script (see `script`; unchanged in its `image`), judged by the harness; empty without one."""
     if "eval_script" not in row:
         return Checks()

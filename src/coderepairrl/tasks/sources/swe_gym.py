@@ -73,7 +73,7 @@ class SweGym(Repositories):
             python=spec.get("python", ""),
             conda=CondaFile(paths=conda, edits=spec.get("env_patches", ())) if conda else None,
             requirements=spec.get("pip_packages", ()),
-            install=_commands(spec),
+            install=_install_commands(spec),
             before=BEFORE,
             version=f"{row.text('version')}.0",
         )
@@ -86,7 +86,7 @@ class SweGym(Repositories):
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
     def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
-        published, repository = _published(self.specifications), row.text("repo").lower()
+        published, repository = _read_specifications(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
         named = spec.get("packages") == "environment.yml"
         return spec, tuple(published["environments"].get(repository, ())) if named else ()
@@ -96,7 +96,9 @@ class SweGym(Repositories):
         spec, conda = self._specified(row)
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
-        return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(_commands(spec))
+        return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(
+            _install_commands(spec)
+        )
 
     def image(self, row: Row) -> str:
         """The fork's published image."""
@@ -106,7 +108,7 @@ class SweGym(Repositories):
 
 
 @cache
-def _published(file: Path) -> dict[str, Any]:
+def _read_specifications(file: Path) -> dict[str, Any]:
     """Specifications in `file`, and paths of conda ``environments``. Raises `ConfigError`."""
     try:
         return constants(Path(sys.executable), file)
@@ -114,7 +116,7 @@ def _published(file: Path) -> dict[str, Any]:
         raise ConfigError(f"no specifications of environments can be read from {file}: {error}", fix=_FIX) from error
 
 
-def _commands(spec: dict[str, Any]) -> str:
+def _install_commands(spec: dict[str, Any]) -> str:
     steps = (*spec.get("pre_install", ()), spec["install"])
     return "\n".join(step for step in steps if not _SYSTEM.search(step))
 
@@ -130,7 +132,7 @@ def _script(row: Row, spec: dict[str, Any]) -> str:
             reset,
             f"git apply -v - <<'{_END}'\n{patch}\n{_END}",
             ": '>>>>> Start Test Output'",
-            f"{spec['test_cmd']} {_chosen(row.text('repo').lower(), patch)}",
+            f"{spec['test_cmd']} {_choose_tests(row.text('repo').lower(), patch)}",
             ": '>>>>> End Test Output'",
             reset,
             "",
@@ -138,7 +140,7 @@ def _script(row: Row, spec: dict[str, Any]) -> str:
     )
 
 
-def _chosen(repository: str, patch: str) -> str:
+def _choose_tests(repository: str, patch: str) -> str:
     """Tests to run: files of the test patch; for mypy, its cases."""
     if repository == "python/mypy":
         cases = " or ".join(re.findall(r"\[case ([^\]]+)\]", patch))

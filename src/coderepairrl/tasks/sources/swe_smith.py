@@ -66,7 +66,7 @@ class SweSmith(Repositories):
         if self.workspace != "image":
             return super().ready(tasks)
         rows = [self._described[task.id][1] for task in tasks]
-        answers = SWE_SMITH.ask([{**_about(row), **_named(row)} for row in rows])
+        answers = SWE_SMITH.ask([{**_about(row), **_named_tests(row)} for row in rows])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
         placed = zip(super().ready(tasks), rows, strict=True)
         return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
@@ -96,6 +96,6 @@ def _about(row: Row) -> dict[str, str]:
     return {"instance_id": row.text("instance_id"), "repo": row.text("repo")}
 
 
-def _named(row: Row) -> dict[str, list[str]]:
+def _named_tests(row: Row) -> dict[str, list[str]]:
     repaired, passing = row.tests()
     return {"fail_to_pass": list(repaired), "pass_to_pass": list(passing)}

@@ -22,7 +22,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     reward = notes.get("reward")
     return Trajectory(
         str(notes.get("task") or notes.get("instance_id") or name.rpartition("/")[2].partition(".json")[0]),
-        conversation([message for step in steps for message in _messages(step)]),
+        conversation([message for step in steps for message in _step_messages(step)]),
         schemas(agent.get("tool_definitions")),
         str(row.get("trajectory_id") or row.get("session_id") or name),
         str(agent.get("name") or ""),
@@ -33,14 +33,17 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     )
 
 
-def _messages(step: Any) -> Iterator[Mapping[str, Any]]:
+def _step_messages(step: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(step, Mapping) or step.get("source") not in _SOURCES:
         raise ValueError("a step has no source")
     reply: dict[str, Any] = {"role": _SOURCES[step["source"]], "content": step.get("message")}
     if thoughts := step.get("reasoning_content"):
         reply["reasoning_content"] = thoughts
     reply["tool_calls"] = [
-        {"id": call.get("tool_call_id"), "function": {"name": call.get("function_name"), "arguments": _written(call)}}
+        {
+            "id": call.get("tool_call_id"),
+            "function": {"name": call.get("function_name"), "arguments": _format_atif_call(call)},
+        }
         for call in step.get("tool_calls") or ()
     ]
     yield reply
@@ -49,7 +52,7 @@ def _messages(step: Any) -> Iterator[Mapping[str, Any]]:
         yield {**role, "content": result.get("content"), "tool_call_id": result.get("source_call_id")}
 
 
-def _written(call: Mapping[str, Any]) -> str:
+def _format_atif_call(call: Mapping[str, Any]) -> str:
     # arguments that were no JSON object are ``text``
     arguments = call.get("arguments")
     if isinstance(arguments, Mapping) and list(arguments) == ["text"] and not _is_object(arguments["text"]):

@@ -15,9 +15,9 @@ MESSAGES = "messages.jsonl"
 
 def read(folder: Path) -> Trajectory:
     """Read an attempt. Raises `ValueError` if unfinished or damaged."""
-    logged = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
-    metadata = _json(folder / "metadata.json")
-    patch = _text(folder / "diff.txt")
+    logged = [json.loads(line) for line in _read_nano_text(folder / MESSAGES).split("\n") if line.strip()]
+    metadata = _read_json(folder / "metadata.json")
+    patch = _read_nano_text(folder / "diff.txt")
     ended = bool(logged) and isinstance(logged[-1], Mapping) and logged[-1].get("role") == "assistant"
     if not patch.strip() and not (ended and not logged[-1].get("tool_calls")):
         raise ValueError("it was not finished")
@@ -25,7 +25,7 @@ def read(folder: Path) -> Trajectory:
     return Trajectory(
         "",
         messages,
-        schemas(_json(folder / "tools.json")),
+        schemas(_read_json(folder / "tools.json")),
         folder.name,
         "nano",
         str(metadata.get("model") or "") if isinstance(metadata, Mapping) else "",
@@ -39,9 +39,9 @@ def began(folder: Path) -> datetime:
     return datetime.fromisoformat(folder.name.rpartition("-")[0])
 
 
-def _json(path: Path) -> Any:
-    return json.loads(_text(path) or "null")
+def _read_json(path: Path) -> Any:
+    return json.loads(_read_nano_text(path) or "null")
 
 
-def _text(path: Path) -> str:
+def _read_nano_text(path: Path) -> str:
     return path.read_text("utf-8") if path.is_file() else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, known, schemas
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, schemas, verdict_or_none
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
@@ -29,38 +29,38 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
         "openhands",
         str(row.get("model") or ""),
         str(row.get("repo") or ""),
-        resolved=known(verdict),
+        resolved=verdict_or_none(verdict),
         patch=str(row.get("model_patch") or ""),
     )
 
 
 def _evaluated(task: str, row: Mapping[str, Any], name: str) -> Trajectory:
-    instance, result = _table(row.get("instance")), _table(row.get("test_result"))
+    instance, result = _as_mapping(row.get("instance")), _as_mapping(row.get("test_result"))
     events = list(_flat(row["history"]))
     prompt = next((event for event in events if event.get("action") == "system"), {})
-    report = _table(result.get("report") or row.get("report"))
+    report = _as_mapping(result.get("report") or row.get("report"))
     return Trajectory(
         task,
-        conversation(list(_messages(events))),
-        schemas(_table(prompt.get("args")).get("tools")),
+        conversation(list(_event_messages(events))),
+        schemas(_as_mapping(prompt.get("args")).get("tools")),
         name,
         "openhands",
-        str(_table(_table(row.get("metadata")).get("llm_config")).get("model") or ""),
+        str(_as_mapping(_as_mapping(row.get("metadata")).get("llm_config")).get("model") or ""),
         str(instance.get("repo") or ""),
         str(instance.get("base_commit") or ""),
         str(instance.get("problem_statement") or ""),
-        known(report.get("resolved")),
+        verdict_or_none(report.get("resolved")),
         patch=str(result.get("git_patch") or ""),
     )
 
 
-def _messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _event_messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     # a reply with several calls is several events
     replies = set()
     for event in events:
         if "kind" in event:
             raise ValueError("its events are those of OpenHands' SDK, which are not read")
-        metadata, arguments = _table(event.get("tool_call_metadata")), _table(event.get("args"))
+        metadata, arguments = _as_mapping(event.get("tool_call_metadata")), _as_mapping(event.get("args"))
         if "observation" in event:
             if metadata:
                 yield {"role": "tool", "content": event.get("content"), "tool_call_id": metadata.get("tool_call_id")}
@@ -68,13 +68,13 @@ def _messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
             role = {"user": "user", "agent": "assistant"}.get(str(event.get("source")), "system")
             yield {"role": "system" if event["action"] == "system" else role, "content": arguments.get("content")}
         elif metadata:
-            response = _table(metadata.get("model_response"))
+            response = _as_mapping(metadata.get("model_response"))
             choices = response.get("choices")
             if not isinstance(choices, list) or not choices:
                 raise ValueError("a reply is not recorded whole")
             if response.get("id") not in replies:
                 replies.add(response.get("id"))
-                yield {**_table(_table(choices[0]).get("message")), "role": "assistant"}
+                yield {**_as_mapping(_as_mapping(choices[0]).get("message")), "role": "assistant"}
 
 
 def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
@@ -82,8 +82,8 @@ def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(history, list):
         raise ValueError("history is no list")
     for each in history:
-        yield from _flat(each) if isinstance(each, list) else [_table(each)]
+        yield from _flat(each) if isinstance(each, list) else [_as_mapping(each)]
 
 
-def _table(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

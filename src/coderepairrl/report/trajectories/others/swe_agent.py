@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, known
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, verdict_or_none
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
     """Read an attempt. Raises `ValueError`."""
     if "instance_id" in row and isinstance(row.get("trajectory"), list):
-        messages = [_published(each) for each in row["trajectory"]]
+        messages = [_published_fields(each) for each in row["trajectory"]]
         return Trajectory(
             str(row["instance_id"]),
             conversation(messages),
             id=name,
             agent="swe-agent",
             model=str(row.get("model_name") or ""),
-            resolved=known(row.get("target")),
+            resolved=verdict_or_none(row.get("target")),
             patch=str(row.get("generated_patch") or ""),
         )
     history, info = row.get("history"), row.get("info")
@@ -35,7 +35,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     )
 
 
-def _published(each: Any) -> Mapping[str, Any]:
+def _published_fields(each: Any) -> Mapping[str, Any]:
     if not isinstance(each, Mapping):
         raise ValueError("a message is no object")
     role = "assistant" if each.get("role") == "ai" else each.get("role")

@@ -50,11 +50,13 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
     for number, each in enumerate(raw):
         if not isinstance(each, Mapping) or each.get("role") not in _ROLES:
             raise ValueError(f"message {number} has no role of a conversation")
-        message: dict[str, Any] = {"role": each["role"], "content": text(each.get("content"))}
+        message: dict[str, Any] = {"role": each["role"], "content": message_text(each.get("content"))}
         if each["role"] == "assistant":
             if thoughts := each.get("reasoning_content") or each.get("reasoning"):
-                message["reasoning_content"] = text(thoughts)
-            if calls := [_call(call, f"call_{number}_{at}") for at, call in enumerate(each.get("tool_calls") or ())]:
+                message["reasoning_content"] = message_text(thoughts)
+            if calls := [
+                _trajectory_call(call, f"call_{number}_{at}") for at, call in enumerate(each.get("tool_calls") or ())
+            ]:
                 message["tool_calls"] = calls
                 open_calls = [call["id"] for call in calls]
         elif each["role"] == "tool":
@@ -67,7 +69,7 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(messages)
 
 
-def text(content: Any) -> str:
+def message_text(content: Any) -> str:
     """Text of a message, perhaps in parts. Raises ValueError."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -94,12 +96,12 @@ def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(plain)
 
 
-def known(value: Any) -> bool | None:
+def verdict_or_none(value: Any) -> bool | None:
     """Verdict, perhaps as 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 
-def _call(raw: Any, otherwise: str) -> dict[str, Any]:
+def _trajectory_call(raw: Any, otherwise: str) -> dict[str, Any]:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError("a tool call names no function")

@@ -158,7 +158,7 @@ def attempt(
     from coderepairrl.stages import trace
 
     trial = attempting.plan_trial(what, task, given or [], policy=policy, output=output)
-    episode = run_tidily(attempting.make_shown_attempt(trial, trace.Trace(whole=True)))
+    episode = run_tidily(attempting.show_attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:

@@ -63,7 +63,7 @@ def plan_trial(
     raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
 
 
-async def make_shown_attempt(trial: Trial, trace: Trace) -> Episode:
+async def show_attempt(trial: Trial, trace: Trace) -> Episode:
     """Make the attempt, showing each turn and the result in `trace`.
 
     Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.

@@ -85,7 +85,13 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
     if as_json:
         return json.dumps(report)
     return "\n".join(
-        [reward_bars(open_run(Path(report["run"]))), format_hello(report), "", headline(report), *next_commands(report)]
+        [
+            draw_reward_bars(open_run(Path(report["run"]))),
+            format_hello(report),
+            "",
+            headline(report),
+            *next_commands(report),
+        ]
     )
 
 
@@ -156,7 +162,7 @@ _BARS = 10
 _BAR_COLUMNS = 40
 
 
-def reward_bars(run: RunFolder) -> str:
+def draw_reward_bars(run: RunFolder) -> str:
     """Mean rewards of training episodes as bars; empty without steps."""
     rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
     together = max(1, -(-len(rewards) // _BARS))

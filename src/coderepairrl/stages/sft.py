@@ -164,7 +164,7 @@ async def _restore(run: _Run) -> None:
     if begins:
         await run.learner.restore(saved[begins])
     elif not run.first and run.plan.examples.held_out:
-        run.first = _metrics_by_name(await run.learner.measure(_held_out(run.plan)))
+        run.first = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
         run.log.append("held_out", step=0, metrics=run.first)
         run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
     for record in run.history.steps[begins:]:
@@ -191,7 +191,7 @@ async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
     if not _measures(run.plan, step) or not run.plan.examples.held_out:
         return {}
     run.progress.phase("measure")
-    return _metrics_by_name(await run.learner.measure(_held_out(run.plan)))
+    return _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
 
 
 def _measures(plan: ImitationPlan, step: int) -> bool:
@@ -204,7 +204,7 @@ def _held_out(plan: ImitationPlan) -> list[Sample]:
     return [row for each in plan.examples.held_out for row in each.samples]
 
 
-def _metrics_by_name(measured: Mapping[str, Any]) -> dict[str, Any]:
+def _held_out_metrics(measured: Mapping[str, Any]) -> dict[str, Any]:
     names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
     return {f"held_out/{name}": measured[name] for name in names if name in measured}
 

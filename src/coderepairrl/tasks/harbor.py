@@ -92,10 +92,10 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
         (folder / "solution/fix.patch").write_bytes(task.reference)
         _script(folder / "solution/solve.sh", f"set -e\n{_SOLVE}")
     seconds = math.ceil(sum(command.timeout for command in task.checks.commands)) + 60
-    (folder / "task.toml").write_text(_harbor_settings(task, settings, seconds), encoding="utf-8")
+    (folder / "task.toml").write_text(_format_task_toml(task, settings, seconds), encoding="utf-8")
 
 
-def _harbor_settings(task: Task, environment: str, seconds: int) -> str:
+def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
     metadata = {
         "language": task.language,
         "split": task.split,

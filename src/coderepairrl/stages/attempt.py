@@ -85,7 +85,8 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
         for call in calls or ():
             trace.say("call", f"{call.name} {call.arguments}: {'ok' if call.ok else 'failed'}")
         for score in event.scores:
-            trace.say("score", f"{score.name} {score.value:.4g}, weight {score.weight:g} {score.note}".rstrip())
+            note = f": {score.note}" if score.note else ""
+            trace.say("score", f"{score.name} {score.value:.4g}, weight {score.weight:g}{note}")
         trace.say("reward", f"{event.reward:.4g}, {event.ending.value}, {event.sampled:,} tokens sampled")
 
     with scratch("attempt") as home:

@@ -29,7 +29,7 @@ _PLAIN = ("", "pytest", "unittest", "cargo", "go", "node")
 """Result formats whose commands exit with a code other than 0 when a test fails."""
 _WATCHED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
-"""Runs a command of `witness.junit_checks`, which reports beside the word that it reads."""
+"""Runs a command of `witness.junit_checks`, which marks its report with the word that it reads."""
 _TOLD = "case $report in *{}*) ;; *) fail ;; esac"
 _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
 _FIX = "leave it out (select), or write another format"

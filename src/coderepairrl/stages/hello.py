@@ -21,7 +21,7 @@ from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import total
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
-from coderepairrl.stats import Interval, compare, pair
+from coderepairrl.stats import Interval, pair, paired_changes
 from coderepairrl.stats.intervals import slice_of
 from coderepairrl.types import Ending, Episode, ToolCall
 
@@ -136,7 +136,7 @@ def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[s
             "delta": change.value,
             "ci95": [change.low, change.high],
         }
-        for measure, change in compare(before, after).items()
+        for measure, change in paired_changes(before, after).items()
         for name, shown_measure in SHOWN.items()
         if shown_measure == measure
     }

@@ -92,7 +92,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
                 run.log, folder, plan.config, run.history, progress, meter, {"engine": plan.config.engine.name}
             ),
         ):
-            await _restore(run)
+            await _restore_run(run)
             await _train(run)
     return summarise_fine_tuning(folder)
 
@@ -142,7 +142,7 @@ async def _learn(run: _Run, step: int) -> dict[str, Any]:
     async def restore() -> None:
         await run.learner.close(again=True)
         run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress)
-        await _restore(run)
+        await _restore_run(run)
 
     return await life_cycle.retry_learner(
         lambda: run.learner.step(_batch(run.plan, step)), restore, run.plan.config.run.retries, run.progress.alarm
@@ -154,7 +154,7 @@ def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
     return [row for at in examples.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
 
 
-async def _restore(run: _Run) -> None:
+async def _restore_run(run: _Run) -> None:
     """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
     done = run.history.step
     saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}

@@ -33,7 +33,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from benchmarks.stages import Stages, Turns
-from coderepairrl.agents.direct import Direct, files_of, limit_issue
+from coderepairrl.agents.direct import Direct, clip_issue_chars, files_of
 from coderepairrl.agents.nano import Nano
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.plan.plan import Plan
@@ -89,7 +89,7 @@ class Shared:
         if isinstance(self.agent, Nano):
             return [dict(each) for each in self.agent.first_request(task).messages]
         async with self.terms.sandbox.open(task) as box:
-            room = limit_issue(self.agent.options.context_chars, limits)
+            room = clip_issue_chars(self.agent.options.context_chars, limits)
             prompt, _ = await self.agent._prompt(task, box, await files_of(box), room)
         return self.agent._messages(task, prompt)
 
@@ -98,7 +98,9 @@ class Shared:
         assert isinstance(self.agent, Direct)
         async with self.terms.sandbox.open(task) as box:
             paths = await files_of(box)
-            _, files = await self.agent._prompt(task, box, paths, limit_issue(self.agent.options.context_chars, limits))
+            _, files = await self.agent._prompt(
+                task, box, paths, clip_issue_chars(self.agent.options.context_chars, limits)
+            )
             done = await self.agent._make(answer, box, paths, files, cut_off=False)
             patch = await box.diff()
         return await self.score(task, done, patch), done

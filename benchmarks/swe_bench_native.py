@@ -65,7 +65,7 @@ async def verdict(backend: SandboxBackend, task: Task, patch: bytes) -> dict[str
     """Whether `patch` resolves the instance, in how many seconds, and why not."""
     began = time.monotonic()
     async with backend.open(task) as box:
-        found = await grading.grade(box, task, patch)
+        found = await grading.grade_patch(box, task, patch)
     return {"resolved": not found.problem, "seconds": round(time.monotonic() - began, 1), "why": found.problem[:300]}
 
 

@@ -130,7 +130,7 @@ def attempt(
 
     what, place, model = str(source), None if output is None else Path(output), _policy_name(policy)
     trial = attempting.plan_trial(what, task, _as_overrides(settings), policy=model, output=place)
-    return _run_blocking(attempting.make_shown_attempt(trial, Trace(quiet=True)))
+    return _run_blocking(attempting.show_attempt(trial, Trace(quiet=True)))
 
 
 def evaluate(

@@ -124,7 +124,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNeeds:
-    """What a run needs of an engine that it starts.
+    """Needs of a run from the engine that it starts.
 
     >>> EngineNeeds(adapter_rank=8, adapters=3).sleep
     False
@@ -133,7 +133,7 @@ class EngineNeeds:
     adapter_rank: int = 0
     """Largest rank of the adapters that it loads; 0: none."""
     adapters: int = 1
-    """Number of adapters that are served beside each other, each by its version."""
+    """Number of adapters that are served at the same time, each by its version."""
     gpus: str | None = None
     """GPUs that it may use (CUDA_VISIBLE_DEVICES); None: all."""
     sleep: bool = False

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.grading import apply_patch, grade, witness
+from coderepairrl.grading import apply_patch, grade_patch, witness
 from coderepairrl.grading.checks import restore
 from coderepairrl.grading.reports import PARSERS, lacking
 from coderepairrl.grading.steering import left_out
@@ -128,10 +128,10 @@ def cheat(repository: Repository, name: str) -> bytes:
 async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, task.reference)).problem == ""
+        assert (await grade_patch(fresh, task, task.reference)).problem == ""
     patch = repository.edit({"limits.py": b"# nothing\n" + SOURCE.encode()})
     async with backend.open(task) as fresh:
-        assert "check failed" in (await grade(fresh, task, patch)).problem
+        assert "check failed" in (await grade_patch(fresh, task, patch)).problem
 
 
 @pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
@@ -143,7 +143,7 @@ async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -
     checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": HONEST})
     task = Task("t/honest", "", "python", f"dir:{repository.folder}", patch, checks)
     async with Local().open(task) as fresh:
-        verdict = await grade(fresh, task, patch)
+        verdict = await grade_patch(fresh, task, patch)
         assert verdict.problem == ""
         assert len(verdict.outcomes) == (0 if kind == "script" else 18)
 
@@ -156,7 +156,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
     own = {**task.checks.restore, "test_limits.py": traced + task.checks.restore["test_limits.py"]}
     task = replace(task, checks=replace(task.checks, restore=own))
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, task.reference)).problem == ""
+        assert (await grade_patch(fresh, task, task.reference)).problem == ""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
 async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, cheat(repository, name))).problem
+        assert (await grade_patch(fresh, task, cheat(repository, name))).problem
 
 
 GRADED = [each for each in PLAYED if each[0] in ("unittest", "pytest")]
@@ -184,7 +184,7 @@ async def test_cheats_earn_nothing_where_tests_are_graded(
     named = Checks((command,), task.checks.restore, (f"{of}test_high",), (f"{of}test_low",))
     patch = task.reference if name == REPAIR else cheat(repository, name)
     async with backend.open(task) as fresh:
-        verdict = await grade(fresh, replace(task, checks=named), patch)
+        verdict = await grade_patch(fresh, replace(task, checks=named), patch)
     assert GradedTests().value(verdict, named) == (1.0 if name == REPAIR else 0.0)
 
 
@@ -226,13 +226,13 @@ async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Re
     patches = {name: repository.edit({"limits.py": SCRIPT[name]["limits.py"].encode()}) for name in ENDED[end]}
     bug = repository.edit({"limits.py": b"# nothing\n" + SOURCE.encode()})
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, task.reference)).problem == ""
+        assert (await grade_patch(fresh, task, task.reference)).problem == ""
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, bug)).problem.startswith("check failed (exit code 1)")
+        assert (await grade_patch(fresh, task, bug)).problem.startswith("check failed (exit code 1)")
     passed, paid = [], []
     for name, patch in patches.items():
         async with backend.open(task) as fresh:
-            if not (await grade(fresh, task, patch)).problem:
+            if not (await grade_patch(fresh, task, patch)).problem:
                 passed.append(name)
             paid += [name] * (await fresh.exec(task.checks.commands[0].argv)).ok
     assert (passed, sorted(paid)) == ([], sorted(ENDED[end]))
@@ -249,11 +249,11 @@ async def test_runners_do_not_start_with_modules_of_the_workspace(
     repository.commit({f"{module}.py": b"raise ImportError\n"})
     task = made(repository, kind)
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, task.reference)).problem == ""
+        assert (await grade_patch(fresh, task, task.reference)).problem == ""
     text = WORDS + SOURCE
     async with backend.open(task) as fresh:
         patch = repository.edit({f"{module}.py": text.encode()})
-        assert "test_high failed" in (await grade(fresh, task, patch)).problem
+        assert "test_high failed" in (await grade_patch(fresh, task, patch)).problem
 
 
 @pytest.mark.parametrize("flags", [("-I",), ("-E", "-B"), ("-P",)])
@@ -266,7 +266,7 @@ async def test_a_python_that_is_started_apart_is_asked_too(
         apart = replace(task, checks=replace(task.checks, commands=(command,)))
         async with backend.open(task) as fresh:
             patch = cheat(repository, name) if name else task.reference
-            assert ((await grade(fresh, apart, patch)).problem == "") is passes
+            assert ((await grade_patch(fresh, apart, patch)).problem == "") is passes
 
 
 async def test_compiled_tests_are_not_what_runs(repository: Repository, backend: SandboxBackend) -> None:
@@ -287,7 +287,7 @@ async def test_compiled_tests_are_not_what_runs(repository: Repository, backend:
         patch = repository.edit({name: await fresh.read(name)}, "--binary")
         assert (await fresh.exec(COMMANDS["unittest"])).ok, "the positive control"
     async with backend.open(task) as fresh:
-        assert "test_high failed" in (await grade(fresh, task, patch)).problem
+        assert "test_high failed" in (await grade_patch(fresh, task, patch)).problem
 
 
 JS = """import test from "node:test";
@@ -340,7 +340,7 @@ async def test_cheats_do_not_pass_in_node(name: str, repository: Repository) -> 
     task = made_for_node(repository, argv)
     patch = repository.edit({"limits.mjs": NODE[name].encode()})
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem
+        assert (await grade_patch(fresh, task, patch)).problem
         assert (await fresh.exec(argv, timeout=30.0)).ok, "the positive control"
 
 
@@ -370,9 +370,9 @@ async def test_cheats_do_not_pass_for_named_tests_in_node(ending: str, name: str
     task, backend = made_of_names(repository, ending), bwrap()
     patch = spoken(repository, ending, name)
     async with backend.open(task) as fresh:
-        assert not (await grade(fresh, task, task.reference)).problem
+        assert not (await grade_patch(fresh, task, task.reference)).problem
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem
+        assert (await grade_patch(fresh, task, patch)).problem
         printed = (await fresh.exec(task.checks.commands[0].argv, timeout=30.0)).output.decode()
         assert not lacking(PARSERS["node"](printed), task.checks.named), "the positive control"
 
@@ -428,12 +428,12 @@ async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository
     checks = Checks((Command(("node", "--test", "--test-reporter=tap"), 30.0, "node"),), tests)
     task = Task("t/node", "", "javascript", f"dir:{repository.folder}", b"", checks)
     async with bwrap().open(task) as fresh:
-        verdict = await grade(fresh, task, b"")
+        verdict = await grade_patch(fresh, task, b"")
     assert not verdict.problem, verdict
     assert len(verdict.outcomes) == 4
     patch = repository.edit({"limits.cjs": b"Array.prototype[Symbol.iterator] = function* () {};\n" + MOCKED.encode()})
     async with bwrap().open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem, "lists that are empty for a loop over the cases"
+        assert (await grade_patch(fresh, task, patch)).problem, "lists that are empty for a loop over the cases"
 
 
 def made_for_junit(repository: Repository) -> Task:
@@ -450,7 +450,7 @@ async def test_cheats_do_not_pass_in_junit(repository: Repository) -> None:
     cheats = {name: repository.edit({"programs/Clamp.java": text.encode()}) for name, text in JUNIT.items()}
     for name, patch in {"the reference": task.reference, "nothing": b"", **cheats}.items():
         async with backend.open(task) as fresh:
-            verdict = await grade(fresh, task, patch)
+            verdict = await grade_patch(fresh, task, patch)
         assert (not verdict.problem) is (name == "the reference"), (name, verdict)
 
 
@@ -461,6 +461,6 @@ async def test_a_repair_passes_in_node(repository: Repository) -> None:
     for argv in (("node", "--test"), ("env", "A=1", "node", "--test", "--test-reporter=spec")):
         task = made_for_node(repository, argv)
         async with backend.open(task) as fresh:
-            verdict = await grade(fresh, task, task.reference)
+            verdict = await grade_patch(fresh, task, task.reference)
             assert verdict.problem == "", verdict
             assert {*verdict.outcomes} >= {"low", "high", "a program"}

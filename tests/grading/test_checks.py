@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.checks.task_source import study, verify_tasks
-from coderepairrl.grading import Outcome, Verdict, grade, judge
+from coderepairrl.grading import Outcome, Verdict, grade_patch, judge
 from coderepairrl.grading.steering import left_out
 from coderepairrl.sandbox import make_backend
 from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
@@ -116,7 +116,7 @@ def made(repository: Repository, kind: str) -> Task:
 
 async def graded(task: Task, patch: bytes, backend: Local) -> Verdict:
     async with backend.open(task) as fresh:
-        return await grade(fresh, task, patch)
+        return await grade_patch(fresh, task, patch)
 
 
 def cheated(repository: Repository, files: Mapping[str, bytes | None]) -> bytes:

@@ -139,10 +139,10 @@ async def test_what_a_command_prints_is_judged(task: Task, isolating: None) -> N
     for line, resolved in (("PASSED t.py::a", True), ("FAILED t.py::a - no", False)):
         patch = f"--- /dev/null\n+++ b/results\n@@ -0,0 +1 @@\n+{line}\n".encode()
         async with backend.open(task) as box:
-            verdict = await grading.grade(box, task, patch)
+            verdict = await grading.grade_patch(box, task, patch)
         assert (not verdict.problem) is resolved, verdict
     async with backend.open(task) as box:
-        nothing = await grading.grade(box, task, b"")
+        nothing = await grading.grade_patch(box, task, b"")
     assert nothing.problem.startswith("no test reported a result") and nothing.doubtful
     backend.close()
 
@@ -153,7 +153,7 @@ async def test_a_parser_that_there_is_not_is_no_verdict_on_a_patch(task: Task, i
     asked = replace(task, checks=replace(task.checks, commands=(replace(command, results=results),)))
     backend = sandbox.make_backend(sandbox.choose().name)
     async with backend.open(asked) as box:
-        verdict = await grading.grade(box, asked, b"")
+        verdict = await grading.grade_patch(box, asked, b"")
     assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
     backend.close()
 

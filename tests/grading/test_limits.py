@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.grading import Outcome, Verdict, grade
+from coderepairrl.grading import Outcome, Verdict, grade_patch
 from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
@@ -33,7 +33,7 @@ UNCHEATED = Command(("sh", "-c", "if grep -rqw CHEAT --exclude-dir=.git .; then 
 
 async def graded(task: Task, patch: bytes) -> Verdict:
     async with Local().open(task) as fresh:
-        return await grade(fresh, task, patch)
+        return await grade_patch(fresh, task, patch)
 
 
 @pytest.mark.parametrize("path", [*STEERED, *NAMED])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.grading import grade
+from coderepairrl.grading import grade_patch
 from coderepairrl.grading.checks import restore
 from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Checks, Command, Task
@@ -51,9 +51,9 @@ async def test_a_link_in_the_place_of_a_check_does_not_lead_it_elsewhere(name: s
     task, backend = made(repository), Local()
     patch = linked(repository, LINKS[name])
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, task.reference)).problem == ""
+        assert (await grade_patch(fresh, task, task.reference)).problem == ""
     async with backend.open(task) as fresh:
-        problem = (await grade(fresh, task, patch)).problem
+        problem = (await grade_patch(fresh, task, patch)).problem
     assert problem.startswith("check failed (exit code 1)"), problem
     async with backend.open(task) as fresh:  # the positive control: written through the links it passes
         await fresh.exec(["git", "apply", "-"], stdin=patch)
@@ -72,7 +72,7 @@ async def test_a_folder_that_is_a_link_becomes_a_folder(repository: Repository, 
         (repository.folder / "tests").rmdir()
         patch = linked(repository, {"tests": target})
         async with backend.open(task) as fresh:
-            problem = (await grade(fresh, task, patch)).problem
+            problem = (await grade_patch(fresh, task, patch)).problem
             assert problem.startswith("check failed (exit code 1)"), f"{target}: {problem}"
             shown = await fresh.exec(["sh", "-c", "ls tests; ls -A other; test -h tests"])
             assert shown.output == b"a.py\nb.py\na.py\n" and shown.exit_code == 1, shown
@@ -97,7 +97,9 @@ async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Reposi
         (repository.folder / "tests").rmdir()
         patch = repository.edit(files)
         async with Local().open(task) as fresh:
-            assert (await grade(fresh, task, patch)).problem.startswith("the patch leaves no way to restore tests/a.py")
+            assert (await grade_patch(fresh, task, patch)).problem.startswith(
+                "the patch leaves no way to restore tests/a.py"
+            )
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "", ".", "tests/..", "tests/", "a\0b"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from coderepairrl.grading import grade
+from coderepairrl.grading import grade_patch
 from coderepairrl.rewards import make_rewards, score, with_patch
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Repository, bwrap
@@ -59,10 +59,10 @@ async def test_new_modules_do_not_stand_in_for_others(name: str, repository: Rep
     command, files = CHEATS[name]
     backend, task = bwrap(), made(repository, command)
     async with backend.open(task) as fresh:
-        assert ((await grade(fresh, task, task.reference)).problem == "") == (command != "runner")
+        assert ((await grade_patch(fresh, task, task.reference)).problem == "") == (command != "runner")
     patch = cheat(repository, files)
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
+        assert (await grade_patch(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
     async with backend.open(task) as fresh:  # the positive control: it is a cheat
         await fresh.exec(["git", "apply", "-"], stdin=patch)
         assert (await fresh.exec(COMMANDS[command])).ok
@@ -72,7 +72,7 @@ async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository
     backend, task = bwrap(), made(repository, "-m")
     patch = cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem == ""
+        assert (await grade_patch(fresh, task, patch)).problem == ""
 
 
 async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository: Repository) -> None:
@@ -83,7 +83,7 @@ async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository
     backend, task = bwrap(), made(repository, "-m")
     patch = cheat(repository, repaired)
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem == ""
+        assert (await grade_patch(fresh, task, patch)).problem == ""
         assert (await fresh.exec(["ls", *new])).ok
 
 
@@ -91,13 +91,13 @@ async def test_names_that_the_reference_or_the_repository_has_are_the_patchs_too
     backend, task = bwrap(), made(repository, "-m", {"data.json": b"{}\n", "queue.py": b"x = 1\n"})
     patch = cheat(repository, {"data.json": b"[]\n", "queue/__init__.py": b"", "src/queue.py": b"", "heapq.py": b""})
     async with backend.open(task) as fresh:
-        await grade(fresh, task, patch)
+        await grade_patch(fresh, task, patch)
         assert (await fresh.exec(["ls", "queue/__init__.py", "src/queue.py"])).ok
         assert not (await fresh.exec(["ls", "heapq.py"])).ok
     repository.commit({"heapq.py": b"x = 0\n"})
     patch = repository.edit({"heapq.py": b"x = 1\n"})
     async with bwrap().open(task) as fresh:
-        await grade(fresh, task, patch)
+        await grade_patch(fresh, task, patch)
         assert await fresh.read("heapq.py") == b"x = 1\n"
 
 
@@ -115,7 +115,7 @@ async def test_names_are_read_as_git_reads_them(header: str, repository: Reposit
     backend, task = bwrap(), made(repository, "-m")
     patch = f"{header}\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n".encode()
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
+        assert (await grade_patch(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
     async with backend.open(task) as fresh:
         assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
         assert (await fresh.exec(COMMANDS["-m"])).ok

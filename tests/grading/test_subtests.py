@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from coderepairrl.grading import Outcome, grade
+from coderepairrl.grading import Outcome, grade_patch
 from coderepairrl.grading.reports import PARSERS
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
@@ -69,7 +69,7 @@ async def test_outcomes_are_those_of_tests(kind: str, repository: Repository, ba
     command = Command(("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, *argv), 30.0)
     task = Task("t", "", "python", f"dir:{repository.folder}", b"", Checks((command,), tests))
     async with backend.open(task) as fresh:
-        found = (await grade(fresh, task, b"")).outcomes
+        found = (await grade_patch(fresh, task, b"")).outcomes
     files = [name for name in found if name.endswith("passing")]
     assert len(files) == len(tests)
     said = OUTCOMES if kind == "pytest" else OF_UNITTEST

@@ -25,7 +25,7 @@ from coderepairrl.report.page import render_report
 from coderepairrl.report.site import write_page
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
-from coderepairrl.stats import compare, intervals
+from coderepairrl.stats import intervals, paired_changes
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
@@ -69,7 +69,7 @@ def test_worked_examples() -> None:
 def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     episodes = [e for e in logged_episodes(RunFolder(run).records()) if e.phase == "eval"]
     before, after = ([e for e in episodes if e.step == step] for step in (0, 6))
-    expected = compare(before, after)
+    expected = paired_changes(before, after)
     whole, *slices = Site([run]).reports()[0].comparisons
     assert {name: change.change for name, change in whole.changes.items()} == expected
     assert whole.clusters == len(FUNCTIONS)

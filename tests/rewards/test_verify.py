@@ -18,8 +18,8 @@ from coderepairrl.rewards.verify import (
     GROUP,
     UP_TO,
     Trial,
-    choose_verified_tasks,
     measuring_repair,
+    sample_tasks,
     trials,
     verify_rewards,
 )
@@ -147,11 +147,11 @@ def test_which_tasks_are_asked(task: Task) -> None:
         return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]
 
     few = many(UP_TO)
-    assert choose_verified_tasks([*few, replace(task, id="bare", reference=b"")], 0) == few
+    assert sample_tasks([*few, replace(task, id="bare", reference=b"")], 0) == few
     node = Checks((Command(("node", "--test")),))
     at = [f"git:https://example.org/{name}@{'0' * 40}" for name in ("a", "b")]
     pool = [*many(80), *many(2, checks=node), *many(9, workspace=at[0]), *many(9, workspace=at[1])]
-    drawn = choose_verified_tasks(pool, 0)
+    drawn = sample_tasks(pool, 0)
     assert len(drawn) == 3 * EACH + 2
-    assert drawn == choose_verified_tasks(pool, 0) != choose_verified_tasks(pool, 1)
+    assert drawn == sample_tasks(pool, 0) != sample_tasks(pool, 1)
     assert drawn == sorted(drawn, key=pool.index)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.stats import Interval, compare, measures, pair, summarise
+from coderepairrl.stats import Interval, measures, pair, paired_changes, summarise
 from coderepairrl.stats.intervals import slices
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
@@ -35,7 +35,7 @@ def test_void_is_counted_and_never_a_zero() -> None:
 def test_comparison_pairs_tasks() -> None:
     before = [episode("a", 0.0), episode("a", 1.0), episode("b", 0.0), episode("gone", 1.0)]
     after = [episode("a", 1.0), episode("b", 1.0, ok=False), episode("new", 0.0)]
-    change = compare(before, after)
+    change = paired_changes(before, after)
     assert change["tests"].value == pytest.approx((0.5 + 1.0) / 2)
     assert change["tool_success"].value == pytest.approx(-0.5)
     assert change["tests"].low < change["tests"].value < change["tests"].high  # type: ignore[operator]
@@ -52,7 +52,7 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
     assert narrow.value == wide.value and _width(wide) > 2 * _width(narrow)
     early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
     assert pair(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
-    assert not compare(early, late)["tests"].above(0), "one function of three has got better"
+    assert not paired_changes(early, late)["tests"].above(0), "one function of three has got better"
 
 
 def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> None:
@@ -78,7 +78,7 @@ def test_measures_that_are_counts_are_no_shares() -> None:
     ]
     calls = summarise(episodes).values["calls"]
     assert calls.value == 0.5 and calls.low == 0 and calls.high is not None and calls.high > 1
-    change = compare(episodes, [replace(each, tool_calls=()) for each in episodes])["calls"]
+    change = paired_changes(episodes, [replace(each, tool_calls=()) for each in episodes])["calls"]
     assert change.low is not None and change.low < -0.5, "a change may be negative"
 
 

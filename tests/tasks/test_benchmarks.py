@@ -17,7 +17,7 @@ import pytest
 from coderepairrl import rewards, tasks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.grading import grade, witness
+from coderepairrl.grading import grade_patch, witness
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
@@ -160,7 +160,7 @@ async def test_java_runs_under_junit(tmp_path: Path) -> None:
     stopping = task.reference.replace(b"return x + y;", b"System.exit(0); return 0;")
     assert stopping != task.reference
     async with bwrap().open(task) as fresh:
-        verdict = await grade(fresh, task, stopping)
+        verdict = await grade_patch(fresh, task, stopping)
     assert "not reported" in verdict.problem
 
 
@@ -182,7 +182,7 @@ async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: P
     stub = (tree / "bowling.js").read_text()
     cheat = unified("bowling.js", stub, f"{end};\n{stub}")
     async with bwrap().open(task) as fresh:
-        assert (await grade(fresh, task, cheat)).problem
+        assert (await grade_patch(fresh, task, cheat)).problem
 
 
 def test_tests_that_may_loop_have_a_limit_each() -> None:

@@ -92,9 +92,9 @@ async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
     found = await study(task, backend)
     assert all(check.ok for check in found.findings), found.findings
     async with backend.open(task) as box:
-        assert not (await grading.grade(box, task, task.reference)).problem
+        assert not (await grading.grade_patch(box, task, task.reference)).problem
     async with backend.open(task) as box:
-        assert "test_total" in (await grading.grade(box, task, b"")).problem
+        assert "test_total" in (await grading.grade_patch(box, task, b"")).problem
     async with backend.open(task) as box:
         seen = await box.exec(["sh", "-c", f"cat tests/*; git cat-file -t {after}; git log --all --format=%s"])
     assert b"# nothing yet" in seen.output and b"prices" not in seen.output and b"the repair" not in seen.output

@@ -116,7 +116,7 @@ async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path,
     backend = sandbox.make_backend(sandbox.choose().name)
     for patch, resolved in ((fix, True), (b"", False), (edited, False), (edited + fix, True)):
         async with backend.open(task) as box:
-            verdict = await grading.grade(box, task, patch)
+            verdict = await grading.grade_patch(box, task, patch)
         assert (not verdict.problem) is resolved, (patch, verdict)
     backend.close()
 

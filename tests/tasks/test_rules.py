@@ -159,7 +159,7 @@ class World:
 
 async def resolved(backend: Bubblewrap, task: Task, patch: str) -> grading.Verdict:
     async with backend.open(grading.judged_in(task)) as box:
-        return await (grading.grade(box, task, patch.encode()) if patch else grading.judge(box, task.checks))
+        return await (grading.grade_patch(box, task, patch.encode()) if patch else grading.judge(box, task.checks))
 
 
 async def holds(backend: Bubblewrap, task: Task, *cheats: str, conflict: bool = False) -> None:

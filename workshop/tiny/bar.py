@@ -23,7 +23,7 @@ from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
 from coderepairrl.stages.sft import sft
-from coderepairrl.stats import compare, pair
+from coderepairrl.stats import pair, paired_changes
 from coderepairrl.stats.intervals import clusters_of, slice_of
 from coderepairrl.types import Episode
 from workshop.tiny.warmstart import examples
@@ -160,16 +160,16 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     functions = set(clusters_of(pool["sampled"][0]).values())
     size = f"{len(tasks)} tasks over {len(functions)} functions"
     checks = [BarCheck("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
-    change = compare(*pool["sampled"])
+    change = paired_changes(*pool["sampled"])
     for name, least in BAR.items():
         checks.append(BarCheck(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
-            own = compare(*evaluated["sampled"])
+            own = paired_changes(*evaluated["sampled"])
             checks += [BarCheck(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
     rises = change["tests_per_patch"]
     checks.append(BarCheck("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
-    unquoted, greedy = (compare(*pool[name])["tests"] for name in ("sampled, unquoted issues", "greedy"))
+    unquoted, greedy = (paired_changes(*pool[name])["tests"] for name in ("sampled, unquoted issues", "greedy"))
     return [
         *checks,
         BarCheck(f"pooled tests of unquoted issues +{UNQUOTED:.2f}", unquoted.value >= UNQUOTED, str(unquoted)),
@@ -183,7 +183,7 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
 
     Passing tests is all or nothing, and its interval after 12 steps is too wide to be asked for more than its middle.
     """
-    change = compare(*_pool(found)["sampled"])
+    change = paired_changes(*_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
         BarCheck("pooled patch_lines above zero", lines.above(0), str(lines)),
@@ -196,7 +196,7 @@ def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
     lines = ["| run | evaluation | measure | tasks | before | after | change [95 %] |", "|---|---|---|---|---|---|---|"]
     for run, evaluated in found.items():
         for evaluation, episodes in evaluated.items():
-            change = compare(*episodes)
+            change = paired_changes(*episodes)
             for measure, pairs in pair(*episodes).items():
                 if measure in SHOWN:
                     early, late = (sum(side) / len(side) for side in (pairs.before, pairs.after))
@@ -211,7 +211,7 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarChe
     return {
         "changes": {
             run: {
-                evaluation: {measure: value._asdict() for measure, value in compare(*episodes).items()}
+                evaluation: {measure: value._asdict() for measure, value in paired_changes(*episodes).items()}
                 for evaluation, episodes in evaluated.items()
             }
             for run, evaluated in found.items()

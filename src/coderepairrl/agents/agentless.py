@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
-from coderepairrl.agents.direct import FORMATS, choose, files_of, limit_issue, read_edits
+from coderepairrl.agents.direct import FORMATS, choose, clip_issue_chars, files_of, read_edits
 from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
 from coderepairrl.agents.fences import Format, Unreadable
 from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
-from coderepairrl.agents.texts import FULL, parse_options
+from coderepairrl.agents.texts import FULL, build_options
 from coderepairrl.agents.tools import Tools
 from coderepairrl.errors import AgentFault, ConfigError
 from coderepairrl.protocols import Agent, Sandbox
@@ -212,7 +212,7 @@ class Agentless(Agent):
     side_calls: SideCalls = "train"
 
     def __init__(self, **options: Any) -> None:
-        self.options = parse_options(AgentlessOptions, self.name, options)
+        self.options = build_options(AgentlessOptions, self.name, options)
 
     @property
     def reads_reference(self) -> bool:
@@ -237,7 +237,7 @@ class _Run:
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
-        self.room = limit_issue(options.context_chars, endpoint.limits)
+        self.room = clip_issue_chars(options.context_chars, endpoint.limits)
         self.turn = -1
         self.there: list[str] = []
         self.cut_off = False

@@ -87,11 +87,11 @@ class Chat:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise GatewayFault(f"no answer from the endpoint: {error!r}") from error
         if status >= 400:
-            raise _refusal(status, answer)
+            raise _error_of_status(status, answer)
         return _parse_reply(answer)
 
 
-def _refusal(status: int, answer: Any) -> Exception:
+def _error_of_status(status: int, answer: Any) -> Exception:
     body = answer if isinstance(answer, dict) else {}
     error = body.get("error") or answer
     code = str(error.get("code") or "") if isinstance(error, dict) else ""

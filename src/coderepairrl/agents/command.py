@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from coderepairrl.agents.recipe import Recipe, install_folder, installed_versions
-from coderepairrl.agents.texts import fill_template, parse_options
+from coderepairrl.agents.texts import build_options, fill_template
 from coderepairrl.errors import AgentFault, PrerequisiteError
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
@@ -53,7 +53,7 @@ class Program(Agent):
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
-        home = (await _checked_exec(sandbox, ["mktemp", "-d"])).output.decode().strip()
+        home = (await _exec_or_fail(sandbox, ["mktemp", "-d"])).output.decode().strip()
         values = {
             "base_url": base,
             "root_url": base.removesuffix("/v1"),
@@ -74,7 +74,7 @@ class Program(Agent):
             **{path: fill_template(text, **values) for path, text in recipe.files.items()},
         }
         for path, text in files.items():
-            await _checked_exec(sandbox, ["sh", "-c", _WRITE, "sh", f"{home}/{path}"], text.encode())
+            await _exec_or_fail(sandbox, ["sh", "-c", _WRITE, "sh", f"{home}/{path}"], text.encode())
         done = await sandbox.exec(
             [fill_template(part, **values) for part in recipe.argv],
             env={"HOME": home, **{name: fill_template(value, **values) for name, value in recipe.env.items()}},
@@ -83,7 +83,7 @@ class Program(Agent):
             max_bytes=recipe.output_bytes,
         )
         log = done.output.decode("utf-8", "replace")
-        await _checked_exec(sandbox, ["sh", "-c", _REMOVE, "sh", home, *recipe.discard])
+        await _exec_or_fail(sandbox, ["sh", "-c", _REMOVE, "sh", home, *recipe.discard])
         if done.timed_out:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
@@ -97,7 +97,7 @@ class Command(Program):
     """The agent `command`. Takes the fields of `Recipe` by name."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__("command", parse_options(Recipe, "command", options))
+        super().__init__("command", build_options(Recipe, "command", options))
 
 
 def _how(exit_code: int) -> str:
@@ -118,7 +118,7 @@ async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
 
 
-async def _checked_exec(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:
+async def _exec_or_fail(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:
     done = await sandbox.exec(argv, stdin=stdin, timeout=_SETUP_SECONDS)
     if not done.ok:
         raise AgentFault(f"{argv[0]} failed in the sandbox ({done.exit_code}): {done.output.decode(errors='replace')}")

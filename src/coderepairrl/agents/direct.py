@@ -15,7 +15,7 @@ from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
 from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
 from coderepairrl.agents.fences import Format, Unreadable, edit, fence_file, group_by_file, replaced, whole
 from coderepairrl.agents.patching import Text
-from coderepairrl.agents.texts import FULL, parse_options
+from coderepairrl.agents.texts import FULL, build_options
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
 from coderepairrl.protocols import Agent, Sandbox
@@ -105,7 +105,7 @@ class Direct(Agent):
     placement: Literal["host", "sandbox"] = "host"
 
     def __init__(self, **options: Any) -> None:
-        self.options = parse_options(DirectOptions, self.name, options)
+        self.options = build_options(DirectOptions, self.name, options)
 
     @property
     def reads_reference(self) -> bool:
@@ -125,7 +125,7 @@ class Direct(Agent):
         budget = Budget(endpoint.limits)
         paths = await files_of(sandbox) if task.workspace else []
         prompt, files = await self._prompt(
-            task, sandbox, paths, limit_issue(self.options.context_chars, endpoint.limits)
+            task, sandbox, paths, clip_issue_chars(self.options.context_chars, endpoint.limits)
         )
         messages = self._messages(task, prompt)
         done: list[ToolCall] = []
@@ -181,10 +181,10 @@ class Direct(Agent):
         return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, there)
 
 
-def limit_issue(chars: int, limits: Limits) -> int:
+def clip_issue_chars(chars: int, limits: Limits) -> int:
     """Limit `chars` so that tokens for the issue and a reply remain.
 
-    >>> limit_issue(20_000, Limits()), limit_issue(20_000, Limits(tokens=2_000))
+    >>> clip_issue_chars(20_000, Limits()), clip_issue_chars(20_000, Limits(tokens=2_000))
     (20000, 4000)
     """
     return min(chars, 2 * limits.tokens)  # of code a token is 3 to 4 characters

@@ -97,7 +97,7 @@ def group_by_file(form: Format, reply: str, paths: Sequence[str], only: str = ""
     by_path: dict[str, list[tuple[bool, str]]] = {}
     unnamed = False
     for fence in fences:
-        path, code, headed = _name_fence(fence, paths, new=form == "whole")
+        path, code, headed = _find_named_file(fence, paths, new=form == "whole")
         if fence.info.lower() in _SHELLS and not headed:
             continue
         if path or only:
@@ -112,7 +112,7 @@ def group_by_file(form: Format, reply: str, paths: Sequence[str], only: str = ""
     return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
 
 
-def _name_fence(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
+def _find_named_file(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
     Returns path, code, and whether the name stands alone.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message, Reply
 from coderepairrl.agents.examples import Examples, as_calls, resolve_examples
-from coderepairrl.agents.texts import NANO, Texts, Wording, fill_template, parse_options, tool_schemas
+from coderepairrl.agents.texts import NANO, Texts, Wording, build_options, fill_template, tool_schemas
 from coderepairrl.agents.tools import Result, Tools, command_names
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Agent, Sandbox
@@ -123,7 +123,7 @@ class Nano(Agent):
     toolbox: type[Tools] = Tools
 
     def __init__(self, **options: Any) -> None:
-        self.options = parse_options(NanoOptions, self.name, options)
+        self.options = build_options(NanoOptions, self.name, options)
         self.options.check(self.wording)
 
     def first_request(self, task: Task) -> FirstRequest:

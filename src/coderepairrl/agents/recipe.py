@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from coderepairrl.agents.texts import parse_options, placeholders
+from coderepairrl.agents.texts import build_options, placeholders
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.processes.caches import agents_cache
 from coderepairrl.processes.children import run_child
@@ -113,7 +113,7 @@ def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
     for key, value in (options or {}).items():
         before = fields.get(key)
         fields[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value
-    return parse_options(Recipe, agent_label(name), fields)
+    return build_options(Recipe, agent_label(name), fields)
 
 
 def is_recipe(name: str) -> bool:

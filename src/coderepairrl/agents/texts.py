@@ -228,7 +228,7 @@ def tool_schemas(style: str, descriptions: Mapping[str, str], wording: Wording =
 T = TypeVar("T")
 
 
-def parse_options(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
+def build_options(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
     """Build the dataclass `cls`, checking names and types.
 
     Raises `ConfigError` with the nearest option, or the location of an invalid value.

@@ -231,7 +231,7 @@ async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -
                 await trial.strike(process, struck[-1])
                 which = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
                 print(logged(f"{which}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
-            code = await _exit_code(process)
+            code = await _wait_for_exit(process)
         if len(struck) == seen:
             break
     if not struck and planned:  # the run was faster than the untouched one, or had no such process so late
@@ -261,7 +261,7 @@ class _Trial:
     async def run(self) -> int:
         """Start or resume the run; return its exit code."""
         with self.started() as process:
-            return await _exit_code(process)
+            return await _wait_for_exit(process)
 
     async def replay(self) -> list[str]:
         """Replay the log alone; return the differences."""
@@ -406,7 +406,7 @@ def _kills_finding(victim: str, kills: list[Kill]) -> Finding:
     return Finding(victim, not wrong, "; ".join([f"{counts} (at most {max(seconds):.1f})", *wrong]))
 
 
-async def _exit_code(process: subprocess.Popen[bytes]) -> int:
+async def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:
     deadline = time.monotonic() + _PATIENCE
     while process.poll() is None:
         if time.monotonic() > deadline:

@@ -42,10 +42,10 @@ def run_exam(kind: str, name: str | None, options: Options | None = None) -> Asy
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
     default, sit = KINDS[kind]
-    return sit(name or default, _as_plain_options(kind, options or {}))
+    return sit(name or default, _flatten_options(kind, options or {}))
 
 
-def _as_plain_options(kind: str, options: Options) -> Options:
+def _flatten_options(kind: str, options: Options) -> Options:
     # ``engine.options.slots=1``, as in a run's settings, means ``slots=1`` here.
     match options.get(kind):
         case {"options": Mapping() as own, **rest}:

@@ -28,8 +28,8 @@ def format_finding(finding: Finding) -> str:
     """Format `finding`, with the fix of a failed one below."""
     mark = "ok  " if finding.ok else "FAIL" if finding.required else "no  "
     fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
-    name = finding.name if len(finding.name) <= 28 else f"{finding.name}:"
-    return f"{mark}  {name:<28} {logged(finding.detail)}{fix}"
+    name = finding.name if len(finding.name) <= 28 or not finding.detail else f"{finding.name}:"
+    return f"{mark}  {name:<28} {logged(finding.detail)}".rstrip() + fix
 
 
 def _python_finding() -> Finding:

@@ -23,7 +23,7 @@ def agents_list(as_json: Json = False) -> None:
 
 @app.command("install")
 def agents_install(
-    name: Annotated[str, typer.Argument(help="an agent of `crrl agents list`, or a recipe file")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="an agent of `crrl agents list`, or a recipe file")],
     as_json: Json = False,
 ) -> None:
     """Install an agent's program into a separate environment, which sandboxes see read-only."""

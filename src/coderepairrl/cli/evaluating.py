@@ -37,7 +37,8 @@ def eval(
     what: Annotated[
         str,
         typer.Argument(
-            help="a TOML file, a shipped config, a run, or a task source; to --resume an evaluation; to --merge shards"
+            metavar="WHAT",
+            help="a task source, a TOML file, a shipped config or a run; --resume: an evaluation; --merge: shards",
         ),
     ],
     given: Settings = None,
@@ -86,7 +87,8 @@ def collect(
     what: Annotated[
         str,
         typer.Argument(
-            help="a TOML file, a shipped config, a run, or a task source; to --resume a collection; to --select runs"
+            metavar="WHAT",
+            help="a task source, a TOML file, a shipped config or a run; --resume: a collection; --select: runs",
         ),
     ],
     given: Settings = None,
@@ -138,11 +140,12 @@ def _refuse(option: str, *others: object) -> None:
 
 
 def attempt(
-    what: Annotated[str, typer.Argument(help="a task source, a TOML file, a shipped config, or a run")],
-    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl tasks list SOURCE")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="a task source, a TOML file, a shipped config, or a run")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="id of one of its tasks (crrl tasks list SOURCE)")],
     given: Settings = None,
     policy: Annotated[
-        str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
+        str | None,
+        typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's)"),
     ] = None,
     output: NewRun = None,
     as_json: Json = False,
@@ -155,7 +158,7 @@ def attempt(
     from coderepairrl.stages import trace
 
     trial = attempting.plan_trial(what, task, given or [], policy=policy, output=output)
-    episode = run_tidily(attempting.make_shown_attempt(trial, trace.Trace(whole=True)))
+    episode = run_tidily(attempting.show_attempt(trial, trace.Trace(whole=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:
@@ -163,8 +166,13 @@ def attempt(
 
 
 def grade(
-    predictions: Annotated[Path, typer.Argument(help="patches in the format of SWE-bench's harness")],
-    source: Annotated[str, typer.Argument(help="their task source, or module:Class; for --harness rows or a dataset")],
+    predictions: Annotated[
+        Path, typer.Argument(metavar="PREDICTIONS", help="patches in the format of SWE-bench's harness")
+    ],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="their task source, or module:Class; with --harness, rows or a data set"),
+    ],
     options: Options = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines (default: next to PREDICTIONS)")

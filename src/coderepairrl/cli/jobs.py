@@ -13,7 +13,9 @@ from coderepairrl.errors import UsageError
 
 
 def run(
-    file: Annotated[str, typer.Argument(help="a TOML file with jobs (docs/guides/jobs.md), or a shipped one")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="a TOML file with jobs (docs/guides/jobs.md), or a shipped one")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys and settings of a job")
     ] = None,

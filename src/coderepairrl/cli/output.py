@@ -104,14 +104,14 @@ def format_nested(data: dict[Any, Any], indent: str = "") -> str:
         elif isinstance(value, float):
             lines.append(f"{name:<28} {rounded(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
         else:
-            lines.append(f"{name:<28} {logged(as_words(value))}".rstrip())
+            lines.append(f"{name:<28} {logged(format_value(value))}".rstrip())
     return "\n".join(lines)
 
 
-def as_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for people.
 
-    >>> as_words(None), as_words(True), as_words((0.9, 0.95)), as_words([]), as_words("x")
+    >>> format_value(None), format_value(True), format_value((0.9, 0.95)), format_value([]), format_value("x")
     ('-', 'yes', '0.9, 0.95', 'none', 'x')
     """
     if value is None or value == {}:
@@ -119,5 +119,5 @@ def as_words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(as_words, value)) or "none"
+        return ", ".join(map(format_value, value)) or "none"
     return str(value)

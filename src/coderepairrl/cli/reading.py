@@ -105,11 +105,17 @@ def _write_pages(site: Site, output: Path | None) -> None:
 def check(
     kind: Annotated[
         str | None,
-        typer.Argument(help="sandbox, engine, agent, reward, tasks, environments, model, crash (default: the machine)"),
+        typer.Argument(
+            metavar="KIND",
+            help="sandbox, engine, agent, reward, tasks, environments, model, crash (default: the machine)",
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(help="an implementation, module:Class, a task source, a model folder, or the process to kill"),
+        typer.Argument(
+            metavar="NAME",
+            help="an implementation, module:Class, a task source, a model folder, or the process to kill",
+        ),
     ] = None,
     options: Options = None,
     every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,

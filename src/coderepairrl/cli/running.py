@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from coderepairrl.config import Config
     from coderepairrl.runs import RunFolder
 
-RunFile = Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")]
+RunFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="a TOML file, a shipped config, or a run folder to resume")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
 
 
@@ -89,7 +91,9 @@ def sft(
 
 
 def config(
-    file: Annotated[str | None, typer.Argument(help="as for `crrl train` (default: show defaults)")] = None,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="as for `crrl train` (default: show defaults)")
+    ] = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:

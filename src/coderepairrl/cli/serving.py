@@ -16,11 +16,13 @@ from coderepairrl.printable import counted
 
 
 def fix(
-    repo: Annotated[Path, typer.Argument(help="a clean git repository")],
+    repo: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="a clean git repository")],
     issue: Annotated[Path, typer.Option(help="file that describes the bug")],
-    policy: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
+    policy: Annotated[str, typer.Option(help="a run, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
-    agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
+    agent_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="option of the agent: docs/guides/agents.md")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="sampling temperature (0: greedy)")] = 0.0,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
@@ -48,7 +50,9 @@ def fix(
 
 
 def serve(
-    policy: Annotated[str, typer.Argument(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="a run, a TOML file, a model folder, builtin:NAME, or a URL")
+    ],
     overrides: Overrides = None,
     host: Annotated[str, typer.Option(help="address of the gateway, which requires session keys")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the gateway (0: any free one)")] = 8000,
@@ -85,7 +89,9 @@ def export(
     source: Annotated[
         str, typer.Argument(metavar="RUN", help="a run folder; for a model also a checkpoint, or adapters")
     ],
-    target: Annotated[Path | None, typer.Argument(help="new folder (model, atif) or file (parquet)")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="TARGET", help="new folder (model, atif) or file (parquet)")
+    ] = None,
     to: Annotated[
         Literal["model", "parquet", "atif", "tensorboard", "trackio", "wandb"],
         typer.Option(help="Hugging Face folder; episodes as chats or trajectories; or a tracker"),

@@ -39,7 +39,10 @@ app = typer.Typer(
 )
 
 Source = Annotated[
-    str, typer.Argument(help="a task source, module:Class, a file of tasks or rows, or a folder of Harbor tasks")
+    str,
+    typer.Argument(
+        metavar="SOURCE", help="a task source, module:Class, a file of tasks or rows, or a folder of Harbor tasks"
+    ),
 ]
 Concurrent = Annotated[int | None, typer.Option("--jobs", min=1, help="concurrent sandboxes or downloads (default: 2)")]
 
@@ -53,13 +56,13 @@ def _load(source: str, options: list[str] | None) -> TaskSource:
 
 @app.command("list")
 def tasks_list(
-    source: Annotated[str | None, typer.Argument(help="as of `crrl tasks verify` (default: list shipped sources)")] = (
-        None
-    ),
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="as for `crrl tasks verify` (default: list shipped sources)")
+    ] = None,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """List the tasks of SOURCE by split and id, and whether each is ready; else the shipped sources."""
+    """List the tasks of SOURCE: split, id, and what each lacks; without SOURCE, the shipped sources."""
     from coderepairrl.tasks import catalog
 
     if source is not None:
@@ -72,7 +75,7 @@ def tasks_list(
         return
     listing = catalog.shipped()
     rows = {
-        entry.source: f"{format_split_counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing
+        entry.source: f"{format_split_counts(entry.splits) or 'none shipped':<40} {entry.about}" for entry in listing
     }
     show(json.dumps([entry._asdict() for entry in listing]) if as_json else format_nested(rows))
 
@@ -190,7 +193,7 @@ def _quarantine(verified: list[Verified], file: Path | None) -> None:
 @app.command("shell")
 def tasks_shell(
     source: Source,
-    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl tasks list SOURCE")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="id of one of its tasks (crrl tasks list SOURCE)")],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]... [-- COMMAND]", help="options of the source; a command to run instead"),
@@ -216,7 +219,9 @@ def tasks_shell(
 @app.command("export")
 def tasks_export(
     source: Source,
-    file: Annotated[Path, typer.Argument(help="file to write (docs/guides/tasks.md); for harbor, folder")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="file to write (docs/guides/tasks.md); for harbor, a folder")
+    ],
     options: Options = None,
     form: Annotated[
         Literal["jsonl", "harbor"],
@@ -241,9 +246,12 @@ def tasks_export(
 
 @app.command("overlap")
 def tasks_overlap(
-    first: Annotated[str, typer.Argument(help="training source")],
-    second: Annotated[str, typer.Argument(help="evaluation source")],
-    options: Options = None,
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="training source")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="evaluation source")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[a.KEY=VALUE|b.KEY=VALUE]...", help="a. options of the first source, b. of the second"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two sources: shared ids, commits, near-duplicate issues and patches, and dates.

@@ -366,11 +366,11 @@ async def _install(
     argv += [install, "\n".join(spec.frozen), *spec.requirements]
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:
-        raise _refusal(spec, built, refused)
+        raise _explain_output(spec, built, refused)
     stripping = ["/tmp/env/bin/python", "-", box.workdir]
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
-        raise _refusal(spec, stripped, refused)
+        raise _explain_output(spec, stripped, refused)
     facts = _read_build_output(stripped.output, target)
     with tempfile.TemporaryFile() as archive:
         await _copy_out(box, archive)
@@ -451,7 +451,7 @@ def _hostile(what: str) -> TaskError:
     )
 
 
-def _refusal(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
+def _explain_output(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
         printed = f"no end within {_SECONDS:.0f} s; {printed}"

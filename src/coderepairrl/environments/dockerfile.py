@@ -70,7 +70,7 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
     return fetch.look_up_image(base_of(Path(reference.name)), store, offered)
 
 
-def find_dockerfile_image(
+def fetch_or_build_image(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
     """Fetch the `offer`; for a Dockerfile, build its image as `user` in the temporary folder `work`.

@@ -28,7 +28,7 @@ from coderepairrl.environments.manifests import (
     digest_of,
     for_this_machine,
     layers_of,
-    parse_manifest,
+    parse_json_object,
 )
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.children import run_child
@@ -99,15 +99,15 @@ class _NotThere(TaskError):
 def from_layout(folder: Path, reference: Reference, where: str) -> Found:
     """Find an image in OCI layout by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
-    index = parse_manifest(_bytes(folder / "index.json", where), f"{folder}/index.json")
+    index = parse_json_object(_bytes(folder / "index.json", where), f"{folder}/index.json")
     entry = _choose_manifest(index, blobs, reference, where)
     requested = digest = check_digest(entry.get("digest"), where)
-    manifest = parse_manifest(_blob(blobs, digest, where), where)
+    manifest = parse_json_object(_blob(blobs, digest, where), where)
     if _is_list(manifest):
         digest = for_this_machine(manifest, where)
-        manifest = parse_manifest(_blob(blobs, digest, where), where)
+        manifest = parse_json_object(_blob(blobs, digest, where), where)
     named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    return _found_image(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
+    return _describe_image(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
 
 
 def _choose_manifest(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def _is_list(manifest: dict[str, Any]) -> bool:
     return manifest.get("mediaType") in LISTS or "manifests" in manifest
 
 
-def _found_image(where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path) -> Found:
+def _describe_image(where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path) -> Found:
     (config_digest, _), layers = blobs_of(manifest, f"image {where}")
-    config = parse_manifest(_blob(blobs, config_digest, where), f"the configuration of {where}")
+    config = parse_json_object(_blob(blobs, config_digest, where), f"the configuration of {where}")
 
     def opened(layer: Layer) -> IO[bytes]:
         return (blobs / layer.blob.replace(":", "/")).open("rb")
@@ -170,7 +170,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
             configs = [
                 (entry, _member(archive, entry["Config"]))
-                for entry in _asked_platforms(parse_manifest(listing, where)["images"], reference)
+                for entry in _select_by_tag(parse_json_object(listing, where)["images"], reference)
             ]
             chosen = next((each for each in configs if reference.digest in ("", digest_of(each[1]))), None)
             if chosen is None:
@@ -184,7 +184,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
         raise TaskError(f"{path} is no archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
         raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name a file that is there") from error
-    config = parse_manifest(data, f"the configuration of {where}")
+    config = parse_json_object(data, f"the configuration of {where}")
     layers = layers_of(config, sizes, f"image {where}")
     members = dict(zip(layers, names, strict=True))
 
@@ -200,7 +200,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
     return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
 
 
-def _asked_platforms(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
+def _select_by_tag(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
     if reference.digest or (reference.transport == "docker-archive" and not reference.tag and len(listed) == 1):
         return listed
     names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}"} - {""}
@@ -225,11 +225,11 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
     )
     data = _manifest(place, reference.digest, where, store)
     digests["asked"] = digests["manifest"] = digest_of(data)
-    manifest = parse_manifest(data, where)
+    manifest = parse_json_object(data, where)
     if _is_list(manifest):
         digests["manifest"] = for_this_machine(manifest, where)
         one = f"{reference.name}@{digests['manifest']}"
-        manifest = parse_manifest(_manifest(one, digests["manifest"], where, store), where)
+        manifest = parse_json_object(_manifest(one, digests["manifest"], where, store), where)
     config, layers = blobs_of(manifest, f"image {where}")
 
     def get(say: Say) -> Found:
@@ -243,8 +243,8 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
                 say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
                 digests["converted"] = _copy_image(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
                 if not all(_has(store, *blob) for blob in lacking):  # layers that were not compressed are now
-                    read = parse_manifest(_blob(store, digests["converted"], where), where)
-        return _found_image(where, f"{reference.name}@{digests['asked']}", digests, read, store)
+                    read = parse_json_object(_blob(store, digests["converted"], where), where)
+        return _describe_image(where, f"{reference.name}@{digests['asked']}", digests, read, store)
 
     lacking = {digest: size for digest, size in [config, *layers] if not _has(store, digest, size)}
     host, path, _ = reference.name.partition("/")
@@ -276,7 +276,7 @@ def _copy_image(place: str, where: str, store: Path, layout: Path, seconds: floa
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
         _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
-        index = parse_manifest((layout / "index.json").read_bytes(), f"{layout}/index.json")
+        index = parse_json_object((layout / "index.json").read_bytes(), f"{layout}/index.json")
     finally:
         shutil.rmtree(layout, ignore_errors=True)
     return check_digest(index["manifests"][0]["digest"], where)

@@ -49,7 +49,7 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
-        _check_place(place, home, common)
+        _fill_view(place, home, common)
         borrowed = _borrowed(place, common)
         head = _remake(place, home, common, borrowed)
     except subprocess.CalledProcessError as error:
@@ -85,7 +85,7 @@ class _Place(NamedTuple):
         return git(*args, folder=folder, prefix=self.who, stdin=stdin, env=env, timeout=_PATIENCE)
 
 
-def _check_place(place: _Place, home: str, common: str) -> None:
+def _fill_view(place: _Place, home: str, common: str) -> None:
     # with copies of refs: links in them could lead anywhere
     view = create_bare_repository(place.view)
     (view / "info" / "attributes").unlink()

@@ -108,7 +108,7 @@ def _prepare_image(name: str, user: int | None, offered: Path | None, say: Say, 
     with lock_image(home / "names" / record_of(name).stem):
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
         get = partial(
-            dockerfile.find_dockerfile_image,
+            dockerfile.fetch_or_build_image,
             name,
             home / "blobs",
             say,

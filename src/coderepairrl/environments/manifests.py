@@ -85,7 +85,7 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def parse_manifest(data: bytes, what: str) -> dict[str, Any]:
+def parse_json_object(data: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raises `TaskError`."""
     try:
         value = json.loads(data)

@@ -255,7 +255,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     where = _working_folder(found, tree, config)
     work = make_open_folder(partial / "work")
     if found.patches:
-        _patch_tree(found, tree / where, work, user)
+        _apply_patches(found, tree / where, work, user)
     reduced = history.reduce(tree, where, work, user)
     shutil.rmtree(work)
     (partial / "layers.py").unlink()
@@ -279,7 +279,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     return image
 
 
-def _patch_tree(found: Found, place: Path, work: Path, user: int | None) -> None:
+def _apply_patches(found: Found, place: Path, work: Path, user: int | None) -> None:
     # remove the repository first, as it shows what the patches undo
     git_folder = place / ".git"
     if git_folder.is_dir() and not git_folder.is_symlink():

@@ -33,11 +33,11 @@ def parse_body(model: type[Model], raw: bytes) -> Model:
         return model.model_validate_json(raw)
     except ValidationError as error:
         if error.errors()[0]["type"] != "json_invalid" or (mended := _mended(raw)) is None:
-            raise deepest_error(error) from error
+            raise explain_invalid_body(error) from error
     try:
         return model.model_validate_json(mended)
     except ValidationError as error:
-        raise deepest_error(error) from error
+        raise explain_invalid_body(error) from error
 
 
 def _mended(raw: bytes) -> bytes | None:
@@ -49,7 +49,7 @@ def _mended(raw: bytes) -> bytes | None:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def deepest_error(error: ValidationError) -> ApiError:
+def explain_invalid_body(error: ValidationError) -> ApiError:
     """Convert the most deeply nested error."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from coderepairrl.gateway.body import ContentReader, Lenient, deepest_error, extras, parse_body, sse, unsupported
+from coderepairrl.gateway.body import ContentReader, Lenient, explain_invalid_body, extras, parse_body, sse, unsupported
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import Delta
@@ -159,7 +159,7 @@ def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
     try:
         _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})
     except ValidationError as error:
-        raise deepest_error(error) from error
+        raise explain_invalid_body(error) from error
     function_tools += [{"type": "function", "function": function} for function in body.functions or ()]
     return tuple(function_tools), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
 

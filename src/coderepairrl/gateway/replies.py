@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 async def send(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
     """Send the reply, streamed if requested. Raises `ApiError`."""
-    return await (_stream if asked.stream else _send_plain)(request, dialect, asked, call)
+    return await (_stream if asked.stream else _send_json)(request, dialect, asked, call)
 
 
-async def _send_plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
+async def _send_json(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     while not await call.ended_within(HEARTBEAT):
         if not response.prepared:

@@ -111,17 +111,17 @@ def parse(raw: bytes) -> Request:
     if any(item.get("type") == "item_reference" for item in items):
         unread = tuple({"role": "user", "content": json.dumps(item)} for item in items)
         return replace(request, messages=(*opening, *unread), unread=True)
-    return _read_request(request, opening, items)
+    return _with_items(request, opening, items)
 
 
 def resolve_references(request: Request, find: Find) -> Request:
     """Look up ``item_reference`` items. Raises `ApiError` (404)."""
     at = request.opening
     items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
-    return _read_request(replace(request, unread=False), request.messages[:at], items)
+    return _with_items(replace(request, unread=False), request.messages[:at], items)
 
 
-def _read_request(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
+def _with_items(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
     parts = ContentReader(printed)
     messages = read_items(items, opening, parts)
     return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))

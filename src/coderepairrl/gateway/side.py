@@ -27,7 +27,7 @@ def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -
     for index, kind in enumerate(kinds):
         members.setdefault(kind, []).append(index)
     main = max(members, key=lambda kind: (bool(kind[0]), _states(turns, members[kind][0], prompt), len(members[kind])))
-    same = {kind: kind == main or _is_alike(kind[1], main[1]) for kind in members}
+    same = {kind: kind == main or _are_alike(kind[1], main[1]) for kind in members}
     belongs = {index for index, kind in enumerate(kinds) if same[kind] and kind[0] == main[0]}
     history = _Histories(turns, belongs)
     return tuple(
@@ -79,10 +79,10 @@ def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
     )
 
 
-def _is_alike(one: str, other: str) -> bool:
+def _are_alike(one: str, other: str) -> bool:
     """Whether system prompts differ at one place, in less than half of the longer one.
 
-    >>> _is_alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _is_alike("Repair code.", "Summarize.")
+    >>> _are_alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _are_alike("Repair code.", "Summarize.")
     (True, False)
     """
     start = common(one, other)

@@ -66,11 +66,11 @@ class Verdict(NamedTuple):
 
 
 def judged_in(task: Task) -> Task:
-    """`task` in the workspace of its checks, for the sandbox of `grade` and `judge`."""
+    """`task` in the workspace of its checks, for the sandbox of `grade_patch` and `judge`."""
     return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
 
 
-async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
+async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox, restore the checks' files, run the checks. Raises `SandboxFault`.
 
     All commands share the sandbox, so one can prepare the next; `grade_apart` prevents that.

@@ -144,11 +144,11 @@ class Service:
             result = operation(**{name: _argument(name, value) for name, value in frame.items()})
             return {"ok": _as_plain_result(result), "version": self._trainer.version if self._trainer else 0}
         except CodeRepairError as error:
-            return _refusal("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
+            return _encode_error("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
-            return _refusal("storage", error)
+            return _encode_error("storage", error)
         except ValueError as error:
-            return _refusal("refused", error)
+            return _encode_error("refused", error)
 
     def _operation(self, name: str) -> Callable[..., Any]:
         if name == "start":
@@ -176,7 +176,7 @@ class Service:
         return self._trainer.notices
 
 
-def _refusal(kind: str, error: Exception) -> Frame:
+def _encode_error(kind: str, error: Exception) -> Frame:
     traceback.print_exception(error)
     return {"error": str(error), "kind": kind, "fix": getattr(error, "fix", "")}
 

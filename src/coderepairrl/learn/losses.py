@@ -156,7 +156,7 @@ def _token(t: Trained) -> Tensor:
     return t.logp_N - t.old_N
 
 
-def _sum_row(t: Trained) -> Tensor:
+def _mean_log_ratios(t: Trained) -> Tensor:
     return row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
 
 
@@ -166,7 +166,7 @@ def _product(t: Trained) -> Tensor:
 
 LOG_RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
     "token": _token,
-    "row": _sum_row,
+    "row": _mean_log_ratios,
     "product": _product,
 }
 

@@ -254,7 +254,7 @@ class _TwoPasses(torch.autograd.Function):
         logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
         for spans in chunks(batch.spans, batch.chunk_tokens):
             hidden_CD = packed.hidden(batch, spans, store)
-            at, index_N = _within_batch(batch, spans)
+            at, index_N = _find_positions(batch, spans)
             logp_N[index_N] = packed.scores(hidden_CD[at], batch.target_N[index_N], temperature, logits)
         ctx.inputs, ctx.store = (packed, batch, temperature, logits), store
         return logp_N
@@ -266,13 +266,13 @@ class _TwoPasses(torch.autograd.Function):
         for spans in reversed(chunks(batch.spans, batch.chunk_tokens)):
             with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
-                at, index_N = _within_batch(batch, spans)
+                at, index_N = _find_positions(batch, spans)
                 logp_N = packed.scores(hidden_CD[at], batch.target_N[index_N], temperature, logits)
             # the states as well: of a chunk without a trained token, keys and values still have a gradient
             torch.autograd.backward((logp_N, hidden_CD), (gradient_N[index_N], torch.zeros_like(hidden_CD)))
         return (None,) * 5
 
 
-def _within_batch(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+def _find_positions(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     index_N = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
     return batch.at_N[index_N] - spans[0].start, index_N

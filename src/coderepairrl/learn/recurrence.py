@@ -112,7 +112,7 @@ def _convolution(original: Function) -> Function:
         spans = _spans.get()
         if not _branched(spans):
             return original(inputs, weight, *arguments, **options)  # type: ignore[no-any-return]
-        options = _single_options(options)
+        options = _without_packing(options)
         outputs = []
         for span in spans:
             places = _places(span, weight.shape[-1] - 1)
@@ -146,7 +146,7 @@ def _scan(original: Function, names: Scan) -> Function:
 
         outputs, states = [], States({None: None})
         for part in tree_parts(spans):
-            part_options = {name: within(value, part) for name, value in _single_options(options).items()}
+            part_options = {name: within(value, part) for name, value in _without_packing(options).items()}
             part_options |= {names.state: states[part.parent], names.last: True}
             output, states[part.stop] = original(*(within(value, part) for value in arguments), **part_options)
             outputs.append(output)
@@ -160,5 +160,5 @@ def _branched(spans: Sequence[Span]) -> bool:
     return len(spans) > 1
 
 
-def _single_options(options: dict[str, Any]) -> dict[str, Any]:
+def _without_packing(options: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name in _FLAT else value for name, value in options.items()}

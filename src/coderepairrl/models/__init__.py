@@ -123,7 +123,7 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
         cached = find_cached(path)
         if cached is None:
             raise UsageError(
-                f"{path} is no model: there is no such folder, and it was not fetched from the hub",
+                f"{path} is not here: there is no such folder, and it is not fetched from the hub yet",
                 fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(path)}",
             )
         location, fix = cached, f"fetch it again: {download_command(path)}"

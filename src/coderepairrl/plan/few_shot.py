@@ -36,7 +36,7 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
     Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
     shares its id, issue or file with a task in `evaluated`.
     """
-    seen = {file for task in evaluated for file in _task_files(task)}
+    seen = {file for task in evaluated for file in _example_texts(task)}
     ids = {task.id for task in evaluated}
 
     def evaluates(each: Example) -> bool:
@@ -120,6 +120,6 @@ def _example(task: Task) -> Example | None:
         return None
 
 
-def _task_files(task: Task) -> Iterable[str]:
+def _example_texts(task: Task) -> Iterable[str]:
     example = _example(task)
     return (example.before.strip(), example.after.strip()) if example else ()

@@ -157,7 +157,7 @@ class LocalPlan(ServingPlan):
 
     @part
     def needs(self) -> EngineNeeds:
-        """What is needed of the engine."""
+        """Abilities that the engine must have."""
         return self.room
 
 

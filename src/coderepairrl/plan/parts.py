@@ -13,7 +13,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Check = Callable[[], object]
-"""Raises `CodeRepairError` for what is wrong."""
+"""A check, which raises `CodeRepairError` for a mistake."""
 
 
 class part(Generic[T_co]):

@@ -189,13 +189,13 @@ def _check_repository(root: Path, git_path: Path) -> Repository:
     try:
         home = git_path.resolve()
         if git_path.is_file():
-            link = _git_text(git_path, root)
+            link = _read_git_file(git_path, root)
             if not link.startswith("gitdir: "):
                 _refuse(root, ".git is a file that names no git directory")
             home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
                 _refuse(root, f".git names {home}, which is no git directory")
-        shared = _git_text(home / "commondir", root).rstrip("\r\n")
+        shared = _read_git_file(home / "commondir", root).rstrip("\r\n")
         common = (home / shared).resolve()
         _check_owner(root, (root, git_path, home, common))
         _check_at_home(root, home, common)
@@ -252,7 +252,7 @@ def _ignored(settings: dict[str, str]) -> str:
     home = os.environ.get("HOME", "")
     usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
     path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
-    return _git_text(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
+    return _read_git_file(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
 
 
 def _by_key(listed: bytes) -> dict[str, str]:
@@ -266,7 +266,7 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
     if home == root / ".git":
         at_home = common == home
     elif home.parent == common / "worktrees":
-        at_home = Path(_git_text(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
+        at_home = Path(_read_git_file(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
     else:
         at_home = common == home and "core.worktree" in settings
     work_tree = settings.get("core.worktree") if common == home else None
@@ -286,7 +286,7 @@ def _check_closed(root: Path, common: Path) -> None:
         if (common / name).is_symlink():
             _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
     borrowed = common / "objects" / "info" / "alternates"
-    if _git_text(borrowed, root).strip():
+    if _read_git_file(borrowed, root).strip():
         _refuse(
             root,
             f"it borrows objects from elsewhere ({borrowed})",
@@ -302,7 +302,7 @@ def _check_files(root: Path, paths: Sequence[Path]) -> None:
 
 
 def _git_settings(config: Path, root: Path) -> dict[str, str]:
-    if not _git_text(config, root):
+    if not _read_git_file(config, root):
         return {}
     try:
         listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
@@ -311,7 +311,7 @@ def _git_settings(config: Path, root: Path) -> dict[str, str]:
     return _by_key(listed)
 
 
-def _git_text(path: Path, root: Path) -> str:
+def _read_git_file(path: Path, root: Path) -> str:
     try:
         kind = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -373,12 +373,12 @@ def view(repository: Repository) -> Iterator[View]:
     mine, settings = _by_key(_users("--list")), _git_settings(common / "config", root)
     with scratch("git") as folder:
         (folder / "info").mkdir()
-        (folder / "HEAD").write_bytes(os.fsencode(_git_text(home / "HEAD", root)))
+        (folder / "HEAD").write_bytes(os.fsencode(_read_git_file(home / "HEAD", root)))
         appearance = {key: value for key, value in mine.items() if key.startswith("core.")}  # of unchanged files
         (folder / "config").write_text(_safe_config({**appearance, **settings}, root))
-        excluded = f"{_ignored(mine)}\n{_git_text(common / 'info/exclude', root)}"  # later lines take precedence
+        excluded = f"{_ignored(mine)}\n{_read_git_file(common / 'info/exclude', root)}"  # later lines take precedence
         (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
-        (folder / "info" / "attributes").write_bytes(os.fsencode(_git_text(common / "info/attributes", root)))
+        (folder / "info" / "attributes").write_bytes(os.fsencode(_read_git_file(common / "info/attributes", root)))
         borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
         borrowed += [home / "index", *home.glob("sharedindex.*")]
         _check_files(root, borrowed[1:])

@@ -71,7 +71,7 @@ def sweep_partial(folder: Path) -> None:
 
 @contextmanager
 def _locked(target: Path) -> Iterator[TextIO]:
-    with _readable_files():
+    with _make_files_readable():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.with_suffix(".lock").open("w") as lock:
@@ -89,7 +89,7 @@ def _locked(target: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _readable_files() -> Iterator[None]:
+def _make_files_readable() -> Iterator[None]:
     # the umask is the process's: the last of overlapping users restores it
     with _umask_lock:
         _umasks.append(os.umask(0o022))

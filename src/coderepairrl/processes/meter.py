@@ -119,10 +119,10 @@ def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
     return reduce(Used.plus, complete) if complete else None
 
 
-def as_words(used: Used) -> str:
+def format_usage(used: Used) -> str:
     """Format for people.
 
-    >>> as_words(Used(60.0, 90.0, None, None, None))
+    >>> format_usage(Used(60.0, 90.0, None, None, None))
     '60 s; processors 90 s, energy not readable; GPUs not readable'
     """
     energy = "energy not readable" if used.cpu_joules is None else f"{used.cpu_joules / 3600:,.1f} Wh"

@@ -130,7 +130,7 @@ def analyse(data: RunData) -> Report:
     kinds = data.rows.accounts.by_kind()
     tools, commands = _most_used(data.judged.values())
     planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
-    notices = [*data.notices, *_alarms(data), *_list_changes(data), *_missing(data, steps, evaluations, planned)]
+    notices = [*data.notices, *_alarms(data), *_describe_changes(data), *_missing(data, steps, evaluations, planned)]
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),
         path=str(data.folder.path),
@@ -387,7 +387,7 @@ def _alarms(data: RunData) -> list[str]:
     ]
 
 
-def _list_changes(data: RunData) -> list[str]:
+def _describe_changes(data: RunData) -> list[str]:
     changes = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.rows.changes]
     return [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
 

@@ -59,7 +59,7 @@ def _as_plain_value(value: Any) -> Any:
 
 
 def format_summary(found: Mapping[str, Any]) -> list[str]:
-    """Format a `summarise_answers` as lines: figures, rows by class, reliability."""
+    """Format the result of `summarise_answers` as lines: figures, rows by class, reliability."""
     text: list[str] = []
     for kind, each in found.items():
         text += [

@@ -150,7 +150,7 @@ def result(
         verdicts.append(_sentences(reply, len(seeds)))
         tables += _tables(reply, seeds)
         remarks += reply.notes
-        numbers.append(_arm_numbers(reply))
+        numbers.append(_answer_as_json(reply))
     tables += [arms] if arms.rows else []
     remarks += _methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
@@ -259,7 +259,7 @@ def _methods(seeds: int) -> list[str]:
     return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 
 
-def _arm_numbers(found: Answer) -> dict[str, Any]:
+def _answer_as_json(found: Answer) -> dict[str, Any]:
     return {
         "question": found.question.name,
         "asks": found.question.asks,

@@ -51,7 +51,7 @@ class Question:
     other_conditions: bool = False
     """Compare despite different limits or environments."""
     cluster: str = "repository"
-    """Or ``task``: intervals are of such tasks of these repositories alone."""
+    """Unit that is resampled; with ``task``, intervals hold for further tasks of these repositories only."""
     margin: float | None = None
     pass_at: str = ""
     """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""

@@ -68,12 +68,12 @@ def conversation(episode: Episode) -> dict[int, list[Message]]:
     for call in episode.tool_calls:
         results[call.turn].append(call)
     names: dict[str, str] = {}
-    return {turn.index: list(_turn_messages(turn, results[turn.index], names)) for turn in episode.turns}
+    return {turn.index: list(_view_messages(turn, results[turn.index], names)) for turn in episode.turns}
 
 
 def unheard(episode: Episode) -> list[ToolCall]:
     """Tool calls that no reply contains."""
-    counts = {turn.index: _prompt_tokens(turn) for turn in episode.turns}
+    counts = {turn.index: _count_calls(turn) for turn in episode.turns}
     calls: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
         calls[call.turn].append(call)
@@ -109,11 +109,11 @@ def gist(messages: Sequence[Message], index: int) -> str:
     if reply.calls:
         call = reply.calls[0]
         more = f" +{len(reply.calls) - 1}" if len(reply.calls) > 1 else ""
-        return f"{call.name} {_turn_line(call.fields[0].text) if call.fields else ''}".rstrip() + more
-    return _turn_line(reply.text or reply.thought) or "(nothing)"
+        return f"{call.name} {_clip_line(call.fields[0].text) if call.fields else ''}".rstrip() + more
+    return _clip_line(reply.text or reply.thought) or "(nothing)"
 
 
-def _turn_line(text: str) -> str:
+def _clip_line(text: str) -> str:
     return " ".join(text.split())[:80]
 
 
@@ -122,7 +122,7 @@ def edits(messages: Sequence[Message]) -> list[Field]:
     return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
 
 
-def _turn_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str]) -> Any:
+def _view_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str]) -> Any:
     for at, message in enumerate(turn.messages):
         role = str(message.get("role", ""))
         last = at == len(turn.messages) - 1
@@ -137,7 +137,7 @@ def _turn_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str
         yield Message(printable(role), printable(label), visible(text), visible(thought), calls)
 
 
-def _prompt_tokens(turn: Turn) -> int:
+def _count_calls(turn: Turn) -> int:
     return len(_calls(turn.messages[-1])) if turn.messages else 0
 
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from coderepairrl.printable import counted, visible
-from coderepairrl.processes.meter import Used, as_words
+from coderepairrl.processes.meter import Used, format_usage
 from coderepairrl.report import plots
 from coderepairrl.report.conversation import is_long
 from coderepairrl.report.rows import file_name
@@ -96,7 +96,7 @@ def _page_templates() -> Environment:
         "seconds": _seconds,
         "commas": "{:,}".format,
         "counted": lambda noun, count: counted(count, noun),
-        "used": lambda used: as_words(Used(**used)),
+        "used": lambda used: format_usage(Used(**used)),
         "p": p_text,
         "file_name": file_name,
         "long": is_long,

@@ -26,10 +26,10 @@ _LARGEST_SOURCE = 1 << 20
 _KNOWN = 8
 
 
-def changed_lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
+def locate_changes(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
     """Lines that `patch` changes, by file; a malformed patch has none.
 
-    >>> sorted(changed_lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
+    >>> sorted(locate_changes(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
     [('x.py', 4)]
     """
     return frozenset(
@@ -62,11 +62,11 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
     >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
     """
-    reference_lines = changed_lines(reference)
+    reference_lines = locate_changes(reference)
     return (
-        (changed_lines(patch), reference_lines)
+        (locate_changes(patch), reference_lines)
         if reference_lines
-        else (changed_lines(patch, tests=True), changed_lines(reference, tests=True))
+        else (locate_changes(patch, tests=True), locate_changes(reference, tests=True))
     )
 
 
@@ -100,7 +100,7 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
 
 def python_files(*patches: bytes) -> set[str]:
     """Python files that `patches` change."""
-    return {path for patch in patches for path in files_of(changed_lines(patch, tests=True)) if path.endswith(_PYTHON)}
+    return {path for patch in patches for path in files_of(locate_changes(patch, tests=True)) if path.endswith(_PYTHON)}
 
 
 @lru_cache(maxsize=_KNOWN)

@@ -138,7 +138,7 @@ def changed_files(attempt: Attempt) -> float | None:
     return float(len({file.path for file in localisation.parse_patch_or_none(attempt.episode.patch)}))
 
 
-def changed_lines(attempt: Attempt) -> float | None:
+def count_changed_lines(attempt: Attempt) -> float | None:
     """Removed and added lines; None if too long."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
@@ -292,7 +292,7 @@ METRICS = (
     Metric("line_recall", of_lines(localisation.recall), per_patch=True),
     Metric("line_precision", of_lines(localisation.precision)),
     Metric("changed_files", changed_files, "count", per_patch=True),
-    Metric("changed_lines", changed_lines, "lines", per_patch=True),
+    Metric("changed_lines", count_changed_lines, "lines", per_patch=True),
     Metric("edit_applied", edit_applied),
     Metric("resolved_if_applied", resolved_if_applied),
     Metric("repeated_failures", repeated_failures, "count"),

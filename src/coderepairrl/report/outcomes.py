@@ -85,19 +85,19 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
         return Counts(f"{number.name} on {number.benchmark} ({published.MARK})", number.solved or 0, number.tasks)
     if not all(part.strip() for part in source.split(",")):
         raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
-    task_ids = _asked_ids(asked) if asked else None
+    task_ids = _read_task_ids(asked) if asked else None
     parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
     return _together([_read_outcomes(part.strip(), metric, task_ids) for part in parts])
 
 
 def episodes_of(source: str) -> list[Episode]:
     """Attempts of the evaluation in `source`. Raises `UsageError`."""
-    path, which = _source_name(source)
+    path, which = _split_source_name(source)
     folder = open_run(path)
     return list(_episodes(folder, _choose(folder, which)))
 
 
-def _source_name(source: str) -> tuple[Path, str]:
+def _split_source_name(source: str) -> tuple[Path, str]:
     path = Path(source)
     if path.exists():
         return path, ""
@@ -106,14 +106,14 @@ def _source_name(source: str) -> tuple[Path, str]:
 
 
 def _read_outcomes(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
-    path, which = _source_name(source)
+    path, which = _split_source_name(source)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
         return _fill_unresolved(_harness(path, reports, metric), asked)
     if path.is_file():
-        return _fill_unresolved(_file_outcomes(path, which, metric), asked)
-    return _run_outcomes(open_run(path), which, metric)
+        return _fill_unresolved(_read_outcome_file(path, which, metric), asked)
+    return _read_run_outcomes(open_run(path), which, metric)
 
 
 def _together(parts: Sequence[Outcomes]) -> Outcomes:
@@ -133,7 +133,7 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 # -- run folders
 
 
-def _run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
+def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
     episodes, tasks = list(_episodes(folder, name)), folder.tasks()
     rows = _measured(folder, name, episodes, tasks)
@@ -285,7 +285,7 @@ def digest_of(task: Task) -> str:
 # -- files of others
 
 
-def _file_outcomes(path: Path, which: str, metric: str) -> Outcomes:
+def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
     text = _read_file_text(path)
     try:
         document = codec.parse_foreign_json(text)
@@ -439,7 +439,7 @@ def _judged(data: Any) -> Iterator[tuple[str, float]]:
             yield task, float(report["resolved"])
 
 
-def _asked_ids(path: Path) -> list[str]:
+def _read_task_ids(path: Path) -> list[str]:
     text = _read_file_text(path)
     if text.lstrip().startswith("{"):
         return [_id(path, number, row) for number, row in _json_rows(path, text)]

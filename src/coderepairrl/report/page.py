@@ -71,7 +71,7 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
     again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
     between = [(f"{o.name} {MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
     tables = [
-        _html_table(title, named, reports)
+        _changes_table(title, named, reports)
         for title, named in (
             ("Held-out tasks, before and after", held_out),
             (_AGAIN, again),
@@ -170,12 +170,12 @@ def _slices(reports: Sequence[Report]) -> list[Table]:
     ):
         for kind in dict.fromkeys(c.slice for _, c in columns if c.slice):
             named = [(name, c) for name, c in columns if c.slice == kind]
-            table = _html_table(f"{title}, {kind} only", named, reports)
+            table = _changes_table(f"{title}, {kind} only", named, reports)
             tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables
 
 
-def _html_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> Table:
+def _changes_table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> Table:
     comparisons = [comparison for _, comparison in named]
     measures = dict.fromkeys(m for c in comparisons for m in (*c.early, *c.late))
     if all(is_reward(report, score) for report in reports for score in report.scores[:1]):

@@ -205,7 +205,7 @@ class Rows:
         row.scores = {score["name"]: score["value"] for score in scores}
         row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
         row.tools = tuple(dict.fromkeys(call["name"] for call in calls))
-        row.added, row.deleted = changed_lines(text_to_bytes(verdict.get("patch", "")))
+        row.added, row.deleted = count_patch_lines(text_to_bytes(verdict.get("patch", "")))
         row.seconds = verdict.get("timings", {}).get("total")
         row.changed = self.state
 
@@ -215,10 +215,10 @@ class Rows:
             row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
 
 
-def changed_lines(patch: bytes) -> tuple[int, int]:
+def count_patch_lines(patch: bytes) -> tuple[int, int]:
     r"""Count added and deleted lines of a unified diff.
 
-    >>> changed_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
+    >>> count_patch_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
     (2, 1)
     """
     added = deleted = 0

@@ -85,7 +85,7 @@ class Run:
         """Page of an episode. Raises KeyError."""
         view = self.shown(name)
         if not around.live:
-            self._texts[name] = _episode_text(view.episode)
+            self._texts[name] = _searchable_text(view.episode)
         around = replace(around, notice=view.notice)
         return render_episode(view, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
 
@@ -163,7 +163,7 @@ class Run:
     def searched(self) -> Iterator[tuple[str, str]]:
         """Ids with searchable text: replies, calls, notes, patch."""
         for name in self.rows.by_id:
-            yield name, self._texts.get(name) or _episode_text(self.shown(name).episode)
+            yield name, self._texts.get(name) or _searchable_text(self.shown(name).episode)
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -177,7 +177,7 @@ def read_episode(run: Path, episode: str) -> Shown:
     return opened.shown(find_episode(opened, episode))
 
 
-def _episode_text(episode: Episode) -> str:
+def _searchable_text(episode: Episode) -> str:
     words = [score.note for score in episode.scores]
     for messages in conversation(episode).values():
         words += [messages[-1].text, messages[-1].thought] if messages else []

@@ -23,10 +23,10 @@ def export_figures(reports: Sequence[Report], folder: Path) -> list[Path]:
 
     Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
     """
-    return [write_page(folder / name, content) for name, content in _table_files(reports)]
+    return [write_page(folder / name, content) for name, content in _figure_files(reports)]
 
 
-def _table_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
+def _figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
     panels = [panel for _, panels in sections(reports) for panel in panels]
     shown = [panel for panel in panels if any(series.points for series in panel.series)]
     for number, panel in enumerate(shown, 1):

@@ -80,7 +80,7 @@ def result(
         tables.append(Table("what differs in their settings", ("setting", *heads), rows))
     numbers = {
         "verdicts": verdicts,
-        "comparisons": [_verdict_numbers(each) for each in found],
+        "comparisons": [_verdict_as_json(each) for each in found],
         "plan": as_json(planned),
         "settings": as_json(settings),
         "notes": list(notes),
@@ -475,7 +475,7 @@ def p_text(p: float) -> str:
     return f"p {p_value(p)}" if p < 1e-4 else f"p = {p_value(p)}"
 
 
-def _verdict_numbers(found: Comparison | Unpaired) -> dict[str, Any]:
+def _verdict_as_json(found: Comparison | Unpaired) -> dict[str, Any]:
     data: dict[str, Any] = as_json(found) | {"claimed": found.claimed}
     if isinstance(found, Unpaired):
         data |= {"before": found.before.name, "after": found.after.name, "tasks": found.before.tasks}

@@ -170,7 +170,7 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
     chosen = only(reward)
-    oracle_diff, patch_diff = _read_code(oracle, "oracle"), _read_code(patch, "patch")
+    oracle_diff, patch_diff = _read_patch(oracle, "oracle"), _read_patch(patch, "patch")
     if not oracle_diff.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
     value = chosen.compare(oracle_diff, patch_diff)
@@ -182,7 +182,7 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     return value
 
 
-def _read_code(path: Path, role: str) -> bytes:
+def _read_patch(path: Path, role: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:

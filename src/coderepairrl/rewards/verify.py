@@ -56,10 +56,10 @@ def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
     """Trials of each reward on each chosen task."""
-    return [Trial(task, reward) for reward in measuring_repair(weighted) for task in choose_verified_tasks(tasks, seed)]
+    return [Trial(task, reward) for reward in measuring_repair(weighted) for task in sample_tasks(tasks, seed)]
 
 
-def choose_verified_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
+def sample_tasks(tasks: Sequence[Task], seed: int) -> list[Task]:
     """Tasks with a reference, beyond `UP_TO` a sample of `EACH` per environment."""
     candidates = [task for task in tasks if task.reference.strip()]
     if len(candidates) <= UP_TO:
@@ -192,12 +192,12 @@ async def _probe(sandbox: Sandbox) -> str:
 
 def _manifest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for line in sorted(_source_files(folder)):
+    for line in sorted(_file_states(folder)):
         digest.update(line)
     return digest.hexdigest()
 
 
-def _source_files(folder: Path) -> Iterator[bytes]:
+def _file_states(folder: Path) -> Iterator[bytes]:
     for base, _, names in os.walk(folder):
         if "__pycache__" not in base:
             for name in names:

@@ -63,7 +63,7 @@ class LocalExecutor(Executor):
             at_end=judge_state if on_state else None,
         )
         side = await asyncio.to_thread(side_turns, result.turns, terms.side, ticket.task.prompt)
-        episode = _end_episode(replace(episode, turns=result.turns, side=side), result)
+        episode = _complete_episode(replace(episode, turns=result.turns, side=side), result)
         timings = dict(result.timings)
         if result.fault is None:
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
@@ -93,7 +93,7 @@ def unfinished(ticket: Ticket) -> Episode:
     )
 
 
-def _end_episode(episode: Episode, made: Attempt) -> Episode:
+def _complete_episode(episode: Episode, made: Attempt) -> Episode:
     report = made.outcome if isinstance(made.outcome, AgentReport) else None
     calls = None if report is None or made.fault is not None else report.tool_calls
     episode = replace(

@@ -119,7 +119,7 @@ def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[
     for library in (Path(name) for name in loaded["mapped"] if name not in modules and name != str(program)):
         if ".so" not in library.name or not library.is_file():
             continue
-        for name in (library.name, *_library_names(library)):
+        for name in (library.name, *_links_to_library(library)):
             _copy(library, target / "lib" / name)
         if library.name.startswith("ld-"):
             loader = library.name
@@ -130,7 +130,7 @@ def copy_python(guest: Path, target: Path, seen: str, user: int | None) -> list[
     return [f"{seen}/lib/{loader}", "--library-path", f"{seen}/lib", f"{seen}{program}"]
 
 
-def _library_names(library: Path) -> list[str]:
+def _links_to_library(library: Path) -> list[str]:
     # programs load a library by its interface version, which is a link
     return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
 

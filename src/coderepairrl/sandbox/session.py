@@ -312,7 +312,7 @@ async def _join(connection: socket.socket, address: str) -> None:
         writers.append(inner_out)
         outer, outer_out = await asyncio.open_unix_connection(address)
         writers.append(outer_out)
-        await asyncio.gather(_copy_state(inner, outer_out), _copy_state(outer, inner_out))
+        await asyncio.gather(_copy_stream(inner, outer_out), _copy_stream(outer, inner_out))
     except OSError as error:  # the agent or the gateway hung up, which its peer must see, and does
         _log.debug("bridge to %s: %s", address, error)
     finally:
@@ -320,7 +320,7 @@ async def _join(connection: socket.socket, address: str) -> None:
             writer.close()
 
 
-async def _copy_state(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def _copy_stream(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     while data := await source.read(1 << 16):
         target.write(data)
         await target.drain()

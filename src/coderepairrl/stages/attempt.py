@@ -63,7 +63,7 @@ def plan_trial(
     raise UsageError(f"{what} evaluates no task {task_id}", fix=near_tasks(task_id, task_ids))
 
 
-async def make_shown_attempt(trial: Trial, trace: Trace) -> Episode:
+async def show_attempt(trial: Trial, trace: Trace) -> Episode:
     """Make the attempt, showing each turn and the result in `trace`.
 
     Raises as `evaluation.measure`, and `RunError` if an infrastructure fault ended it.
@@ -85,7 +85,8 @@ async def make_shown_attempt(trial: Trial, trace: Trace) -> Episode:
         for call in calls or ():
             trace.say("call", f"{call.name} {call.arguments}: {'ok' if call.ok else 'failed'}")
         for score in event.scores:
-            trace.say("score", f"{score.name} {score.value:.4g}, weight {score.weight:g} {score.note}".rstrip())
+            note = f": {score.note}" if score.note else ""
+            trace.say("score", f"{score.name} {score.value:.4g}, weight {score.weight:g}{note}")
         trace.say("reward", f"{event.reward:.4g}, {event.ending.value}, {event.sampled:,} tokens sampled")
 
     with scratch("attempt") as home:

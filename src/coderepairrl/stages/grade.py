@@ -147,7 +147,7 @@ async def grade(
         async def one(made: Prediction) -> Graded:
             nonlocal done
             async with room:
-                verdict = await _graded_verdict(made, tasks[made.instance], judged, sandbox)
+                verdict = await _grade_prediction(made, tasks[made.instance], judged, sandbox)
             if not verdict.fault:
                 lines.append(verdict.as_json())
             verdicts[made.model, made.instance] = verdict
@@ -167,7 +167,7 @@ async def grade(
     return ordered
 
 
-async def _graded_verdict(
+async def _grade_prediction(
     made: Prediction, task: Task, judged: Sequence[rewards.Weighted], sandbox: SandboxBackend
 ) -> Graded:
     graded = Graded(made.instance, made.model, False, made.empty, patch=_sha(made.patch), task=task_digest(task))

@@ -21,7 +21,7 @@ from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import total
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
-from coderepairrl.stats import Interval, compare, pair
+from coderepairrl.stats import Interval, pair, paired_changes
 from coderepairrl.stats.intervals import slice_of
 from coderepairrl.types import Ending, Episode, ToolCall
 
@@ -85,7 +85,13 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
     if as_json:
         return json.dumps(report)
     return "\n".join(
-        [reward_bars(open_run(Path(report["run"]))), format_hello(report), "", headline(report), *next_commands(report)]
+        [
+            draw_reward_bars(open_run(Path(report["run"]))),
+            format_hello(report),
+            "",
+            headline(report),
+            *next_commands(report),
+        ]
     )
 
 
@@ -130,7 +136,7 @@ def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[s
             "delta": change.value,
             "ci95": [change.low, change.high],
         }
-        for measure, change in compare(before, after).items()
+        for measure, change in paired_changes(before, after).items()
         for name, shown_measure in SHOWN.items()
         if shown_measure == measure
     }
@@ -156,7 +162,7 @@ _BARS = 10
 _BAR_COLUMNS = 40
 
 
-def reward_bars(run: RunFolder) -> str:
+def draw_reward_bars(run: RunFolder) -> str:
     """Mean rewards of training episodes as bars; empty without steps."""
     rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
     together = max(1, -(-len(rewards) // _BARS))

@@ -108,7 +108,7 @@ def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     if job.kind == "command":
         return 0, None
     try:
-        return _resolve_job(job, jobs)
+        return _estimate_job(job, jobs)
     except CodeRepairError as error:
         absent = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
         problems = getattr(error, "problems", (error,))
@@ -117,7 +117,7 @@ def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         return 0, None
 
 
-def _resolve_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     config = job.config()
     path, init = _initial(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
     if job.kind in TRAIN:

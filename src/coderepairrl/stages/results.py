@@ -11,7 +11,7 @@ from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.errors import as_called
 from coderepairrl.printable import counted, printable
-from coderepairrl.processes.meter import Used, as_words, total
+from coderepairrl.processes.meter import Used, format_usage, total
 from coderepairrl.report import answers, localisation, metrics
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
@@ -153,7 +153,7 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
     lines += [
         "",
         cost_as_text(result["cost"]),
-        *([f"machine: {as_words(Used(**result['machine']))}"] if result["machine"] else []),
+        *([f"machine: {format_usage(Used(**result['machine']))}"] if result["machine"] else []),
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
         *_next(result, config),

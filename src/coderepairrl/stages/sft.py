@@ -92,7 +92,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
                 run.log, folder, plan.config, run.history, progress, meter, {"engine": plan.config.engine.name}
             ),
         ):
-            await _restore(run)
+            await _restore_run(run)
             await _train(run)
     return summarise_fine_tuning(folder)
 
@@ -142,7 +142,7 @@ async def _learn(run: _Run, step: int) -> dict[str, Any]:
     async def restore() -> None:
         await run.learner.close(again=True)
         run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress)
-        await _restore(run)
+        await _restore_run(run)
 
     return await life_cycle.retry_learner(
         lambda: run.learner.step(_batch(run.plan, step)), restore, run.plan.config.run.retries, run.progress.alarm
@@ -154,7 +154,7 @@ def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
     return [row for at in examples.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
 
 
-async def _restore(run: _Run) -> None:
+async def _restore_run(run: _Run) -> None:
     """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
     done = run.history.step
     saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
@@ -164,7 +164,7 @@ async def _restore(run: _Run) -> None:
     if begins:
         await run.learner.restore(saved[begins])
     elif not run.first and run.plan.examples.held_out:
-        run.first = _metrics_by_name(await run.learner.measure(_held_out(run.plan)))
+        run.first = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
         run.log.append("held_out", step=0, metrics=run.first)
         run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
     for record in run.history.steps[begins:]:
@@ -191,7 +191,7 @@ async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
     if not _measures(run.plan, step) or not run.plan.examples.held_out:
         return {}
     run.progress.phase("measure")
-    return _metrics_by_name(await run.learner.measure(_held_out(run.plan)))
+    return _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
 
 
 def _measures(plan: ImitationPlan, step: int) -> bool:
@@ -204,7 +204,7 @@ def _held_out(plan: ImitationPlan) -> list[Sample]:
     return [row for each in plan.examples.held_out for row in each.samples]
 
 
-def _metrics_by_name(measured: Mapping[str, Any]) -> dict[str, Any]:
+def _held_out_metrics(measured: Mapping[str, Any]) -> dict[str, Any]:
     names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
     return {f"held_out/{name}": measured[name] for name in names if name in measured}
 

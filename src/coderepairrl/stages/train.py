@@ -47,7 +47,7 @@ async def train(parts: Parts, history: History) -> None:
     `HealthGateError`, `RunError`, `LearnerFault`.
     """
     run, policy = parts.config.run, parts.policy
-    references = await restore(parts, history)
+    references = await restore_run(parts, history)
     window = StalenessWindow(parts.config.rollout.tasks_per_step, parts.config.rollout.max_staleness)
     async with GroupQueue(window) as queue:
         for step in range(history.step + 1, run.steps + 1):
@@ -74,7 +74,7 @@ async def train(parts: Parts, history: History) -> None:
     await evaluate_if_due(parts, history, run.steps)
 
 
-async def restore(parts: Parts, history: History) -> References:
+async def restore_run(parts: Parts, history: History) -> References:
     """Bring engine and learner to the end of `history`; return verified references.
 
     Finishes the last step's files, checkpoint and alarms. Raises `HealthGateError`.

@@ -9,7 +9,7 @@ from coderepairrl.stats.intervals import (
     tango,
     wilson,
 )
-from coderepairrl.stats.measures import COUNTS, NAMES, Noted, Notes, Summary, compare, measures, pair, summarise
+from coderepairrl.stats.measures import COUNTS, NAMES, Noted, Notes, Summary, measures, pair, paired_changes, summarise
 from coderepairrl.stats.outcomes import is_resolved, outcomes
 
 __all__ = [
@@ -20,12 +20,12 @@ __all__ = [
     "Noted",
     "Notes",
     "Summary",
-    "compare",
     "is_resolved",
     "mean_interval",
     "measures",
     "outcomes",
     "pair",
+    "paired_changes",
     "paired_difference",
     "sign_flip_test",
     "summarise",

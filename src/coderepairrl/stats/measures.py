@@ -173,7 +173,7 @@ def level(
     return mean_interval(values, clusters, share=share, least=0.0 if measure in counts else -math.inf)
 
 
-def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
+def paired_changes(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
     """Paired differences ``after - before`` of per-task means, over tasks that both measured."""
     return {name: pairs.change for name, pairs in pair(before, after).items()}
 
@@ -213,7 +213,7 @@ class Pairs(NamedTuple):
 
 
 def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
-    """Pairs behind `compare`, by measure."""
+    """Pairs behind `paired_changes`, by measure."""
     before, after = list(before), list(after)
     early, late = _by_task(before), _by_task(after)
     cluster_of = clusters_of([*before, *after])

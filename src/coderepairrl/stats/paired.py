@@ -99,7 +99,7 @@ def equivalence(
 
         half = _quantile(0.95, freedom) * error
         low, high = mean - half, mean + half
-    p = max(_t_below(statistic(margin), freedom), _t_below(-statistic(-margin), freedom))
+    p = max(_t_probability(statistic(margin), freedom), _t_probability(-statistic(-margin), freedom))
     return Equivalence(margin, p, Interval(mean, low, high))
 
 
@@ -118,7 +118,7 @@ def _quantile(probability: float, freedom: int | None) -> float:
     return float(special.ndtri(probability) if freedom is None else special.stdtrit(freedom, probability))
 
 
-def _t_below(value: float, freedom: int | None) -> float:
+def _t_probability(value: float, freedom: int | None) -> float:
     return float(special.ndtr(value) if freedom is None else special.stdtr(freedom, value))
 
 

@@ -83,7 +83,7 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
     Exhausts the iterator. Raises `Torn`, and ValueError for tensors outside the offer.
     """
     try:
-        offer = _read_header(file)
+        offer = _read_offer(file)
         _meet(file.parent, offer["called_off"], 0, receivers, seconds)
         with Wire(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
@@ -99,7 +99,7 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
     Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
-    offer, deadline = _read_header(file), time.monotonic() + seconds
+    offer, deadline = _read_offer(file), time.monotonic() + seconds
     _meet(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[Described] = []
@@ -270,7 +270,7 @@ def _mapped(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
-def _read_header(file: Path) -> dict[str, Any]:
+def _read_offer(file: Path) -> dict[str, Any]:
     offer: dict[str, Any] = json.loads(file.read_text())
     return offer
 

@@ -29,7 +29,7 @@ _PLAIN = ("", "pytest", "unittest", "cargo", "go", "node")
 """Result formats whose commands exit with a code other than 0 when a test fails."""
 _WATCHED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
-"""Runs a command of `witness.junit_checks`, which reports beside the word that it reads."""
+"""Runs a command of `witness.junit_checks`, which marks its report with the word that it reads."""
 _TOLD = "case $report in *{}*) ;; *) fail ;; esac"
 _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
 _FIX = "leave it out (select), or write another format"
@@ -92,10 +92,10 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
         (folder / "solution/fix.patch").write_bytes(task.reference)
         _script(folder / "solution/solve.sh", f"set -e\n{_SOLVE}")
     seconds = math.ceil(sum(command.timeout for command in task.checks.commands)) + 60
-    (folder / "task.toml").write_text(_harbor_settings(task, settings, seconds), encoding="utf-8")
+    (folder / "task.toml").write_text(_format_task_toml(task, settings, seconds), encoding="utf-8")
 
 
-def _harbor_settings(task: Task, environment: str, seconds: int) -> str:
+def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
     metadata = {
         "language": task.language,
         "split": task.split,

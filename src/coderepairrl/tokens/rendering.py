@@ -154,7 +154,7 @@ class TemplateRenderer:
             # those that are not answered have ids of their own, by which templates may look for the number of a call
             open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
             answers: list[Message] = [*results[: len(names)], *open_calls]
-            calls = [_named_result(name, answer) for name, answer in zip(names, answers, strict=True)]
+            calls = [_call_for_result(name, answer) for name, answer in zip(names, answers, strict=True)]
             if self._ids is not None and named and all(call.id for call in named):
                 calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
                 new_messages = _answering(new_messages, [call.id for call in named])
@@ -174,7 +174,7 @@ class TemplateRenderer:
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
-        calls = [_named_result(NAME, result) for result in results]
+        calls = [_call_for_result(NAME, result) for result in results]
         return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
 
     def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
@@ -191,7 +191,7 @@ class TemplateRenderer:
     def _names_results(self) -> bool:
         # probes whether the template writes the function's name with its result
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
-        reply = {**_ANSWER, "content": "", "tool_calls": [_named_result("anything_at_all", result)]}
+        reply = {**_ANSWER, "content": "", "tool_calls": [_call_for_result("anything_at_all", result)]}
         return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
@@ -215,7 +215,7 @@ def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]
     ]
 
 
-def _named_result(name: str, result: Message) -> Message:
+def _call_for_result(name: str, result: Message) -> Message:
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
 
 

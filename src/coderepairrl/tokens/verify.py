@@ -26,7 +26,7 @@ def _reply(content: str, *commands: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **(calls if commands else {})}
 
 
-def _result(number: int, content: str) -> dict[str, Any]:
+def _sample_result(number: int, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call{number:05d}", "content": content}
 
 
@@ -50,10 +50,10 @@ _REPLIES: dict[str, Messages] = {
     "a reply with words and a tool call": (_reply("I look.", "ls"),),
     "a reply with several tool calls": (_reply("", "ls", "git log"),),
 }
-_TOOL = _result(1, "setup.py\ntests\n")
+_TOOL = _sample_result(1, "setup.py\ntests\n")
 _ADDED: dict[str, Messages] = {
     "a tool result": (_TOOL,),
-    "several tool results": (_TOOL, _result(2, "")),
+    "several tool results": (_TOOL, _sample_result(2, "")),
     "a user message": ({"role": "user", "content": "\nGo on."},),
     "a tool result and a user message": (_TOOL, {"role": "user", "content": "Two calls left."}),
     "a system message": ({"role": "system", "content": "Be short."},),
@@ -61,9 +61,9 @@ _ADDED: dict[str, Messages] = {
 }
 FOLLOWED: tuple[tuple[Messages, str], ...] = (
     ((_reply("A test fails."), {"role": "user", "content": "Go on."}), "A test fails."),
-    ((_reply("", "git status"), _result(1, "setup.py\ntests")), "git status"),
+    ((_reply("", "git status"), _sample_result(1, "setup.py\ntests")), "git status"),
     (
-        (_reply("I look.", "ls", "git status"), _result(1, "setup.py\ntests"), _result(2, "clean")),
+        (_reply("I look.", "ls", "git status"), _sample_result(1, "setup.py\ntests"), _sample_result(2, "clean")),
         "git status",
     ),
 )
@@ -196,7 +196,7 @@ def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: 
     """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_sample_call(2, "git log")], **thoughts},)
-    news: Messages = (_result(2, "tests"),)
+    news: Messages = (_sample_result(2, "tests"),)
     rendered = codec.render((*conversation, *reply, *news), _tools(codec))
     answered = codec.render((*conversation, *reply), _tools(codec), prompt=False)
     ends = [at for at in range(len(prompt), len(answered)) if answered[at] in codec.stop_ids]

@@ -93,7 +93,7 @@ class AiderPolyglot(Files):
 
     def _read(self) -> list[Row]:
         if self.path is not None and (self.path / self.language / _PRACTICE).is_dir():
-            return [_exercise_row(folder, self.language) for folder in _exercises(self.path / self.language)]
+            return [_read_exercise(folder, self.language) for folder in _exercises(self.path / self.language)]
         return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
 
 
@@ -101,7 +101,7 @@ def _exercises(root: Path) -> list[Path]:
     return sorted(path.parent.parent for path in (root / _PRACTICE).glob("*/.meta/config.json"))
 
 
-def _exercise_row(folder: Path, language: str) -> Row:
+def _read_exercise(folder: Path, language: str) -> Row:
     described: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {str(path.relative_to(folder)): path for path in paths}

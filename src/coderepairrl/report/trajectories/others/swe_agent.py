@@ -11,7 +11,7 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
     """Read an attempt. Raises `ValueError`."""
     if "instance_id" in row and isinstance(row.get("trajectory"), list):
-        messages = [_published_fields(each) for each in row["trajectory"]]
+        messages = [_convert_message(each) for each in row["trajectory"]]
         return Trajectory(
             str(row["instance_id"]),
             conversation(messages),
@@ -35,7 +35,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     )
 
 
-def _published_fields(each: Any) -> Mapping[str, Any]:
+def _convert_message(each: Any) -> Mapping[str, Any]:
     if not isinstance(each, Mapping):
         raise ValueError("a message is no object")
     role = "assistant" if each.get("role") == "ai" else each.get("role")

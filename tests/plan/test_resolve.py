@@ -107,6 +107,15 @@ def test_all_that_is_wrong_is_reported_together(file: Path, capsys: pytest.Captu
     assert not (file.parent / "runs").exists()
 
 
+def test_tasks_that_no_reward_follows_from_are_looked_into_too(file: Path) -> None:
+    image = f"image:toy@sha256:{'0' * 64}"
+    row = {"id": "toy/0", "prompt": "p", "language": "python", "workspace": image}
+    Path("tasks.jsonl").write_text(json.dumps(row) + "\n")
+    tasks = "tasks={source='jsonl', options={path='tasks.jsonl'}}"
+    with pytest.raises(Several, match=r"no one measure of all\n(.*\n)*.*task toy/0: "):
+        plan_run(load_config(file, [tasks, "reward={}", "eval.split=test", "sandbox=unsafe-local"]))
+
+
 def test_one_mistake_stays_the_error_that_it_is(file: Path) -> None:
     with pytest.raises(UsageError, match=r"Qwen3-14B"):
         plan_run(load_config(file, ["model.path=Qwen/Qwen3-14B"]))

@@ -269,6 +269,12 @@ def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -
         examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
 
 
+async def test_an_engine_that_attempts_nothing_need_not_be_there(few: Path, tmp_path: Path) -> None:
+    words = arguments(few, tmp_path, "data.epochs=0.3", "engine=vllm", "engine.options.python=/nowhere/python")
+    folder = await run(words)
+    assert folder.about()["versions"]["vllm"] == "absent"
+
+
 async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.parquet"
     shutil.copy(few, own)

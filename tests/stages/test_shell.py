@@ -15,6 +15,14 @@ from commands import CRRL
 
 SHELL = [*CRRL, "tasks", "shell", "jsonl", "mine/add", "path=tasks.jsonl"]
 
+LISTENS = (  # on the port of the terminal, which is an argument of the program that opened it
+    'import os, socket; words = open(f"/proc/{os.getppid()}/stat").read().split();'
+    ' words = open(f"/proc/{words[3]}/cmdline").read().split(chr(0));'
+    " port = next(int(a) for a, b, c in zip(words[3:], words[4:], words[5:]) if (a + b + c).isdecimal());"
+    ' link = socket.create_connection(("127.0.0.1", port)); link.settimeout(20);'
+    ' print("got-" + (link.recv(9).decode() or "nothing"))'
+)
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
@@ -66,6 +74,8 @@ def test_on_a_terminal_it_is_interactive(home: Path, isolating: None) -> None:
     read_until(b"$ ")
     os.write(terminal, b"tty && echo at-$((40 + 2))\n")
     read_until(b"at-42")
+    os.write(terminal, f"python3 -c '{LISTENS}'\n".encode())
+    read_until(b"got-nothing")
     os.write(terminal, b"sleep 100; echo cut\n")
     read_until(b"sleep 100")
     time.sleep(0.3)

@@ -233,7 +233,7 @@ class Plan(PolicyPlan, TaskPlan):
     @part
     def kept(self) -> tuple[Share, ...]:
         """Training tasks by source, without those whose prompts are too long (`tasks.too_long`)."""
-        if self.config.tasks.too_long != "drop":
+        if self.given.tasks.too_long != "drop":
             return self.sources
         return without_too_long(self.config, self.model, self.kinds, self.sources)
 

@@ -15,7 +15,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.plan.model import name_model
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.registry import nearest, nearest_run
-from coderepairrl.runs import RunFolder
+from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages.evaluation import COLLECT, COLLECTING, PRESETS, USE, Evaluation, plan_evaluation
 from coderepairrl.stages.life_cycle import free_folder, require_command
 from coderepairrl.stages.shards import WHOLE, Shard, parse_shard
@@ -50,7 +50,7 @@ def plan_evaluations(
     several policies, each has a run folder of its name. Raises as `plan_evaluation`, and `UsageError` for contradictory
     arguments.
     """
-    if resume and (Path(what) / "run.json").is_file() and RunFolder(Path(what)).command() in ("eval", "collect"):
+    if resume and (Path(what) / "run.json").is_file() and open_run(Path(what)).command() in ("eval", "collect"):
         if policies or output is not None:
             fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
             raise UsageError(f"{what} has its policy and its place", fix=fix)

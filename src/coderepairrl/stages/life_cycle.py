@@ -156,7 +156,9 @@ async def begin_run(
     parts = {
         name: await _until_cancelled(digests, models.model_files(path)) for name, path in _model_parts(plan).items()
     }
-    versions = plan.model.engine.require(plan.model.needs, connect=True) if isinstance(plan.model, LocalModel) else {}
+    versions: Mapping[str, str] = {}
+    if isinstance(plan.model, LocalModel) and not (isinstance(plan, ImitationPlan) and plan.rollouts is None):
+        versions = plan.model.engine.require(plan.model.needs, connect=True)
     folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
     for each in differing:
         (progress.say if each.meant else progress.alarm)(str(each))

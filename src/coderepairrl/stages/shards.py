@@ -100,6 +100,8 @@ def _require_same_evaluation(first: _Part, other: _Part) -> None:
     settings, other_settings = (flat(part.about["config"]) for part in (first, other))
     differing += changed_keys(settings, other_settings, MAY_CHANGE_OF["eval"])
     differing += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
+    # each lists the tasks of all shards, whose order decides what is in which
+    differing += ["tasks"] if [*first.folder.tasks()] != [*other.folder.tasks()] else []
     differing += unlike(*(part.about.get("conditions") or {} for part in (first, other)))
     if differing:
         raise UsageError(

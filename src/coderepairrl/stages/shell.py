@@ -104,6 +104,9 @@ async def _interact(box: Sandbox, command: Sequence[str]) -> int:
                 loop.remove_reader(0)
                 writer.write_eof()
 
+        if joined.is_set():  # by another program of the sandbox, which would get what is typed
+            writer.close()
+            return
         joined.set()
         before = termios.tcgetattr(0)
         tty.setraw(0)

@@ -61,7 +61,7 @@ def eval(
     from coderepairrl.stages import arguments, evaluation, results, shards
 
     if merge:
-        _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices)
+        _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices, jobs > 1)
         if output is None:
             raise UsageError("no folder for the merged run is named", fix="crrl eval --merge SHARD... -o FOLDER")
         measured = [shards.merge_shards([Path(each) for each in (what, *(given or []))], output)]
@@ -112,7 +112,7 @@ def collect(
     from coderepairrl.stages import collect as collecting
 
     if select:
-        _refuse("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices)
+        _refuse("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices, jobs > 1)
         account = collecting.select_attempts([what, *(given or [])], output)
     else:
         settings = _settings(given, limit, attempts, model_name, key_env)
@@ -135,7 +135,7 @@ def _settings(
 
 def _refuse(option: str, *others: object) -> None:
     """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
-    if any(others):
+    if any(other or (other == 0 and other is not False) for other in others):
         raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave others out")
 
 

@@ -104,10 +104,6 @@ def _page_templates() -> Environment:
     return environment
 
 
-def _plain(value: Any) -> str:
-    return NONE if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def number(value: float | None, digits: int = 3) -> str:
     """Number with `digits` decimals (one from 10 on), or a dash.
 

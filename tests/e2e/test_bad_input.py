@@ -69,10 +69,10 @@ def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Pro
     other = project.path / "other"
     shutil.copytree(models.model_folder("builtin:tiny"), other)
     spec = json.loads((other / "config.json").read_text())
-    llama = spec | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    (other / "config.json").write_text(json.dumps(llama))
+    phi = spec | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+    (other / "config.json").write_text(json.dumps(phi))
     overrides = ["model.path=other", "model.renderer=qwen3"]
-    with pytest.raises(ConfigError, match="serves Qwen3ForCausalLM, and .* is LlamaForCausalLM") as caught:
+    with pytest.raises(ConfigError, match="serves .*Qwen3ForCausalLM.*, and .* is Phi3ForCausalLM") as caught:
         stages.preview_run(configs.load_config(project.config, overrides))
     assert "engine=vllm" in caught.value.fix
     (other / "model.safetensors").unlink()

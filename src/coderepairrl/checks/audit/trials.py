@@ -250,28 +250,32 @@ class _Trials:
     async def _wrong(self, about: Audited, survey: Row) -> Audited:
         wrong, no_wrong = [WrongPatch.of(each) for each in survey["wrong"]], survey["no_wrong"]
         faults = dict(about.faults)
+        solution = about.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not about.task.reference:
-            patch = survey["solution"].encode("utf-8", "surrogateescape")
             verdict = await self._verdict(
-                about.task, "solution as a patch", 0, lambda: self._patched(about.task, patch), faults
+                about.task, "solution as a patch", 0, lambda: self._patched(about.task, solution, solution), faults
             )
             if verdict is None or verdict.problem:
                 wrong, no_wrong = [], "the solution does more than change files of the workspace"
-        accepted = await asyncio.gather(*(self._accepted(about.task, each, faults) for each in wrong))
+        accepted = await asyncio.gather(*(self._accepted(about.task, each, solution, faults) for each in wrong))
         return about._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"], faults=faults)
 
-    async def _accepted(self, task: Task, wrong: WrongPatch, faults: dict[str, str]) -> Accepted:
+    async def _accepted(self, task: Task, wrong: WrongPatch, solution: bytes, faults: dict[str, str]) -> Accepted:
         # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
         question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
         for run in range(self._settings.repeat):
-            verdict = await self._verdict(task, question, run, lambda: self._patched(task, wrong.patch), faults)
+            verdict = await self._verdict(
+                task, question, run, lambda: self._patched(task, wrong.patch, solution), faults
+            )
             if verdict is None or verdict.problem:
                 return Accepted(
                     wrong, None if verdict is None else False, faults[question] if verdict is None else verdict.problem
                 )
         return Accepted(wrong, True, "")
 
-    async def _patched(self, task: Task, patch: bytes) -> Verdict:
+    async def _patched(self, task: Task, patch: bytes, solution: bytes) -> Verdict:
+        # A patch may change the scripts that the solution changes; others steer the checks and stay as they are.
+        task = replace(task, reference=solution)
         return (await task_source.graded(task, self._sandbox, patch))._replace(outcomes={})
 
     async def _reference(self, task: Task) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _UNUSUAL = re.compile(r"[^\n\t -~]")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -76,6 +77,16 @@ def counted(count: int, noun: str) -> str:
     ('1 task', '1,234 tasks')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def join_first(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first `most` items, and the number of the others.
+
+    >>> join_first(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    rest = len(items) - most
+    return separator.join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _escape_match(found: re.Match[str]) -> str:

@@ -27,6 +27,7 @@ from coderepairrl.report.episodes import Shown, render_episode
 from coderepairrl.report.kit import Around, pieces
 from coderepairrl.report.rows import CELLS, file_name
 from coderepairrl.report.run import read_episode
+from coderepairrl.report.site import PageMissing
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 from pages import Page
@@ -435,7 +436,7 @@ def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="begins the ids of 2"):
         read_episode(run.path, "a-0")
     for page in ("run/episode/none.html", "run/none/a.html", "none/index.html", "assets/../x", "run/text.html"):
-        with pytest.raises(KeyError):
+        with pytest.raises(PageMissing):
             Site([run.path]).page(page)
 
 

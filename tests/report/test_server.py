@@ -93,6 +93,12 @@ async def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
     assert (status, text) == (404, "there is no such page\n")
 
 
+async def test_a_fault_in_a_page_is_no_missing_page(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "reports", lambda site: {}["broken"])
+    status, _, _ = await get(f"{url}/index.html")
+    assert status == 500
+
+
 async def test_the_command_serves_until_it_is_interrupted(maker: Maker) -> None:
     crrl = Path(sys.executable).parent / "crrl"
     process = await asyncio.create_subprocess_exec(

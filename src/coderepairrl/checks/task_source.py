@@ -13,7 +13,7 @@ from coderepairrl import grading, rewards
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import Verdict, lacking
-from coderepairrl.printable import counted, logged, printable
+from coderepairrl.printable import counted, join_first, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
@@ -114,12 +114,16 @@ def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> 
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_passed(verdict, name) for verdict in bug)]
-        findings.append(Finding("tests of fail_to_pass fail on the bug", not passing, _some(passing)))
-        findings.append(Finding("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
+        findings.append(
+            Finding("tests of fail_to_pass fail on the bug", not passing, join_first(passing, _NAMED, "; "))
+        )
+        findings.append(
+            Finding("tests of pass_to_pass pass on the bug", not failing, join_first(failing, _NAMED, "; "))
+        )
     findings.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
         unsure = flaky(task, bug, repaired)
-        findings.append(Finding(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
+        findings.append(Finding(f"{len(bug)} runs say the same", not unsure, join_first(unsure, _NAMED, "; ")))
     return findings
 
 
@@ -151,11 +155,6 @@ def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> T
 
 def _passed(verdict: Verdict, name: str) -> bool:
     return not lacking(verdict.outcomes, [name])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return "; ".join(names[:_NAMED]) + more
 
 
 class TaskExam(NamedTuple):

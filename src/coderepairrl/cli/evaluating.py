@@ -135,7 +135,7 @@ def _settings(
 
 def _refuse(option: str, *others: object) -> None:
     """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
-    if any(other or (other == 0 and other is not False) for other in others):
+    if any(others):
         raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave others out")
 
 

@@ -23,6 +23,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from coderepairrl import models
 from coderepairrl.errors import EngineFault, UsageError
 from coderepairrl.learn.probe import PLAIN
+from coderepairrl.printable import join_first
 from coderepairrl.sync import weights
 
 MODEL = "model"
@@ -194,13 +195,13 @@ def _check_names(
 ) -> None:
     problems = []
     if missing := sorted(missing_keys):
-        problems.append(f"lacks {_first_names(missing)}")
+        problems.append(f"lacks {join_first(missing, _SHOWN)}")
     if unexpected := sorted(unexpected_keys):
-        problems.append(f"has no place for {_first_names(unexpected)}")
+        problems.append(f"has no place for {join_first(unexpected, _SHOWN)}")
     if shapes := sorted(
         f"{name} {tuple(ours)} instead of {tuple(expected)}" for name, ours, expected in mismatched_keys
     ):
-        problems.append(f"has {_first_names(shapes)}")
+        problems.append(f"has {join_first(shapes, _SHOWN)}")
     if not problems:
         return
     fix = _FIX
@@ -210,11 +211,6 @@ def _check_names(
                 fix = f"{match[1]!r} in a name is left by {program}: {advice}"
     problem = f"the weights in {folder} are not those of its config.json ({type(model).__name__})"
     raise UsageError(f"{problem}: it {'; it '.join(problems)}", fix=fix)
-
-
-def _first_names(names: list[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _check_copies(folder: Path, model: PreTrainedModel) -> None:

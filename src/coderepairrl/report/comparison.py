@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import counted, join_first
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes
 from coderepairrl.stats import Interval, classification, paired_difference, sign_flip_test, tango, wilson
@@ -348,12 +348,13 @@ def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list
         ):
             if differ and not question.other_conditions:
                 raise UsageError(
-                    f"{first.name} and {other.name} had other {conditions}: {_join_items(differ)}",
+                    f"{first.name} and {other.name} had other {conditions}: {join_first(differ, _SHOWN)}",
                     fix="evaluate both with the same, or compare them knowingly: --other-conditions",
                 )
         if versions := _other_values(first.versions, other.versions):
             raise UsageError(
-                f"{first.name} and {other.name} were judged by other versions of a reward: {_join_items(versions)}",
+                f"{first.name} and {other.name} were judged by other versions of a reward:"
+                f" {join_first(versions, _SHOWN)}",
                 fix="evaluate both with the same version of this package",
             )
     changed = sorted(
@@ -361,12 +362,12 @@ def restrict_to_common(policies: Sequence[Outcomes], question: Question) -> list
     )
     common = set.intersection(*(set(each.values) for each in policies)) - set(changed)
     if not question.common:
-        lines = [f"{len(changed)} tasks are not the same in all: {_join_items(changed)}"] if changed else []
+        lines = [f"{len(changed)} tasks are not the same in all: {join_first(changed, _SHOWN)}"] if changed else []
         for each in policies:
             if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
                 reason = each.missing.get(lacking[0], "")
                 lines.append(
-                    f"{each.name} lacks {counted(len(lacking), 'task')}: {_join_items(lacking)}"
+                    f"{each.name} lacks {counted(len(lacking), 'task')}: {join_first(lacking, _SHOWN)}"
                     + (f" ({reason})" if reason else "")
                 )
         if lines:
@@ -401,11 +402,6 @@ def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]
         for key in keys
         if any(each.get(key) != recorded[0].get(key) for each in recorded)
     }
-
-
-def _join_items(items: Sequence[str]) -> str:
-    rest = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # -- published counts

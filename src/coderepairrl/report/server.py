@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import mimetypes
 import re
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from aiohttp import web
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.processes.signals import stoppable
-from coderepairrl.report.site import Site
+from coderepairrl.report.site import PageMissing, Site
 
 HOST = "127.0.0.1"
 # listens on the loopback only, and rejects other host names: a foreign page may make a browser ask under a name that
@@ -64,7 +63,7 @@ class Server:
         try:
             async with self._reading:
                 text = await asyncio.to_thread(self._read, path, dict(request.query))
-        except (KeyError, ValueError):
+        except PageMissing:
             return web.Response(status=404, text="there is no such page\n", headers=_HEADERS)
         except RunError as error:
             return web.Response(status=503, text=f"{error}\n{error.fix}\n", headers=_HEADERS)
@@ -74,7 +73,7 @@ class Server:
 
     def _read(self, path: str, asked: dict[str, str]) -> str:
         self._site.update()
-        return json.dumps(self._site.answer(path, asked)) if path.endswith(".json") else self._site.page(path)
+        return self._site.find(path, asked)()
 
 
 async def serve(site: Site, port: int, ready: Callable[[str], None]) -> None:

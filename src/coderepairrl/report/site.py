@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from coderepairrl.report.plots import Baseline, figure
 from coderepairrl.report.rows import file_name
 from coderepairrl.report.run import Run, find_episode
 from coderepairrl.runs.storage import replace_file
+
+
+class PageMissing(Exception):
+    """No page of the site has the address."""
 
 
 class Site:
@@ -59,18 +65,28 @@ class Site:
         }
 
     def page(self, path: str) -> str:
-        """Page at `path`. Raises KeyError."""
+        """Page at `path`. Raises `PageMissing`."""
+        return self.find(path, {})()
+
+    def find(self, path: str, asked: Mapping[str, str]) -> Callable[[], str]:
+        """What renders the page or the answer at `path`. Raises `PageMissing`."""
+        try:
+            return self._answer(path, asked) if path.endswith(".json") else self._page(path)
+        except (KeyError, ValueError) as error:  # a name or a number of the address
+            raise PageMissing(path) from error
+
+    def _page(self, path: str) -> Callable[[], str]:
         if path == "index.html":
-            return render_report(self.reports(), list(self.runs), Around(folder=".", live=self.live))
+            return lambda: render_report(self.reports(), list(self.runs), Around(folder=".", live=self.live))
         folder, _, rest = path.partition("/")
         if folder == "assets" and rest in ASSETS:
-            return asset(rest)
+            return partial(asset, rest)
         run = self.runs[folder]
         around = Around(run.name, folder, self.live)
         if rest == "index.html":
-            return run.index(around)
+            return partial(run.index, around)
         if rest == "text.js" and not self.live:
-            return "".join(f"found({embedded(name)},{embedded(text)});\n" for name, text in run.searched())
+            return lambda: "".join(f"found({embedded(name)},{embedded(text)});\n" for name, text in run.searched())
         kind, _, page = rest.partition("/")
         name = self._name(folder, kind, page.removesuffix(".html"))
         pages: dict[str, Callable[[str, Around], str]] = {
@@ -78,23 +94,22 @@ class Site:
             "group": run.group,
             "task": run.of_task,
         }
-        return pages[kind](name, around)
+        return partial(pages[kind], name, around)
 
-    def answer(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Answer ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``.
-
-        Raises KeyError and ValueError for unknown ones.
-        """
+    def _answer(self, path: str, asked: Mapping[str, str]) -> Callable[[], str]:
+        # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``
         folder, _, request = path.partition("/")
         run = self.runs[folder]
         match request:
             case "rows.json":
-                return run.changed(int(asked["since"]))
+                since = int(asked["since"])
+                return lambda: json.dumps(run.changed(since))
             case "state.json":
                 row = run.rows.by_id[self._name(folder, "episode", asked["page"])]
-                return {"ending": row.ending, "turns": row.turns}
+                return lambda: json.dumps({"ending": row.ending, "turns": row.turns})
             case "search.json":
-                return {"found": run.rows.follower.search(asked["text"])}
+                text = asked["text"]
+                return lambda: json.dumps({"found": run.rows.follower.search(text)})
         raise KeyError(path)
 
     def paths(self) -> Iterator[str]:

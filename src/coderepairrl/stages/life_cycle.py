@@ -158,7 +158,7 @@ async def begin_run(
     }
     versions: Mapping[str, str] = {}
     if isinstance(plan.model, LocalModel) and not (isinstance(plan, ImitationPlan) and plan.rollouts is None):
-        versions = plan.model.engine.require(plan.model.needs, connect=True)
+        versions = await asyncio.to_thread(plan.model.engine.require, plan.model.needs, connect=True)
     folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
     for each in differing:
         (progress.say if each.meant else progress.alarm)(str(each))

@@ -1,62 +1,48 @@
-"""What an attempt is: its seeds, its limits, and its place in the log."""
+"""What an attempt is: its seeds, its limits, its place in the log, and who answers it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rollouts import open_rollout, read_episodes
 
-from coderepairrl import tokens
-from coderepairrl.agents.scripted import Say, ScriptedAgent, Wait, Write
+from coderepairrl import rewards, tokens
+from coderepairrl.agents.scripted import Answer, Say, ScriptedAgent, ScriptedEndpoint, Shell, Wait, Write
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource, Remote
+from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Group, LocalExecutor, Rollout, Terms, attempts, collect, slots
-from coderepairrl.runs import Log
+from coderepairrl.rollout import Group, Rollout, Terms, Ticket, attempts, collect, slots
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import Ending, Limits, Sampling, Task
+from coderepairrl.sandbox.local import UnsafeLocal
+from coderepairrl.types import Checks, Command, Ending, Limits, Sampling, Task
 
 ONE, OTHER = (Task(f"toy/{name}", f"repair {name}", "python", "dir:x", b"") for name in ("one", "other"))
+TALK = ScriptedAgent([Say("hello"), Write("a.py", "x\n"), Say("more")])
 
 
-@asynccontextmanager
-async def rollout(
-    miniature: Path, folder: Path, agent: Agent, limits: Limits
-) -> AsyncIterator[tuple[Rollout, ScriptedEngine]]:
+def terms(agent: Agent = TALK, limits: Limits = Limits(), phase: str = "train") -> Terms:  # noqa: B008
+    return Terms(agent, ScriptedBackend(), limits, {phase: [(ScriptedReward(default=0.5), 2.0)]})
+
+
+@pytest.fixture
+def source(miniature: Path) -> PolicySource:
     codec = tokens.load_codec(miniature)
-    engine = ScriptedEngine(lambda ids, sampling, seed: [5 + seed % 90, *codec.stop_ids[:1]])
-    log = Log(folder / "log.jsonl")
-    gateway = Gateway(
-        PolicySource(codec, engine),
-        sampling=Sampling(),
-        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
-    )
-    await gateway.start()
-    rewards = {"train": [(ScriptedReward(default=0.5), 2.0)]}
-    backend = ScriptedBackend()
-    try:
-        made = Rollout(
-            executor=LocalExecutor(gateway, {"": Terms(agent, backend, limits, rewards)}), log=log, concurrency=4
-        )
-        yield made, engine
-    finally:
-        await gateway.stop()
-        log.close()
+    return PolicySource(codec, ScriptedEngine(lambda ids, sampling, seed: [5 + seed % 90, *codec.stop_ids[:1]]))
 
 
-async def groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2) -> list[Group]:
+async def groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2, **more: Any) -> list[Group]:
     chosen = slots("train", step, tasks, attempts, seed=0)
-    return await collect(rollout, chosen, sampling=Sampling(), retries=0)
+    return await collect(rollout, chosen, sampling=Sampling(), retries=0, **more)
 
 
-async def test_an_attempt_is_logged_as_it_happens(miniature: Path, tmp_path: Path) -> None:
-    agent = ScriptedAgent([Say("hello"), Write("a.py", "x\n"), Say("more")])
-    async with rollout(miniature, tmp_path, agent, Limits()) as (made, _):
+async def test_an_attempt_is_logged_as_it_happens(source: PolicySource, tmp_path: Path) -> None:
+    async with open_rollout(source, tmp_path, terms()) as made:
         [group] = await groups(made, ONE, attempts=1)
     assert [record["type"] for record in read_records(tmp_path / "log.jsonl")] == ["episode", "turn", "turn", "verdict"]
     [episode] = group.episodes
@@ -65,34 +51,33 @@ async def test_an_attempt_is_logged_as_it_happens(miniature: Path, tmp_path: Pat
     assert set(episode.timings) == {"sandbox", "diff", "generate", "tools", "reward", "total"}
 
 
-async def test_every_attempt_has_seeds_of_its_own_and_the_same_ones_again(miniature: Path, tmp_path: Path) -> None:
+async def test_every_attempt_has_seeds_of_its_own_and_the_same_ones_again(source: PolicySource, tmp_path: Path) -> None:
     """A step may have a task twice: its attempts are then as different from each other as any."""
-    agent = ScriptedAgent([Say("hello"), Say("more")])
-    async with rollout(miniature, tmp_path, agent, Limits()) as (made, engine):
+    asked: Any = source.engine.requests  # type: ignore[attr-defined]
+    async with open_rollout(source, tmp_path, terms()) as made:
         await groups(made, ONE, OTHER, ONE)
-        first = [asked.seed for asked in engine.requests]
+        first = [each.seed for each in asked]
         assert len(set(first)) == len(first) == 3 * 2 * 2
         await groups(made, ONE, OTHER, ONE)
-        again = [asked.seed for asked in engine.requests[len(first) :]]
-        assert sorted(again) == sorted(first)
+        assert sorted(each.seed for each in asked[len(first) :]) == sorted(first)
         await groups(made, ONE, step=2)
-        assert not {asked.seed for asked in engine.requests[2 * len(first) :]} & set(first)
+        assert not {each.seed for each in asked[2 * len(first) :]} & set(first)
 
 
 async def test_an_agent_that_does_not_notice_the_time_is_stopped(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: PolicySource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "_GRACE", 0.1)
     agent = ScriptedAgent([Write("a.py", "x\n"), Wait(60.0)])
-    async with rollout(miniature, tmp_path, agent, Limits(seconds=0.2)) as (made, _):
+    async with open_rollout(source, tmp_path, terms(agent, Limits(seconds=0.2))) as made:
         [group] = await groups(made, ONE, attempts=1)
     [episode] = group.episodes
     assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
     assert episode.reward == 1.0, "it is scored on what stands"
 
 
-async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(miniature: Path, tmp_path: Path) -> None:
-    async with rollout(miniature, tmp_path, ScriptedAgent([Wait(60.0)]), Limits()) as (made, _):
+async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(source: PolicySource, tmp_path: Path) -> None:
+    async with open_rollout(source, tmp_path, terms(ScriptedAgent([Wait(60.0)]))) as made:
         working = asyncio.create_task(groups(made, ONE))
         await asyncio.sleep(0.2)
         working.cancel()
@@ -101,14 +86,56 @@ async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(miniature: Path, tmp_p
     assert not any(record["type"] == "verdict" for record in read_records(tmp_path / "log.jsonl"))
 
 
-async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(miniature: Path, tmp_path: Path) -> None:
+async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(source: PolicySource, tmp_path: Path) -> None:
     """Somebody has changed the file of tasks in between: what was done at another task is not taken for this one's."""
-    async with rollout(miniature, tmp_path, ScriptedAgent([Say("hello"), Say("more")]), Limits()) as (made, _):
+    async with open_rollout(source, tmp_path, terms()) as made:
         [before] = await groups(made, ONE)
+        tried = {(before.id, 0): 1, (before.id, 1): 1}
         for task, kept in ((ONE, True), (OTHER, False)):
-            [group] = await collect(
-                made, slots("train", 1, [task], 2, seed=0), sampling=Sampling(), retries=0,
-                finished=before.episodes, tried={(before.id, 0): 1, (before.id, 1): 1},
-            )  # fmt: skip
+            [group] = await groups(made, task, finished=before.episodes, tried=tried)
             assert {episode.task_id for episode in group.episodes} == {task.id}
             assert (group.episodes == before.episodes) is kept
+
+
+async def test_a_workspace_is_judged_as_it_stands(source: PolicySource, tmp_path: Path) -> None:
+    """An empty folder is in no diff, and counts all the same. What the checks compare with is put back first, and no
+    process of the attempt lives on."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "expected").write_text("done\n")
+    command = Command(("sh", "-c", "test -d built && cmp word expected && ! pgrep -f 'slee[p] 7654'"))
+    task = Task("build/1", "build it", "c", f"dir:{home}", b"", Checks((command,), {"expected": "done\n"}))
+    judges = {"train": rewards.make_rewards("state_tests")}
+    for script, value in (
+        ("mkdir built; echo done > word; sleep 7654 &", 1.0),
+        ("mkdir built; echo no | tee word > expected", 0.0),
+        ("echo done > word", 0.0),
+    ):
+        agent = ScriptedAgent([Say("hello"), Shell(script), Say("more")])
+        async with open_rollout(source, tmp_path, Terms(agent, UnsafeLocal(), Limits(), judges)) as made:
+            [group] = await groups(made, task, attempts=1)
+        [episode] = group.episodes
+        assert {score.name: score.value for score in episode.scores} == {"state_tests": value}, episode.fault
+        assert b"word" in episode.patch and b"built" not in episode.patch
+
+
+@pytest.mark.parametrize("last", [Answer("Done."), Answer(status=401)], ids=["answers", "refuses"])
+async def test_somebody_elses_model_is_scored_and_never_trained_and_one_that_refuses_voids(
+    last: Answer, tmp_path: Path
+) -> None:
+    async with (
+        ScriptedEndpoint([Answer("Hi."), last]) as model,
+        Remote(model.endpoint().base_url, model="m", attempts=1) as remote,
+        open_rollout(remote, tmp_path, terms(phase="eval")) as made,
+    ):
+        episode = await made.run(Ticket(ONE, "eval", 0, "eval-one", 0, 7, Sampling(temperature=0.0)))
+    if last.status == 401:
+        assert (episode.ending, episode.reason, episode.scores) == (Ending.VOID, "remote", ())
+        assert "answered 401" in episode.fault
+        return
+    assert (episode.ending, episode.reward) == (Ending.DONE, 1.0)
+    assert [turn.messages[-1]["content"] for turn in episode.turns] == ["Hi.", "Done."]
+    assert [(turn.base, turn.masked) for turn in episode.turns] == [(None, "relayed"), (0, "relayed")]
+    rows, account = stitch(episode, 1.0, max_tokens=1000)
+    assert rows == () and account.balanced and account.sampled == 0
+    assert read_episodes(tmp_path) == [episode]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from rollouts import open_rollout
 
 from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent
@@ -21,8 +21,7 @@ from coderepairrl.plan.parts import raise_all
 from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempts, make_attempt
-from coderepairrl.runs import Log
+from coderepairrl.rollout import Attempt, Terms, Ticket, attempts, make_attempt
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.fix import USE, Repair, Repository, fix
 from coderepairrl.types import AgentReport, Ending, Endpoint, EngineNeeds, Episode, Limits, Sampling, Task
@@ -198,17 +197,9 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     assert bool(episode.scores) == (made.fault is None)
     assert not episode.calls_known, "a program does not say which tools it called, nor does one that broke"
 
-    options = [
-        "agent=test_blame:Breaks",
-        f"agent.options.way={name}",
-        "sandbox=coderepairrl.sandbox.fake:ScriptedBackend",
-    ]
-    options += [
-        "engine=test_blame:Replies",
-        f"engine.options.count={way.replies}",
-        "rollout.calls=1",
-        "rollout.seconds=1",
-    ]
+    options = ["agent=test_blame:Breaks", f"agent.options.way={name}", "engine=test_blame:Replies"]
+    options += [f"engine.options.count={way.replies}", "rollout.calls=1", "rollout.seconds=1"]
+    options += ["sandbox=coderepairrl.sandbox.fake:ScriptedBackend"]
     plan = RepairPlan(name_model(str(miniature), options, USE))
     plan.task = TASK
     raise_all([*plan.served.errors(), *plan.errors()])
@@ -232,16 +223,14 @@ async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
     assert broken.ok == asks and ("answered 401" in broken.detail) == asks
 
 
-@asynccontextmanager
-async def gateway(agent: Breaks, model: Path, on_turn: Any = lambda *_: None) -> AsyncIterator[Gateway]:
+async def source(agent: Breaks, model: Path) -> PolicySource:
     engine = await Replies(agent.way.replies).start(model, log_dir=model)
-    source = PolicySource(tokens.load_codec(model), engine)
-    async with Gateway(source, sampling=Sampling(), on_turn=on_turn).listening() as made:
-        yield made
+    return PolicySource(tokens.load_codec(model), engine)
 
 
 async def attempted(agent: Breaks, model: Path, standing: Any = None) -> Attempt:
-    async with gateway(agent, model) as made:
+    gateway = Gateway(await source(agent, model), sampling=Sampling(), on_turn=lambda *_: None)
+    async with gateway.listening() as made:
         return await make_attempt(
             made, TASK, agent, ScriptedBackend(), name="one", limits=LIMITS, seed=0, at_end=standing
         )
@@ -249,10 +238,8 @@ async def attempted(agent: Breaks, model: Path, standing: Any = None) -> Attempt
 
 async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:
     terms = Terms(agent, ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})
-    with closing(Log(folder / "log.jsonl")) as log:
-        async with gateway(agent, model, log.turn) as made:
-            rollout = Rollout(executor=LocalExecutor(made, {"": terms}), log=log, concurrency=1)
-            return await rollout.run(Ticket(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
+    async with open_rollout(await source(agent, model), folder, terms) as rollout:
+        return await rollout.run(Ticket(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rollouts import open_rollout, read_episodes
 
 from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
@@ -23,11 +24,11 @@ from coderepairrl.errors import (
     Several,
     WorkerFault,
 )
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket, collect, slots
+from coderepairrl.rollout import Rollout, Terms, Ticket, collect, slots
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
 from coderepairrl.rollout.worker import (
     FromWorker,
@@ -38,8 +39,7 @@ from coderepairrl.rollout.worker import (
     portable,
     unpack_messages,
 )
-from coderepairrl.runs import Log, logged_episodes
-from coderepairrl.runs.log import read_records
+from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Turn
 
@@ -193,14 +193,12 @@ async def test_episodes_are_those_of_one_machine(miniature: Path, tmp_path: Path
     async with opened(miniature, tmp_path) as made:
         there = await groups(made.rollout)
         assert {len(wire.worker._attempts) for wire in made.wires} == {0}
-    logged = {each.id: timeless(each) for each in logged_episodes(read_records(tmp_path / "log.jsonl"))}
+    logged = {each.id: timeless(each) for each in read_episodes(tmp_path)}
     assert [logged[each.id] for each in there] == there
-    with closing(Log(tmp_path / "local.jsonl")) as log:
-        gateway = Gateway(
-            PolicySource(tokens.load_codec(miniature), engine_of(miniature)), sampling=Sampling(), on_turn=log.turn
-        )
-        async with gateway.listening():
-            here = await groups(Rollout(executor=LocalExecutor(gateway, terms(TALKS)), log=log, concurrency=6))
+    (tmp_path / "local").mkdir()
+    source = PolicySource(tokens.load_codec(miniature), engine_of(miniature))
+    async with open_rollout(source, tmp_path / "local", terms(TALKS)[""]) as local:
+        here = await groups(local)
     assert there == here
     assert all(len(each.turns) == 2 and each.reward == 0.5 and each.patch for each in here)
 
@@ -238,8 +236,7 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     async with opened(miniature, tmp_path, on_turn=on_turn) as made:
         log = made.rollout.log
         episodes = await groups(made.rollout, retries=2)
-    records = list(logged_episodes(read_records(tmp_path / "log.jsonl")))
-    void = [each for each in records if each.ending is Ending.VOID]
+    void = [each for each in read_episodes(tmp_path) if each.ending is Ending.VOID]
     assert void and {each.reason for each in void} == {"worker"}
     assert {each.fault for each in void} == {f"WorkerFault: {cut[0].name} was lost"}
     assert made.said == [f"{cut[0].name} was lost; {len(void)} episodes were made there, and are void"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rollouts import open_rollout, read_episodes
 
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.agents.chat import Chat
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
     Curriculum,
     Group,
-    LocalExecutor,
     Rollout,
     Share,
     SupervisedEngine,
@@ -35,22 +36,11 @@ from coderepairrl.rollout import (
     due,
     slots,
 )
-from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
-
-
-OPEN: list[Log] = []
-
-
-@pytest.fixture(autouse=True)
-def closed_logs() -> Iterator[None]:
-    yield
-    while OPEN:
-        OPEN.pop().close()
 
 
 class Chatter(Reward):
@@ -94,58 +84,42 @@ class Titling(Agent):
         return AgentReport("submitted")
 
 
+Make = Callable[..., Awaitable[Rollout]]
+
+
 @pytest.fixture
-async def gateway(miniature: Path) -> AsyncIterator[Gateway]:
+async def make(miniature: Path, tmp_path: Path) -> AsyncIterator[Make]:
+    """Opens a rollout of an agent, with other parts if they are given."""
+
     def reply(ids: object, sampling: Sampling, seed: int) -> list[int]:
         return [65] * (1 + seed % 5) + list(sampling.stop_ids[:1])
 
-    gateway = Gateway(
-        PolicySource(tokens.load_codec(miniature), ScriptedEngine(reply)),
-        sampling=Sampling(),
-        on_turn=lambda key, turn: None,
-    )
-    await gateway.start()
-    yield gateway
-    await gateway.stop()
+    async with AsyncExitStack() as stack:
 
+        async def opened(agent: Agent, backend: Any = None, reward: Any = None, folder: Path = tmp_path,
+                         rewards: Any = None, side_calls: Any = None) -> Rollout:  # fmt: skip
+            source = PolicySource(tokens.load_codec(miniature), ScriptedEngine(reply))
+            limits = Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16)
+            judges = {"train": rewards or [(reward or Chatter(), 1.0)]}
+            terms = Terms(agent, backend or ScriptedBackend({"a.py": b"x = 0\n"}), limits, judges, side_calls)
+            return await stack.enter_async_context(open_rollout(source, folder, terms, concurrency=3))
 
-def make(
-    gateway: Gateway, tmp_path: Path, agent: Any, backend: Any = None, reward: Any = None, side_calls: Any = None
-) -> Rollout:
-    log = Log(tmp_path / "log.jsonl")
-    OPEN.append(log)
-    gateway._on_turn = lambda episode, turn: log.append("turn", episode=episode, turn=turn)
-    return Rollout(
-        executor=LocalExecutor(
-            gateway,
-            {
-                "": Terms(
-                    agent,
-                    backend or ScriptedBackend({"a.py": b"x = 0\n"}),
-                    Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
-                    {"train": [(reward or Chatter(), 1.0)]},
-                    side_calls,
-                )
-            },
-        ),
-        log=log,
-        concurrency=3,
-    )
+        yield opened
 
 
 @pytest.mark.parametrize(("side_calls", "side"), [(None, (1,)), ("train", ())])
 async def test_calls_beside_the_main_conversation_are_not_trained_but_where_that_is_asked_for(
-    gateway: Gateway, tmp_path: Path, side_calls: Any, side: tuple[int, ...]
+    make: Make, tmp_path: Path, side_calls: Any, side: tuple[int, ...]
 ) -> None:
     """A setting decides before the agent, and the log says which they were."""
-    rollout = make(gateway, tmp_path, Titling(), side_calls=side_calls)
-    [group] = await groups_of(rollout, TASKS[:1])
+    [group] = await groups_of(await make(Titling(), side_calls=side_calls), TASKS[:1])
     assert [episode.side for episode in group.episodes] == [side] * 3
     account = batch(group.episodes, max_tokens=2000).account
     lost = sum(episode.turns[index].sampled for episode in group.episodes for index in side)
     assert account.balanced and account.dropped.get("side", 0) == lost == account.sampled - account.trained
-    logged = list(logged_episodes(read_records(tmp_path / "log.jsonl")))
-    assert sorted(logged, key=lambda episode: episode.id) == sorted(group.episodes, key=lambda episode: episode.id)
+    assert sorted(read_episodes(tmp_path), key=lambda episode: episode.id) == sorted(
+        group.episodes, key=lambda episode: episode.id
+    )
 
 
 async def groups_of(rollout: Rollout, tasks: list[Task], retries: int = 2, **kwargs: Any) -> list[Group]:
@@ -168,27 +142,26 @@ def kill(box: Any) -> None:
     ("how", "boundary"), [(kill, "sandbox"), (fault(GatewayFault("no answer")), "gateway")], ids=["sandbox", "gateway"]
 )
 async def test_a_spoilt_episode_is_void_and_made_good(
-    gateway: Gateway, tmp_path: Path, how: Callable[[Sandbox], None], boundary: str
+    make: Make, tmp_path: Path, how: Callable[[Sandbox], None], boundary: str
 ) -> None:
     """Property 5: it is retried and counted, and the group's mean is that of the group without the fault."""
     (tmp_path / "calm").mkdir()
-    calm = await groups_of(make(gateway, tmp_path / "calm", Breaking({})), TASKS[:2])
-    spoilt = await groups_of(make(gateway, tmp_path, Breaking({2: how, 4: how})), TASKS[:2])
+    calm = await groups_of(await make(Breaking({}), folder=tmp_path / "calm"), TASKS[:2])
+    spoilt = await groups_of(await make(Breaking({2: how, 4: how})), TASKS[:2])
     assert [group.void for group in calm] == [0, 0]
     assert sum(group.void for group in spoilt) == 2
     assert all(episode.ending is Ending.DONE for group in spoilt for episode in group.episodes)
     for before, after in zip(calm, spoilt, strict=True):
         assert [e.reward for e in before.episodes] == [e.reward for e in after.episodes]
-    logged = list(logged_episodes(read_records(tmp_path / "log.jsonl")))
+    logged = read_episodes(tmp_path)
     void = [episode for episode in logged if episode.ending is Ending.VOID]
     assert {episode.reason for episode in void} == {boundary}
     assert all(not episode.scores and episode.turns for episode in void)
     assert len({episode.id for episode in logged}) == len(logged) == 8
 
 
-async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_path: Path) -> None:
-    agent = Breaking({number: fault(GatewayFault("broken")) for number in (1, 4, 5)})
-    rollout = make(gateway, tmp_path, agent)
+async def test_a_lasting_fault_leaves_the_baseline_alone(make: Make) -> None:
+    rollout = await make(Breaking({number: fault(GatewayFault("broken")) for number in (1, 4, 5)}))
     rollout._room._value = 1  # one at a time, so that runs 1, 4 and 5 are tries of the same attempt or its retries
     [group] = await groups_of(rollout, TASKS[:1], retries=0)
     endings = [episode.ending for episode in group.episodes]
@@ -204,18 +177,18 @@ async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_p
         check_health([replace(group, episodes=(*valid[:1], void, void))])
 
 
-async def test_a_reward_that_cannot_be_computed_is_no_zero(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_reward_that_cannot_be_computed_is_no_zero(make: Make) -> None:
     class Broken(Reward):
         name = "broken"
 
         async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
             raise RewardFault("its sandbox died")
 
-    [group] = await groups_of(make(gateway, tmp_path, Breaking({}), reward=Broken()), TASKS[:1], retries=0)
+    [group] = await groups_of(await make(Breaking({}), reward=Broken()), TASKS[:1], retries=0)
     assert {(e.ending, e.reason) for e in group.episodes} == {(Ending.VOID, "reward")}
 
 
-async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_real_sandbox_and_the_thesis_reward(make: Make, tmp_path: Path) -> None:
     folder = tmp_path / "repo"
     folder.mkdir(mode=0o755)
     tmp_path.chmod(0o755)
@@ -224,10 +197,7 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     oracle = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 0\n+x = 1\n"
     task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
     backend = sandbox.make_backend(sandbox.choose().name)
-    rollout = make(gateway, tmp_path, agent, backend=backend)
-    rollout.executor.kinds = {
-        "": replace(rollout.executor.kinds[""], rewards={"train": rewards.make_rewards({"patch_lines": 1.0})})
-    }
+    rollout = await make(agent, backend=backend, rewards=rewards.make_rewards({"patch_lines": 1.0}))
     [group] = await groups_of(rollout, [task])
     assert [episode.reward for episode in group.episodes] == [1.0, 1.0, 1.0]
     logged = [record["verdict"] for record in read_records(tmp_path / "log.jsonl") if record["type"] == "verdict"]
@@ -267,12 +237,19 @@ def test_seeds_are_the_same_on_every_machine() -> None:
     assert derive_seed(1) < 1 << 63
 
 
+CHECKSUM = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
+
+
+def weights_in(folder: Path) -> Path:
+    """A file whose checksum is `CHECKSUM`."""
+    (folder / "weights").write_bytes(b"w")
+    return folder / "weights"
+
+
 async def test_a_dead_engine_is_replaced_with_the_current_weights_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (weights := tmp_path / "weights").write_bytes(b"w")
-    checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
-    made: list[ScriptedEngine] = []
+    weights, made = weights_in(tmp_path), list[ScriptedEngine]()
     loads: list[int] = []
     stillborn = False
     load = ScriptedEngine.load
@@ -292,7 +269,7 @@ async def test_a_dead_engine_is_replaced_with_the_current_weights_and_not_for_ev
 
     monkeypatch.setattr(ScriptedEngine, "load", counted)
     engine = SupervisedEngine(await start(), start, restarts=2)
-    await engine.load(weights, 3, checksum)
+    await engine.load(weights, 3, CHECKSUM)
     made[0].kill("killed")
     with pytest.raises(EngineFault, match="killed"):
         await ask()
@@ -302,7 +279,7 @@ async def test_a_dead_engine_is_replaced_with_the_current_weights_and_not_for_ev
         if version == 4:
             with pytest.raises(EngineFault, match="before a load"):
                 await ask()
-        assert await engine.load(weights, version, checksum) == version and set(await ask()) == {version}
+        assert await engine.load(weights, version, CHECKSUM) == version and set(await ask()) == {version}
     assert loads == [3, 3, 4, 5], "old weights may be gone by then"
     stillborn = True
     made[-1].kill("again")
@@ -312,7 +289,25 @@ async def test_a_dead_engine_is_replaced_with_the_current_weights_and_not_for_ev
     assert len(made) == 6, "it does not restart for ever"
 
 
-async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_path: Path) -> None:
+async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path: Path) -> None:
+    weights, made = weights_in(tmp_path), list[ScriptedEngine]()
+
+    async def start() -> ScriptedEngine:
+        made.append(ScriptedEngine(lambda ids, sampling, seed: [65]))
+        return made[-1]
+
+    engine = SupervisedEngine(await start(), start, restarts=1)
+    await engine.load(weights, 1, CHECKSUM)
+    made[0].kill("killed")
+    for version in (2, 3):
+        with pytest.raises(EngineFault, match="SHA-256"):
+            await engine.load(weights, version, "0" * 64)
+    assert [chunk.version async for chunk in engine.generate([1], Sampling(), 0)] == [1], "what was served before"
+    assert await engine.load(weights, 4, CHECKSUM) == made[1].version == 4
+    assert len(made) == 2 and (await engine.health())["restarts"] == 1
+
+
+async def test_further_references_are_for_rewards_alone(make: Make, tmp_path: Path) -> None:
     """Neither the agent, its sandbox nor the model sees one."""
     repair = Verified(b"SECRET", "train-00001-000-00", 1)
     shown: list[Task] = []
@@ -333,32 +328,11 @@ async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_pa
             judged.setdefault(task.id, []).append(task.verified)
             return await super().__call__(task, episode, sandbox)
 
-    rollout = make(gateway, tmp_path, Asking([Say("hello")]), backend=Watching({"a.py": b"x = 0\n"}), reward=Judge())
+    rollout = await make(Asking([Say("hello")]), backend=Watching({"a.py": b"x = 0\n"}), reward=Judge())
     await groups_of(rollout, TASKS[:2], verified={TASKS[0].id: (repair,)})
     assert len(shown) == 12 and all(task in TASKS for task in shown)
     assert judged == {TASKS[0].id: [(repair,)] * 3, TASKS[1].id: [()] * 3}
     assert b"SECRET" not in (tmp_path / "log.jsonl").read_bytes()
-
-
-async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path: Path) -> None:
-    weights = tmp_path / "weights"
-    weights.write_bytes(b"w")
-    checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
-    made: list[ScriptedEngine] = []
-
-    async def start() -> ScriptedEngine:
-        made.append(ScriptedEngine(lambda ids, sampling, seed: [65]))
-        return made[-1]
-
-    engine = SupervisedEngine(await start(), start, restarts=1)
-    await engine.load(weights, 1, checksum)
-    made[0].kill("killed")
-    for version in (2, 3):
-        with pytest.raises(EngineFault, match="SHA-256"):
-            await engine.load(weights, version, "0" * 64)
-    assert [chunk.version async for chunk in engine.generate([1], Sampling(), 0)] == [1], "what was served before"
-    assert await engine.load(weights, 4, checksum) == made[1].version == 4
-    assert len(made) == 2 and (await engine.health())["restarts"] == 1
 
 
 @given(st.data())

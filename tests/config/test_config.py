@@ -1,15 +1,22 @@
+"""What a configuration may say, who said it, and that no secret gets anywhere by way of it."""
+
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from coderepairrl.config import load_config, load_run, override, shipped, to_toml
+from coderepairrl.cli import app
+from coderepairrl.config import explain, load_config, load_run, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
-from coderepairrl.errors import ConfigError, ExitCode
+from coderepairrl.config.secrets import secrets
+from coderepairrl.errors import ConfigError, ExitCode, UsageError
+from coderepairrl.stages import evaluation
 from workshop.tiny.bar import BAR
 
 
@@ -143,3 +150,137 @@ def test_settings_in_the_documentation_exist(tmp_path: Path) -> None:
     assert len(configurations) >= 5
     for block in configurations:
         load_config(write(tmp_path / "documented.toml", block), ["run.name=documented"])
+
+
+def test_each_setting_says_who_set_it(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "mine.toml", 'extends = "hello"\n[run]\nname = "mine"\n[train]\nlr = 1e-3\nlora = {alpha = 16}\n'
+    )
+    found = {each.key: each for each in explain(file, ["train.lora.rank=8", "sandbox=bwrap", "reward=tests"])}
+
+    assert (found["rollout.calls"].value, found["rollout.calls"].default) == (5, 30)
+    assert found["rollout.calls"].source == "preset hello"
+    assert (found["run.name"].value, found["run.name"].default) == ("mine", "required")
+    assert found["run.name"].source == found["train.lr"].source == f"file {file}"
+    assert (found["train.lora.rank"].value, found["train.lora.rank"].source) == (8, "override train.lora.rank=8")
+    assert (found["train.lora.alpha"].value, found["train.lora.alpha"].source) == (16, f"file {file}")
+    assert (found["sandbox.name"].value, found["sandbox.name"].source) == ("bwrap", "override sandbox=bwrap")
+    assert [key for key in found if key.startswith("reward")] == ["reward.tests"]
+    assert (found["gpu.tflops"].value, found["gpu.tflops"].source) == (312.0, "default")
+
+
+@pytest.mark.parametrize("name", ["hello", "thesis-32b"])
+def test_the_settings_are_the_config_that_is_run(name: str) -> None:
+    data = load_config(name).model_dump(mode="json")
+    for each in explain(name):
+        value = data
+        for part in each.key.split("."):
+            value = value[part]
+        assert value == each.value, each.key
+
+
+def test_the_command(tmp_path: Path) -> None:
+    def shown(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["config", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    rows = {line.split()[0]: line for line in shown("hello", "train.lr=1e-3").splitlines()}
+    assert rows["train.lr"].split() == ["train.lr", "0.001", "0.0001", "override", "train.lr=1e-3"]
+    assert rows["train.beta"].split() == ["train.beta", "0.0", "0.0", "default"]
+    assert {"key": "run.steps", "value": 60, "default": 20, "source": "preset hello"} in json.loads(
+        shown("hello", "--json")
+    )
+    assert {each["source"] for each in json.loads(shown("--json"))} == {"default"}
+
+
+def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: Path) -> None:
+    """Neither those of training nor of evaluation, which were of the same source."""
+    text = 'extends = "hello"\n[run]\nname = "mine"\n[tasks]\nsource = "handmade"\n'
+    for config in (load_config(write(tmp_path / "mine.toml", text)), load_config("hello", ["tasks.source=handmade"])):
+        assert (config.tasks.source, config.tasks.options, config.eval.options) == ("handmade", {}, {})
+    more = text + "options = { n = 3 }\n[eval]\noptions = { n = 2 }\n"
+    config = load_config(write(tmp_path / "more.toml", more))
+    assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"n": 2})
+    config = load_config("hello", ["tasks.options.n=3", "tasks.source=jsonl", "eval.source=mutants"])
+    assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"split": "test", "n": 256})
+    same = write(tmp_path / "same.toml", text.replace("handmade", "mutants"))
+    assert load_config(same).tasks == load_config("hello").tasks and load_config(same).eval == load_config("hello").eval
+
+
+SECRET = "s3cr3t-of-mine"
+LOOKS_LIKE_ONE = "sk-proj-a1B2c3D4e5F6g7H8i9J0k1L2"
+HIDDEN = [
+    f"engine.options.api_key={SECRET}",
+    f"engine.options.apiKey={SECRET}",
+    f"engine.options.key={SECRET}",
+    f'engine.options.extra_body={{auth={{token="{SECRET}"}}}}',
+    f'engine.options.headers={{Authorization="Basic {SECRET}"}}',
+    f'engine.options.args=["--hf-token", "{SECRET}"]',
+    f'engine.options.args=["--hf-token={SECRET}"]',
+    f'agent.options.env={{OPENAI_API_KEY="{SECRET}"}}',
+    f"agent.options.env.DB_PASSWORD={SECRET}",
+    "agent.options.env.DB_PASSWORD=12345678",
+    f"agent.options.env.GITHUB_PAT={SECRET}",
+    f"agent.options.env.SMTP_PASS={SECRET}",
+    f"agent.options.env.DB_PW={SECRET}",
+    f"agent.options.env.PGPASSWORD={SECRET}",
+    f'agent.options.argv=["env", "WANDB_API_KEY={SECRET}", "my-agent"]',
+    f'agent.options.argv=["sh", "-c", "OPENAI={LOOKS_LIKE_ONE} my-agent"]',
+    f"tasks.options.client_secret={SECRET}",
+    f"agent.options.env.OPENAI_API_KEY_2={SECRET}",
+    f"agent.options.env.MY_CREDENTIALS={SECRET}",
+    f"tasks.options.url=https://example.org/x?api_key={SECRET}",
+    f"tasks.options.url=https://me:{SECRET}@example.org/x",
+    f'eval.also={{other={{options={{password="{SECRET}"}}}}}}',
+    f'kinds.hard.agent={{name="command",options={{env={{MY_TOKEN="{SECRET}"}}}}}}',
+]
+
+
+@pytest.mark.parametrize("given", HIDDEN)
+def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="secret in clear") as refused:
+        load_config("hello", [given])
+    shown = f"{refused.value} {refused.value.fix}"
+    assert SECRET not in shown and LOOKS_LIKE_ONE not in shown and "12345678" not in shown
+    assert given.partition("=")[0] in shown and "environment variable" in shown
+    for refuse in (
+        lambda: override(load_config("hello"), [given]),
+        lambda: explain("hello", [given]),
+        lambda: evaluation.plan_evaluation("builtin:tiny", [given]),
+    ):
+        with pytest.raises((ConfigError, UsageError)) as again:
+            refuse()
+        assert SECRET not in str(again.value)
+
+
+def test_a_file_with_one_is_refused_by_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[run]\nname = "a"\n[engine.options]\napi_key = {json.dumps(SECRET)}\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml: engine\.options\.api_key is a secret in clear") as refused:
+        load_config(file)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "engine.options.key_env=MY_KEY",
+        "engine.options.env_key=MY_KEY",
+        'agent.options.env={OPENAI_API_KEY="{api_key}",HOST_API_KEY="$OPENAI_API_KEY"}',
+        'agent.options.argv=["my-agent", "--api-key", "{api_key}", "--max-tokens", "512"]',
+        'engine.options.args=["--enable-prefix-caching", "--key-file", "/etc/key"]',
+        "engine.options.max_tokens=512",
+        "engine.options.key=3",
+        "engine.options.eos_token=</s>",
+        "tasks.options.url=ssh://git@example.org/x",
+        "model.path=models/hf-qwen2-instruct-merged-v1",
+    ],
+)
+def test_names_of_variables_placeholders_and_counts_are_none(given: str) -> None:
+    load_config("hello", [given])
+
+
+def test_nothing_that_ships_has_one() -> None:
+    for path in shipped().values():
+        assert not list(secrets(load_config(path).model_dump()))

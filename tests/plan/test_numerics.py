@@ -1,21 +1,29 @@
-"""Whether a run's clip can do its job, by its configuration."""
+"""What a run learns from and how: its clip, its teacher, and the reward of one that names none."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coderepairrl import rewards, stages
+from coderepairrl import models, rewards, stages
 from coderepairrl.config import Config, load_config, override, to_toml
-from coderepairrl.errors import ConfigError
-from coderepairrl.plan.learner import check_clip, clip, engine_half, learn_settings, resolve_numerics
+from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
+from coderepairrl.learn import LearnSettings
+from coderepairrl.plan.learner import check_clip, check_teacher, clip, engine_half, learn_settings, resolve_numerics
+from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan.rewarding import reward_for, settle_rewards
+from coderepairrl.plan.sizing import KNOWN
+from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import preview_run
-from coderepairrl.stages.changes import Change, changes_at_resume
+from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of
 from coderepairrl.stages.history import History
+from coderepairrl.stages.policy import make_batch
+from coderepairrl.types import Checks, Command, Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 VLLM = "engine=vllm"
 HALF = "engine.options.dtype=bfloat16"
@@ -161,3 +169,139 @@ def test_decay_counts_the_updates_of_minibatches() -> None:
         rates(minibatches=4, updates_per_batch=2)
     with pytest.raises(ValueError, match="minibatches=33 of the 32 episodes"):
         rates(minibatches=33)
+
+
+STUDENT = models.model_folder("builtin:tiny")
+
+
+def hello(teacher: object, *overrides: str) -> list[str]:
+    return [f"train.teacher={teacher}", *overrides]
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(STUDENT, tmp_path / "teacher"))
+
+
+def test_a_model_of_the_same_tokenizer_teaches(teacher: Path) -> None:
+    for named, folder in (("builtin:tiny", STUDENT), (teacher, teacher)):
+        config = load_config("hello", hello(named, "train.teacher_weight=0.3"))
+        check_teacher(config, STUDENT)
+        found = learn_settings(config)
+        assert (Path(found.teacher), found.teacher_weight) == (folder.resolve(), 0.3)
+    assert learn_settings(load_config("hello")).teacher == ""
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.jinja"])
+def test_another_tokenizer_or_template_is_refused_before_anything_starts(file: str, teacher: Path) -> None:
+    path = teacher / file
+    if file.endswith(".json"):
+        spec = json.loads(path.read_text())
+        path.write_text(json.dumps(spec | {"added_tokens": spec["added_tokens"][:-1]}))
+    else:
+        path.write_text(path.read_text() + "{# another #}")
+    with pytest.raises(ConfigError, match="another tokenizer or chat template"):
+        check_teacher(load_config("hello", hello(teacher)), STUDENT)
+    with pytest.raises(CodeRepairError, match="another tokenizer or chat template"):
+        plan_run(load_config("hello", hello(teacher, "tasks.options.n=4", "eval.options.n=4")))
+
+
+def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
+    with pytest.raises(ConfigError, match="is adapters on"):
+        learn_settings(load_config("hello", hello(adapters)))
+    with pytest.raises(UsageError, match="no model"):
+        learn_settings(load_config("hello", hello(tmp_path / "nothing")))
+    (teacher / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="no weights"):
+        learn_settings(load_config("hello", hello(teacher)))
+
+
+def test_a_weight_without_a_teacher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without a teacher"):
+        learn_settings(load_config("hello", ["train.teacher_weight=0.5"]))
+
+
+def test_attempts_that_all_earned_the_same_are_learned_from_with_a_teacher() -> None:
+    def episode(attempt: int) -> Episode:
+        output = TokenSpan((3, 4), Origin.POLICY, (-0.1, -0.2))
+        turn = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), output, versions=(VersionRange(0, 0, 2),))
+        scores = (Score("patch_edits", 0.5),)
+        return Episode(f"e{attempt}", "t", "train", 1, "g", attempt, Ending.DONE, turns=(turn,), scores=scores)
+
+    both = [episode(0), episode(1)]
+    assert not make_batch(both, load_config("hello")).samples
+    made = make_batch(both, load_config("hello", hello("builtin:tiny")))
+    assert [sample.advantage for sample in made.samples] == [0.0, 0.0]
+
+
+def test_its_weights_are_counted() -> None:
+    model, wise = KNOWN["Qwen3-0.6B"], KNOWN["Qwen3-4B"]
+    settings = LearnSettings(precision="bf16", lora={"rank": 8})
+    alone, both = (learner_memory(model, settings, longest=1024, teacher=each) for each in (None, wise))
+    assert both.weights - alone.weights == 2 * wise.parameters
+
+
+def test_fine_tuning_has_a_command_of_its_own() -> None:
+    with pytest.raises(CodeRepairError, match="learns from examples"):
+        plan_run(load_config("hello", ["train.algorithm=sft", "tasks.options.n=4", "eval.options.n=4"]))
+
+
+DIFF = b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-1\n+2\n"
+CHECKS = Checks((Command(("python3", "check.py")),))
+BOTH = Task("both", "", "python", "dir:/w", DIFF, CHECKS)
+TESTED = Task("tested", "", "python", "dir:/w", b"", CHECKS)
+ALIKE = Task("alike", "", "python", "dir:/w", DIFF)
+ASKED = Task("asked", "", "python", "", b"", answer="CWE-79", kind="detect")
+
+
+def settle(config: Config, *tasks: Task) -> Config:
+    return settle_rewards(config, tasks, tasks)[0]
+
+
+def configured(**sections: object) -> Config:
+    return Config.model_validate({"run": {"name": "a", "steps": 9}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "paid", "measured"),
+    [
+        ([BOTH], {"hybrid": 1.0}, {"tests": 1.0, "patch_edits": 0.0}),
+        ([BOTH, ALIKE], {"patch_edits": 1.0}, {"patch_edits": 1.0}),
+        ([BOTH, TESTED], {"tests": 1.0}, {"tests": 1.0}),
+        ([ASKED], {"label": 1.0}, {"label": 1.0}),
+    ],
+)
+def test_one_rule_holds_for_all_tasks(tasks: list[Task], paid: dict[str, float], measured: dict[str, float]) -> None:
+    settled = settle(configured(), *tasks)
+    assert (settled.reward, settled.eval.reward) == (paid, measured)
+    assert "temperature" not in settled.eval.model_fields_set, "nobody gave it"
+    assert settled.tasks.verified_references == (4 if "hybrid" in paid else 0)
+
+
+def test_tasks_that_have_nothing_in_common_are_refused_with_the_setting_that_helps() -> None:
+    with pytest.raises(ConfigError, match="no one measure") as caught:
+        reward_for([TESTED, ALIKE], pays=True)
+    assert caught.value.fix == "name it: reward=NAME"
+
+
+def test_what_is_named_stays_and_kinds_with_a_reward_do_not_count() -> None:
+    named = settle(configured(reward="patch_lines"), BOTH)
+    assert (named.reward, named.eval.reward, named.tasks.verified_references) == ({"patch_lines": 1.0}, {}, 0)
+    mixed = configured(kinds={"detect": {"reward": "label"}}, tasks={"verified_references": 2})
+    assert settle(mixed, BOTH, ASKED).reward == {"hybrid": 1.0}
+    assert settle(mixed, BOTH, ASKED).tasks.verified_references == 2
+    assert settle(configured(run={"name": "a", "steps": 1}), *[BOTH] * 8).tasks.verified_references == 0
+    with pytest.raises(ConfigError, match="file_match is not measured"):
+        settle(configured(train={"tie_break": {"file_match": 0.1}}), BOTH)
+
+
+def test_a_run_of_an_older_version_resumes_with_the_default_that_it_began_with(tmp_path: Path) -> None:
+    older = configured(reward={"patch_edits": 1.0}, tasks={"verified_references": 0})
+    (tmp_path / "config.toml").write_text(to_toml(older))
+    resumed = with_rewards_of(RunFolder(tmp_path), configured())
+    assert (resumed.reward, resumed.eval.reward, resumed.tasks.verified_references) == ({"patch_edits": 1.0}, {}, 0)
+    asked = with_rewards_of(RunFolder(tmp_path), configured(reward="hybrid"))
+    assert asked.reward == {"hybrid": 1.0}, "a change of it is seen, and refused"

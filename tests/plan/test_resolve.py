@@ -1,9 +1,10 @@
-"""A configuration becomes a plan once: each part is looked up once, and all that is wrong is reported together."""
+"""A configuration becomes a plan once, with the tasks that it names, and all that is wrong is reported together."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import registry, stages
-from coderepairrl.config import Config, load_config
+from coderepairrl.config import Config, load_config, shipped
 from coderepairrl.errors import (
     ConfigError,
     ExitCode,
@@ -25,6 +26,11 @@ from coderepairrl.errors import (
     several,
 )
 from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan.tasks import sample
+from coderepairrl.stages import evaluation
+from coderepairrl.tasks import make_source
+from coderepairrl.tasks.select import Verified, write_quarantine
+from coderepairrl.types import Task
 
 CONFIG = """
 [run]
@@ -198,3 +204,157 @@ def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None
     assert isinstance(problem, Several) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
     shown, problem = stages.dry_run(load_config(file))
     assert problem is None and shown["steps"] == 0
+
+
+WRONG = """
+run.name = "wrong"
+model.path = "nowhere"
+agent = "nanoo"
+sandbox = "bwrapp"
+engine = "tyni"
+tasks = { source = "jsonl", options = { path = "absent.jsonl" } }
+reward = "patch_line"
+"""
+OF_ALL = ["nowhere", "tyni"]
+OF_AGENTS = [*OF_ALL, "nanoo", "bwrapp"]
+OF_TASKS = [*OF_AGENTS, "absent.jsonl", "patch_line"]
+
+
+@pytest.fixture
+def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "wrong.toml"
+    path.write_text(WRONG)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/mine.txt").touch()
+    (tmp_path / "empty.md").touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["train", "wrong.toml"], OF_TASKS),
+        (["train", "wrong.toml", "--dry-run"], OF_TASKS),
+        (["fix", ".", "--issue", "empty.md", "--policy", "wrong.toml"], [*OF_AGENTS, "repository", "empty.md"]),
+        (["fix", "absent", "--issue", "empty.md", "--policy", "runs/x", "agent=nanoo"], ["absent", "runs", "nanoo"]),
+        (["serve", "wrong.toml", "--log", "taken"], [*OF_ALL, "taken"]),
+        (["serve", "nowhere", "engine=tyni", "train.lr=1"], [*OF_ALL, "train.lr"]),
+        (
+            ["fix", ".", "--issue", "empty.md", "--policy", "http://me:key@127.0.0.1:9/v1", "engine.options.attempt=0"],
+            ["secret", "'attempt'", "repository"],
+        ),
+    ],
+    ids=lambda each: " ".join(each[:3]) if each[0].isalpha() else "",
+)
+def test_a_command_reports_all_mistakes_at_once(wrong: Path, arguments: list[str], named: list[str]) -> None:
+    before = sorted(wrong.parent.rglob("*"))
+    done = subprocess.run([sys.executable, "-m", "coderepairrl.cli", *arguments], capture_output=True, text=True)
+    assert done.returncode == ExitCode.USAGE and "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [sum(name in line for line in errors) >= 1 for name in named] == [True] * len(named), done.stderr
+    assert len(errors) >= len(named) >= 3
+    assert sorted(wrong.parent.rglob("*")) == before, "nothing was opened"
+
+
+def test_so_does_an_evaluation(wrong: Path) -> None:
+    with pytest.raises(Several) as refused:
+        evaluation.plan_evaluation("wrong.toml")
+    assert [sum(name in str(each) for each in refused.value.problems) for name in OF_TASKS] == [1] * len(OF_TASKS)
+
+
+OTHER_TASKS = ("tasks.source=handmade", 'eval.options={split="test"}')
+KEPT = "quarantine.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_full_starts_on_tasks_that_were_verified_and_on_no_others() -> None:
+    options = f'tasks.options={{split="train", select={{quarantine="{KEPT}"}}}}'
+    with pytest.raises(TaskError) as raised:  # nothing was verified
+        plan_run(load_config("full", [*OTHER_TASKS, options]))
+    assert KEPT in str(raised.value) and "tasks verify SOURCE --quarantine" in raised.value.fix
+    tasks = list(make_source("handmade", split="train"))
+    assert (
+        write_quarantine(
+            [Verified(tasks[0], None, "flaky"), *(Verified(task, task, "") for task in tasks[1:])], Path(KEPT)
+        )
+        == 1
+    )
+    plan = plan_run(load_config("full", [*OTHER_TASKS, options]))
+    assert {task.id for task in plan.train_tasks} == {task.id for task in tasks[1:]}
+    assert plan.config.tasks.verify
+
+
+def test_in_full_tests_alone_are_paid_for_and_in_simplified_nothing_is_executed() -> None:
+    def executes(preset: str) -> list[bool]:
+        plan = plan_run(load_config(preset, OTHER_TASKS))
+        return [reward.runs_checks for reward, weight in plan.kinds[""].rewards["train"] if weight]
+
+    assert executes("full") == [True]
+    assert executes("simplified") == [False]
+
+
+def test_both_are_measured_alike_and_are_the_same_run_but_for_what_pays() -> None:
+    full, simplified = (load_config(name).model_dump(mode="json") for name in ("full", "simplified"))
+    assert full["eval"] == simplified["eval"] and full["eval"]["reward"]["tests"] > 0
+    assert {key for key in full if full[key] != simplified[key]} == {"run", "tasks", "reward"}
+    # what the preset asks for is what its first lines say how to make
+    said = shipped()["full"].read_text("utf-8")
+    assert f"--quarantine {full['tasks']['options']['select']['quarantine']}" in said
+
+
+TASKS = [Task(f"{repository}/{at}", "Fix it.", "python", "dir:/x", b"") for repository in "ab" for at in range(50)]
+
+
+def ids(tasks: tuple[Task, ...]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def test_it_is_a_function_of_seed_and_ids() -> None:
+    drawn = sample(TASKS, 20, 0)
+    assert len(set(ids(drawn))) == 20
+    assert sample(TASKS[::-1], 20, 0) == drawn, "the order of the source does not matter"
+    assert sample(TASKS, 30, 0)[:20] == drawn, "more tasks are these and others"
+    assert set(ids(sample(TASKS, 20, 1))) != set(ids(drawn))
+
+
+@pytest.mark.parametrize("n", [0, 100, 101])
+def test_all_come_as_they_are(n: int) -> None:
+    assert sample(TASKS, n, 0) == tuple(TASKS)
+
+
+def test_each_task_is_drawn_as_often() -> None:
+    """The first of a source as the last: 400 draws of 10 from 100 have 40 of each, with standard deviation 6."""
+    counts = {task.id: 0 for task in TASKS}
+    for seed in range(400):
+        for name in ids(sample(TASKS, 10, seed)):
+            counts[name] += 1
+    assert min(counts.values()) > 14 and max(counts.values()) < 66
+    assert abs(sum(counts[task.id] for task in TASKS[:50]) - 2000) < 5 * 31
+
+
+def test_a_run_samples_by_its_seed_the_same_tasks_for_all_of_its_evaluations() -> None:
+    """Those that only decode otherwise are compared on the same tasks; the first so many of the source they are not."""
+
+    def held_out(seed: int, tasks: int) -> dict[str, list[str]]:
+        found = plan_run(
+            Config.model_validate(
+                {
+                    "run": {"name": "x", "seed": seed},
+                    "tasks": {"source": "handmade"},
+                    "agent": {"name": "direct"},
+                    "eval": {"split": "train", "tasks": tasks, "also": {"greedy": {"temperature": 0}}},
+                }
+            )
+        )
+        return {name: ids(each) for name, each in found.eval_tasks.items()}
+
+    everything = held_out(0, 0)["eval"]
+    seeds = [held_out(seed, 2) for seed in range(6)]
+    assert all(each["eval"] == each["greedy"] and set(each["eval"]) <= set(everything) for each in seeds)
+    assert seeds == [held_out(seed, 2) for seed in range(6)]
+    assert len({tuple(sorted(each["eval"])) for each in seeds}) > 1

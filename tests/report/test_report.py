@@ -1,9 +1,11 @@
-"""A report says what the log says, and of a log that is unfinished, torn or hostile what can be said."""
+"""A report and its figures say what the log says, and of one that is unfinished, torn or hostile what can be said."""
 
 from __future__ import annotations
 
+import csv
 import doctest
 import json
+import math
 import re
 import resource
 from collections.abc import Sequence
@@ -13,6 +15,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
@@ -22,7 +26,9 @@ from coderepairrl.report.analysis import Report, as_json, compare_runs, differen
 from coderepairrl.report.charts import outcomes
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
+from coderepairrl.report.plots import Baseline, Panel, Series, figure, pdf
 from coderepairrl.report.site import write_page
+from coderepairrl.report.tables import _csv
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
 from coderepairrl.stats import intervals, paired_changes
@@ -336,3 +342,109 @@ def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert page.read_text() == "before" and tasks.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "tasks.jsonl"}
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(svg: str) -> ElementTree.Element:
+    assert "nan" not in svg and "inf" not in svg
+    return ElementTree.fromstring(svg)
+
+
+def texts_of(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+@example([5e-324], "line", None)
+@given(st.lists(numbers, max_size=40), st.sampled_from(["line", "stack"]), st.none() | st.floats(0.01, 1))
+def test_any_values_make_a_figure(values: list[float], kind: str, alpha: float | None) -> None:
+    ys = [None if at % 7 == 3 else abs(value) if kind == "stack" else value for at, value in enumerate(values)]
+    series = Series("a", range(len(ys)), ys, alpha=alpha)
+    panel = Panel("title", [series, Series("none", [0.0], [math.nan])], kind=kind)  # type: ignore[arg-type]
+    for standalone in (False, True):
+        root = drawn(figure([panel, panel, panel], columns=2, standalone=standalone))
+        assert "title" in texts_of(root)
+        assert ("not measured" in texts_of(root)) == (not series.points)
+
+
+def test_hostile_names_are_text() -> None:
+    evil = "</svg><script>alert(1)</script>\x00\x1b\u202e&\"'"
+    svg = figure([Panel(evil, [Series(evil, [1], [1.0])], note=evil, baselines=[Baseline(evil, 0.5)])], standalone=True)
+    assert "<script" not in svg and "\u202e" not in svg
+    assert sum("<script>" in text for text in texts_of(drawn(svg))) == 4
+
+
+def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
+    held = Series("held out", [0, 10], [0.2, 0.7], 1, low=[0.1, 0.6], high=[0.3, 0.8])
+    panel = Panel("reward", [Series("training", range(11), [0.1 * x for x in range(11)], alpha=0.3), held])
+    svg = figure([panel], standalone=True)
+    root = drawn(svg)
+    assert "prefers-color-scheme: dark" in svg and root.get("width")
+    assert len(list(root.iter(f"{SVG}circle"))) == 3  # two points, and the legend's
+    assert len([e for e in root.iter(f"{SVG}path") if e.get("class") == "whisker"]) == 2
+    assert not [e for e in root.iter(f"{SVG}path") if e.get("class") == "base"]
+    points = Series("held out", [0, 10], [0.2, 0.7], 1, low=[None, 0.6], high=[None, 0.8])
+    one = drawn(figure([Panel("reward", [points])]))
+    assert len([e for e in one.iter(f"{SVG}path") if e.get("class") == "whisker"]) == 1, "too few: a point without"
+    assert len([e for e in one.iter(f"{SVG}circle") if e.get("class") == "dot"]) == 3, "two points, and the legend's"
+    lined = drawn(figure([Panel("reward", panel.series, baselines=[Baseline("junk edit", 0.7, 0)])], standalone=True))
+    assert "junk edit" in texts_of(lined)
+    assert len([e for e in lined.iter(f"{SVG}path") if e.get("class") == "base"]) == 1
+
+
+pdfium = pytest.importorskip("pypdfium2")
+pytest.importorskip("svglib")
+
+
+def texts(page: bytes) -> str:
+    """Without spaces; the font Symbol has an increment for a delta."""
+    [only] = pdfium.PdfDocument(page)
+    found = "".join(only.get_textpage().get_text_bounded().split())
+    return found.replace("\N{INCREMENT}", "\N{GREEK CAPITAL LETTER DELTA}")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / "one", steps=5, evaluations=(0, 5)),
+        written(tmp_path / "two", steps=3, evaluations=(0, 3), seed=4),
+    ]
+    done = CliRunner().invoke(app, ["report", *map(str, runs), "--export", str(tmp_path / "out")])
+    assert done.exit_code == 0 and done.stdout.strip() == str(tmp_path / "out")
+    loaded = Site(runs).reports()
+    figures = {path.stem for path in (tmp_path / "out").glob("*.svg")}
+    assert len(figures) > 20
+    for name in figures:
+        drawn = ElementTree.parse(tmp_path / "out" / f"{name}.svg").getroot()
+        shown = "".join(text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
+        page = (tmp_path / "out" / f"{name}.pdf").read_bytes()
+        assert sorted(texts(page)) == sorted("".join(shown.split())), name
+        assert page == pdf((tmp_path / "out" / f"{name}.svg").read_text()), "the same bytes each time"
+    reward = [row for row in rows(tmp_path / "out" / "01-reward.csv") if row["curve"] == "one"]
+    assert [(int(row["step"]), float(row["value"])) for row in reward] == [
+        (step["step"], step["reward"]) for step in loaded[0].steps
+    ]
+    evaluated = {
+        (row["run"], row["step"], row["measure"]): (row["value"], row["low"], row["high"])
+        for row in rows(tmp_path / "out" / "evaluations.csv")
+    }
+    for each in loaded:
+        for evaluation in each.evaluations:
+            for measure, value in evaluation.values.items():
+                said = evaluated[each.name, str(evaluation.step), measure]
+                assert [float(end) if end else None for end in said] == list(value)
+    compared = rows(tmp_path / "out" / "comparisons.csv")
+    [change] = [row for row in compared if (row["run"], row["measure"], row["tasks of"]) == ("one", "tests", "all")]
+    assert float(change["change"]) == loaded[0].comparisons[0].changes["tests"].change.value
+    assert {row["run"] for row in compared} == {"one", "two", "two - one"}
+
+
+def test_a_name_that_a_model_chose_is_no_formula() -> None:
+    evil = "=cmd|'/C calc'!A0"
+    assert list(csv.reader(_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [f"'{evil}", "-1.0"]

@@ -1,10 +1,13 @@
-"""What a run logs arrives at each tracker once, as the tracker's own reader has it."""
+"""What a run logs arrives at each tracker once, and whatever becomes of a tracker, the run goes on."""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import importlib.util
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -16,10 +19,12 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
+from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.report import trackers
 from coderepairrl.report.trackers import send
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages.trackers import following
 from commands import CRRL
 
 from .runs import Maker, written
@@ -181,3 +186,65 @@ def test_what_makes_no_sense_together_is_refused() -> None:
         ([], "nothing says where"),
     ):
         assert error in str(CliRunner().invoke(app, ["export", "run", *arguments]).exception)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    config = Config.model_validate({"run": {"name": "run"}})
+    folder.create(to_toml(config), {"name": "run", "config": config.model_dump(mode="json")})
+    return folder
+
+
+def package(folder: Path, name: str, code: str) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(code)
+
+
+async def test_a_tracker_that_breaks_is_reported_once(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path / "broken", "wandb", "raise OSError('api.wandb.ai cannot be reached')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+    said: list[str] = []
+    async with following(folder, ["wandb"], said.append):
+        while not said:  # while the run goes on
+            await asyncio.sleep(0.02)
+    assert said == [
+        "wandb is sent nothing more: OSError: api.wandb.ai cannot be reached; the run folder has all metrics:"
+        f" crrl export {folder.path} --to wandb"
+    ]
+
+
+async def test_a_tracker_that_hangs_holds_nothing_up(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coderepairrl.stages.trackers._PATIENCE", 0.01)
+    package(tmp_path / "hangs", "trackio", "import time; time.sleep(1000)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hangs"))
+    said: list[str] = []
+    async with following(folder, ["trackio"], said.append):
+        pass
+    assert said == [f"trackio has not got all metrics yet: crrl export {folder.path} --to trackio"]
+
+
+def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
+    """By kill -9: the tracker's process takes what is left, and ends."""
+    needs("tensorboard")
+    code = (
+        "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
+        "from coderepairrl.stages.trackers import following\n"
+        "async def main(folder):\n"
+        "    log, sent = folder.writer(), folder.path / 'tensorboard' / 'sent'\n"
+        "    async with following(folder, ['tensorboard'], print):\n"
+        "        log.append('step', step=1, metrics={'reward': 0.5})\n"
+        "        while not (sent.exists() and sent.read_text()): await asyncio.sleep(0.02)\n"
+        "        log.append('step', step=2, metrics={'reward': 0.7})\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main(RunFolder(Path(sys.argv[1]))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder.path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with (folder.path / "tensorboard" / "sent").open() as sent:
+        fcntl.flock(sent, fcntl.LOCK_SH)  # which it holds until it ends
+        assert int(sent.read()) == folder.log.stat().st_size

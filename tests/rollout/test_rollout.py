@@ -117,9 +117,7 @@ async def test_calls_beside_the_main_conversation_are_not_trained_but_where_that
     account = batch(group.episodes, max_tokens=2000).account
     lost = sum(episode.turns[index].sampled for episode in group.episodes for index in side)
     assert account.balanced and account.dropped.get("side", 0) == lost == account.sampled - account.trained
-    assert sorted(read_episodes(tmp_path), key=lambda episode: episode.id) == sorted(
-        group.episodes, key=lambda episode: episode.id
-    )
+    assert {each.id: each for each in read_episodes(tmp_path)} == {each.id: each for each in group.episodes}
 
 
 async def groups_of(rollout: Rollout, tasks: list[Task], retries: int = 2, **kwargs: Any) -> list[Group]:

@@ -1,18 +1,25 @@
-"""Health gates on step records that were made by rule: each sees its own fault in time, and nothing else does."""
+"""Health gates and alarms on records that were made by rule: each sees its own fault in time, and nothing else does."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coderepairrl.config import Config
 from coderepairrl.config.sections.run import GateName, Run
-from coderepairrl.stages import gates
+from coderepairrl.errors import HealthGateError
+from coderepairrl.rollout import Group
+from coderepairrl.stages import gates, overoptimisation, train
+from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, alarm
+from coderepairrl.stages.watch import Watch
+from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn
 
 Record = dict[str, Any]
 Fault = Callable[[Record], None]
@@ -231,3 +238,177 @@ def test_a_stop_that_no_process_lived_to_say_is_said_by_the_next() -> None:
     assert gates.unannounced(seen, (stop.text.partition("\n")[0],), settings()) == []
     assert gates.unannounced(seen, (), settings(off=["drift"])) == []
     assert gates.unannounced(seen[:-1], (), settings()) == []
+
+
+Records = list[Mapping[str, Any]]
+Level = Callable[[float], float]
+"""From the share of the run that is done."""
+
+
+def log(
+    steps: int, passed: Level, reward: Level, patches: Level = lambda done: 1.0, *, seed: int = 0, groups: int = 4
+) -> Records:
+    """Records of a run: groups of 8 attempts, some tasks harder than others, some patches empty."""
+    rng = random.Random(seed)
+    records: Records = []
+    for step in range(1, steps + 1):
+        done, kept = step / steps, []
+        for _ in range(groups):
+            hard = rng.uniform(0.5, 1.5)
+            attempts = [None for _ in range(8) if rng.random() < patches(done)]
+            if attempts:
+                kept.append(
+                    {
+                        "rewards": [rng.gauss(reward(done) * hard, 0.2) for _ in attempts],
+                        "passed": [float(rng.random() < passed(done) * hard) for _ in attempts],
+                    }
+                )
+        records.append({"step": step, "tested": kept})
+    return records
+
+
+def first_alarm(records: Records) -> int:
+    """The step of the first alarm; 0 if there is none."""
+    for done in range(1, len(records) + 1):
+        if alarm(records[:done], len(records)):
+            return done
+    return 0
+
+
+def rising(done: float) -> float:
+    return 0.2 + 0.4 * done
+
+
+def falling(done: float) -> float:
+    return 0.45 - 0.4 * done
+
+
+def test_reward_up_and_tests_down_raises_it() -> None:
+    records = log(60, falling, rising)
+    step = first_alarm(records)
+    assert WINDOW <= step <= 60
+    assert step % EVERY == 0
+    found = alarm(records[:step], 60)
+    assert found is not None
+    assert found.reward > 0 > found.passed
+    assert (found.first, found.last) == (step - max(WINDOW, step // 2) + 1, step)
+    assert found.p < RATE / 9
+    assert "rose by" in found.as_json()["text"]
+    run = {"name": "gates", "steps": 60}
+    seen = [{**record, "metrics": {}, "account": {"sampled": 1}, "skipped": ""} for record in records[:step]]
+    gate = next(each for each in gates.check_gates(seen, Run.model_validate(run)) if each.gate == "over_optimisation")
+    assert (gate.stops, gate.first, gate.last) == (False, found.first, found.last)
+    off = Run.model_validate({**run, "health": {"off": ["over_optimisation"]}})
+    assert not [each for each in gates.check_gates(seen, off) if each.gate == "over_optimisation"]
+    assert all(alarm(records[:done], 60) is None for done in range(WINDOW))
+
+
+@pytest.mark.parametrize(
+    ("passed", "reward", "patches"),
+    [
+        (rising, rising, lambda done: 1.0),
+        (lambda done: 0.3, rising, lambda done: 1.0),
+        (falling, lambda done: 0.4, lambda done: 1.0),
+        (falling, falling, lambda done: 1.0),
+        (lambda done: 0.1, rising, lambda done: 1.0 - 0.9 * done),
+        (lambda done: 0.1, rising, lambda done: 0.1 + 0.9 * done),
+    ],
+    ids=["learns", "tests stay", "only tests fall", "both fall", "fewer patches", "more patches"],
+)
+def test_other_runs_do_not(passed: Level, reward: Level, patches: Level) -> None:
+    assert first_alarm(log(40, passed, reward, patches)) == 0
+
+
+def test_it_is_false_no_more_often_than_it_says() -> None:
+    """The worst case: the reward surely rises, tests stay where they are. Of 120 runs 6 are expected at most."""
+    runs = [log(WINDOW, lambda done: 0.2, rising, seed=seed, groups=2) for seed in range(120)]
+    assert sum(first_alarm(run) > 0 for run in runs) <= 12
+
+
+def test_what_a_record_keeps_of_tested_groups() -> None:
+    def episode(patch: bytes, scores: Sequence[Score], ending: Ending = Ending.DONE) -> Episode:
+        return Episode("e", "t", "train", 1, "g", 0, ending, patch=patch, scores=tuple(scores))
+
+    paid, watched = Score("patch_lines", 0.5, 2.0), Score("tests", 1.0, 0.0)
+    both = [paid, Score("file_match", 1.0, 0.0), watched]
+    kept = [
+        episode(b"diff", both),
+        episode(b" ", both),
+        episode(b"diff", [], Ending.VOID),
+        episode(b"diff", [Score("patch_lines", 0.25, 2.0), Score("tests", 0.0, 5.0)]),
+    ]
+    task = Task("t", "p", "python", "dir:/", b"")
+    groups = [Group("g", task, tuple(kept)), Group("h", task, (episode(b"diff", [paid]),))]
+    assert overoptimisation.tested(groups) == [{"rewards": [1.0, 0.5], "passed": [1.0, 0.0]}]
+
+
+TURN = Turn(0, None, TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-1.0,)))
+
+
+def episode(number: int, ending: Ending, reason: str, *turns: Turn) -> Episode:
+    return Episode(f"e{number}", "toy/1", "eval", 0, "g", number, ending, reason, fault="no engine", turns=turns)
+
+
+DONE = Ending.DONE, "submitted", TURN
+LATE = Ending.LIMIT, "time", TURN
+SILENT = Ending.LIMIT, "tokens"
+VOID = Ending.VOID, "engine"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ([VOID] * 3 + [DONE] + [VOID] * 4, "4 attempts are void: no engine"),
+        ([SILENT] * 10, "10 attempts sampled nothing"),
+    ],
+)
+def test_attempts_that_say_nothing_of_the_policy_stop_an_evaluation(kinds: list[Any], words: str) -> None:
+    watch = Watch(100, 2, [], None, lambda line: None)
+    for number, each in enumerate(kinds[:-1]):
+        watch(episode(number, *each))
+    with pytest.raises(HealthGateError, match=f"the last {words}"):
+        watch(episode(len(kinds), *kinds[-1]))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "stops"), [([LATE] * 20, True), ([DONE] + [SILENT] * 20, True), ([SILENT] * 20, False)]
+)
+def test_what_a_policy_or_a_task_can_cause_is_warned_of_once(kinds: list[Any], stops: bool) -> None:
+    lines: list[str] = []
+    watch = Watch(100, 1, [], None, lines.append, stops=stops)
+    for number, each in enumerate(kinds):
+        watch(episode(number, *each))
+    assert len([line for line in lines if line.startswith("warning: the last 2 attempts")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "alarm"),
+    [
+        ([LATE, LATE, VOID], "eval: all 2 attempts ended by the time limit"),
+        ([SILENT, SILENT], "eval: all 2 attempts sampled nothing"),
+        ([LATE, DONE], ""),
+        ([DONE, DONE], ""),
+    ],
+)
+async def test_every_evaluation_says_when_its_numbers_say_nothing(
+    kinds: Any, alarm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = tuple(episode(number, *kind) for number, kind in enumerate(kinds))
+    alarms: list[str] = []
+
+    async def gather(*_: object) -> list[Group]:
+        return [Group("g", Task("toy/1", "", "", "", b""), episodes)]
+
+    monkeypatch.setattr(train, "gather", gather)
+    monkeypatch.setattr(train, "conclude", lambda *_, **__: {"summary": {"values": {}}})
+    bench: Any = SimpleNamespace(
+        config=Config.model_validate({"run": {"name": "x"}}),
+        folder=None,
+        log=SimpleNamespace(append=lambda *_, **__: None, sync=lambda: None),
+        eval_tasks={"eval": ()},
+        shard=SimpleNamespace(share=lambda chosen: chosen),
+        progress=SimpleNamespace(alarm=alarms.append),
+        model_name="",
+    )
+    await train.evaluate(bench, SimpleNamespace(evaluations={}), "eval", 0, 0)  # type: ignore[arg-type]
+    assert [each.partition(":")[0] + ":" + each.split(":")[1] for each in alarms] == ([alarm] if alarm else [])

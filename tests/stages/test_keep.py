@@ -1,8 +1,9 @@
-"""Filters: each does what it is called, in any order of the attempts, and one that leaves nothing is named."""
+"""Filters: each does what it is called, in any order of the attempts; and shards that are refused."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from coderepairrl.config.sections.evaluation import Keep
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import keep_attempts
 from coderepairrl.stages.select import Candidate, select
+from coderepairrl.stages.shards import merge_shards
+from coderepairrl.types import Task
 
 
 @st.composite
@@ -153,3 +157,27 @@ def test_attempts_at_what_is_measured_on_are_not_learned_from(tmp_path: Path) ->
     RunFolder(tmp_path / "measured").create(f'[run]\nname = "x"\n[eval]\n{source}', {"policy": "builtin:tiny"})
     with pytest.raises(ConfigError, match="is an evaluation set"):
         keep_attempts([tmp_path / "measured"], Keep(above=-1), tmp_path / "x.parquet")
+
+
+def shard(path: Path, number: int, tasks: Sequence[str]) -> Path:
+    folder = RunFolder(path)
+    folder.create("", {"policy": "builtin:tiny", "shard": f"{number}/2", "config": {"run": {"seed": 0}}})
+    folder.add_tasks(Task(name, "p", "python", "", b"") for name in tasks)
+    log = folder.writer()
+    log.append("end", step=0)
+    log.close()
+    return path
+
+
+def test_shards_of_a_source_that_changed_are_of_different_evaluations(tmp_path: Path) -> None:
+    """With one more task before the others, the second shard has what the first has, and the rest is in none."""
+    parts = [shard(tmp_path / "1", 1, "abcd"), shard(tmp_path / "2", 2, "xabcd")]
+    with pytest.raises(UsageError, match="they differ in tasks"):
+        merge_shards(parts, tmp_path / "merged")
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_damaged_run_is_a_message(tmp_path: Path, collects: bool) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UsageError, match="is not a run folder"):
+        plan_evaluations(str(tmp_path), resume=True, collects=collects)

@@ -1,12 +1,15 @@
-"""Bringing a learner back to the end of a log whose settings changed on the way: from any checkpoint, or from none."""
+"""Resuming: which settings may change, and how a log becomes the weights of its end, from any checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import random
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,16 +17,20 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.errors import LearnerFault, RunError
-from coderepairrl.learn import Form, LearnSettings
-from coderepairrl.plan.learner import learn_settings as learn_settings
+from coderepairrl.errors import ConfigError, LearnerFault, RunError
+from coderepairrl.learn import Form, Learner, LearnSettings
+from coderepairrl.learn.account import run_account
+from coderepairrl.plan.learner import learn_settings
+from coderepairrl.rollout import Curriculum, Share, due
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
-from coderepairrl.stages.changes import Change
-from coderepairrl.stages.history import History
+from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, changes_at_resume, in_force, reason
+from coderepairrl.stages.history import History, consumed, finished, read_history
 from coderepairrl.sync.weights import Published
+from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 RATES = (1e-3, 2e-3, 3e-3)
 
@@ -32,7 +39,7 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
-class Learner:
+class DigestLearner:
     """Its weights are a digest of all batches so far and of the settings that each was trained with."""
 
     started = 0
@@ -40,7 +47,7 @@ class Learner:
     def __init__(self, settings: LearnSettings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
         self.state, self.version, self.closed = "initial", 0, False
-        Learner.started += 1
+        DigestLearner.started += 1
 
     async def step(self, samples: Sequence[object], episodes: int, tokens: int) -> dict[str, Any]:
         assert not self.closed
@@ -65,7 +72,7 @@ class Learner:
         self.closed = True
 
 
-class Engine:
+class ServingEngine:
     adapters = False
 
     def __init__(self) -> None:
@@ -85,7 +92,7 @@ class Story:
         config = self.config(RATES[0])
         self.run.create(to_toml(config), {})
         self.history = History()
-        made = Learner(learn_settings(config), home)
+        made = DigestLearner(learn_settings(config), home)
         now = RATES[0]
         for step in range(1, steps + 1):
             if (new := rates.get(step - 1, now)) != now:
@@ -105,12 +112,12 @@ class Story:
         run = {"name": "story", "dir": str(self.run.path.parent), "keep_checkpoints": 9, "retries": 2}
         return Config.model_validate({"run": run, "train": {"lr": rate}})
 
-    def restored(self, monkeypatch: pytest.MonkeyPatch) -> tuple[policy.LivePolicy, Engine]:
+    def restored(self, monkeypatch: pytest.MonkeyPatch) -> tuple[policy.LivePolicy, ServingEngine]:
         home = self.run.path.parent
         weights = home / "weights"
 
         async def start_learner(chosen: LearnSettings) -> Any:
-            return Learner(chosen, weights)
+            return DigestLearner(chosen, weights)
 
         def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
             return {record["step"]: record["step"] for record in steps}
@@ -119,7 +126,7 @@ class Story:
         monkeypatch.setattr(
             policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1, tokens=1)
         )
-        engine, first = Engine(), Learner(learn_settings(self.last), weights)
+        engine, first = ServingEngine(), DigestLearner(learn_settings(self.last), weights)
         live = policy.LivePolicy(self.last, self.run, start_learner, cast(Any, engine), cast(Any, first))
         asyncio.run(live.restore(self.history))
         return live, engine
@@ -137,15 +144,15 @@ def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as monkeypatch:
         story = Story(Path(home), steps, rates, [step for step in kept if step <= steps])
         live, engine = story.restored(monkeypatch)
-        learner = cast(Learner, live._learner)
+        learner = cast(DigestLearner, live._learner)
         assert learner.settings == learn_settings(story.last), "it goes on with the last settings"
         assert live.version == steps
         assert engine.served == (story.history.steps[-1]["checksum"] if steps else "")
         # A second time nothing before the last change is replayed, and all is the same.
-        state, Learner.started = learner.state, 0
+        state, DigestLearner.started = learner.state, 0
         live, engine = story.restored(monkeypatch)
-        assert cast(Learner, live._learner).state == state
-        assert Learner.started == 1, "the one that was there already"
+        assert cast(DigestLearner, live._learner).state == state
+        assert DigestLearner.started == 1, "the one that was there already"
 
 
 def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
@@ -166,15 +173,15 @@ def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
     """Wherever it dies; one that dies once more while it is brought back is one more death."""
     story = Story(tmp_path, 2, {}, [])
     live, engine = story.restored(monkeypatch)
-    works, left = getattr(Learner, fatal), [deaths]
+    works, left = getattr(DigestLearner, fatal), [deaths]
 
-    async def dying(learner: Learner, *given: Any) -> Any:
+    async def dying(learner: DigestLearner, *given: Any) -> Any:
         if left[0]:
             left[0] -= 1
             raise LearnerFault("it died")
         return await works(learner, *given)
 
-    monkeypatch.setattr(Learner, fatal, dying)
+    monkeypatch.setattr(DigestLearner, fatal, dying)
     more = cast(Any, SimpleNamespace(samples=["sample 3"], episodes=1, tokens=1))
     goes_on = live.save(story.history) if fatal == "save" else live.improve(more, story.history)
     if deaths > 2:
@@ -188,3 +195,157 @@ def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
     else:
         whole = Story(tmp_path / "whole", 3, {}, [])
         assert engine.served == whole.history.steps[-1]["checksum"]
+
+
+CONFIG = Config.model_validate({"run": {"name": "changing"}})
+
+
+def every_setting() -> set[str]:
+    """Every setting, by dotted key."""
+    keys = {"reward"}
+    for name in Config.model_fields:
+        section = getattr(CONFIG, name)
+        keys |= {f"{name}.{key}" for key in type(section).model_fields} if isinstance(section, BaseModel) else set()
+    return keys
+
+
+def test_every_setting_may_change_or_has_a_reason_why_not() -> None:
+    known = every_setting()
+    may = {key for key in known if any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)}
+    assert all(reason(key) for key in known - may)
+    assert {name for name in (*MAY_CHANGE, *WHY_NOT) if "." in name} <= known, "what the two lists name exists"
+    assert not {"train.algorithm", "run.seed", "model.path", "rollout.temperature"} & may
+
+
+VALUES: dict[str, list[Any]] = {
+    "train.lr": [1e-3, 2e-3, 3e-3],
+    "train.betas": [[0.9, 0.99], [0.8, 0.95]],
+    "train.eps_low": [None, 0.1],
+    "rollout.tokens": [5000, 6000],
+    "rollout.concurrency": [2, 3],
+    "train.patience": [10.0, 20.0],
+}
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(sorted(VALUES)), st.integers(0, 2)), max_size=12))
+def test_each_step_has_the_settings_it_was_made_with(drawn: list[tuple[int, str, int]]) -> None:
+    """Against a run that is played forward: several changes of one setting, at one step too, and back again."""
+    now: dict[str, Any] = {key: values[0] for key, values in VALUES.items()}
+    made: dict[int, dict[str, Any]] = {}
+    changes = []
+    for step in range(1, 9):
+        for at, key, number in drawn:
+            new = VALUES[key][number % len(VALUES[key])]
+            if at == step - 1 and new != now[key]:
+                changes.append(Change(step - 1, key, now[key], new)._asdict())
+                now = {**now, key: new}
+        made[step] = now
+    config = _with(now)
+    for step, every_setting in made.items():
+        machine = {key: now[key] for key in ("rollout.concurrency", "train.patience")}
+        assert in_force(config, changes, step) == _with(every_setting | machine), f"step {step}"
+
+
+def _with(every_setting: dict[str, Any]) -> Config:
+    data: dict[str, Any] = {"run": {"name": "changing"}}
+    for key, value in every_setting.items():
+        section, _, name = key.partition(".")
+        data.setdefault(section, {})[name] = value
+    return Config.model_validate(data)
+
+
+def test_values_of_two_versions_of_a_reward_are_not_mixed_and_steps_stay_made(tmp_path: Path) -> None:
+    folder, own = RunFolder(tmp_path / "run"), Config.model_validate({"run": {"name": "changing", "steps": 1}})
+    folder.create(to_toml(own), {"config": own.model_dump(mode="json"), "rewards": {"patch_edits": 1}})
+    assert changes_at_resume(folder, History(), own, {"patch_edits": 1}, ()) == []
+    with pytest.raises(ConfigError, match="patch_edits version 1, and this installation computes version 2"):
+        changes_at_resume(folder, History(), own, {"patch_edits": 2}, ())
+    two = History(steps=[{"step": 1}, {"step": 2}])
+    with pytest.raises(ConfigError, match="has 2 steps already, and run.steps=1"):
+        changes_at_resume(folder, two, own, {"patch_edits": 1}, ())
+
+
+GROUPS = ("train-00001-000", "train-00001-001", "train-00002-000", "train-00002-001")
+CROSSED = {1: (GROUPS[0], GROUPS[3]), 2: (GROUPS[2],)}
+"""What each step consumes; group 1 of the first is finished and left behind."""
+TASKS = [Task(f"toy/{at}", "repair it", "python", "dir:x", b"") for at in range(4)]
+
+
+def attempt(group: str, number: int, *, retry: int = 0, ending: Ending = Ending.DONE) -> Episode:
+    chance = random.Random(f"{group}/{number}")
+    said = tuple(chance.randrange(256) for _ in range(12))
+    span = TokenSpan(said, Origin.POLICY, tuple(-5.5 + chance.random() / 8 for _ in said))
+    turn = Turn(0, None, TokenSpan((1, 2, 3), Origin.GIVEN), span, versions=(VersionRange(0, 0, len(said)),))
+    name = f"{group}-{number:02d}" + (f"-retry{retry}" if retry else "")
+    scores = (Score("reward", float(number)),)
+    return Episode(name, "toy", "train", int(group[6:11]), group, number, ending, turns=(turn,), scores=scores)
+
+
+class Engine:
+    """Serves nothing, and knows what it was given."""
+
+    adapters = False
+    served = ""
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        self.served = checksum
+        return version
+
+
+async def live(config: Config, run: RunFolder, model: Path) -> tuple[policy.LivePolicy, Engine]:
+    async def start(settings: LearnSettings) -> Learner:
+        return await Learner.start(model, settings, log_dir=run.logs, publish_dir=run.path.parent / "weights")
+
+    engine = Engine()
+    return policy.LivePolicy(config, run, start, cast(Any, engine), await start(learn_settings(config))), engine
+
+
+async def made(home: Path, miniature: Path) -> tuple[Config, RunFolder]:
+    """A run whose steps consumed `CROSSED`, as its log has it."""
+    config = Config.model_validate({"run": {"name": "crossed", "dir": str(home)}, "train": {"lr": 1e-3}})
+    run = RunFolder(home / "crossed")
+    run.create(to_toml(config), {})
+    spoilt = attempt(GROUPS[0], 1, ending=Ending.VOID)
+    episodes = [spoilt, *(attempt(g, at, retry=g == GROUPS[0] and at) for g in GROUPS for at in range(2))]
+    trained, _ = await live(config, run, miniature)
+    with closing(run.writer()) as log:
+        for e in sorted(episodes, key=lambda episode: episode.attempt):
+            log.append("episode", id=e.id, phase="train", step=e.step, group=e.group, attempt=e.attempt, task="toy")
+            for turn in e.turns:
+                log.append("turn", episode=e.id, turn=turn)
+            log.append("verdict", verdict=replace(e, turns=()))
+        for step, groups in CROSSED.items():
+            own = [e for group in groups for e in episodes if e.group == group and e.ending is not Ending.VOID]
+            batch = policy.make_batch(own, config)
+            _, checksum = await trained.improve(batch, read_history(run))
+            names = [e.id for e in own]
+            log.append("step", step=step, checksum=checksum, episodes=names, account=asdict(batch.account), metrics={})
+    await trained.close()
+    return config, run
+
+
+async def test_groups_cross_steps_and_the_weights_come_out(miniature: Path, tmp_path: Path) -> None:
+    config, run = await made(tmp_path, miniature)
+    history = read_history(run)
+    again, engine = await live(config, run, miniature)
+    try:
+        await again.restore(history)
+    finally:
+        await again.close()
+    assert engine.served == history.steps[-1]["checksum"] != history.steps[0]["checksum"]
+
+    account = run_account(run.records())
+    assert account.balanced and account.trained == 6 * 12
+    assert account.dropped == {"void": 12, "pending": 2 * 12}
+    slots = due(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, history.consumed)
+    assert [slot.group for slot in slots] == [GROUPS[1], "train-00003-000"], "what was left behind comes first"
+    assert [e.id for e in finished(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
+
+
+async def test_an_episode_that_is_lost_is_named(miniature: Path, tmp_path: Path) -> None:
+    _, run = await made(tmp_path, miniature)
+    steps = read_history(run).steps
+    lines = run.log.read_text().splitlines(keepends=True)
+    run.log.write_text("".join(line for line in lines if not ('"verdict"' in line and f"{GROUPS[3]}-01" in line)))
+    with pytest.raises(RunError, match=f"{GROUPS[3]}-01"):
+        consumed(run, steps)

@@ -1,22 +1,31 @@
-"""The task source `mutants`: believable bugs, honest issues, a split that never moves."""
+"""Mutants: believable bugs, honest issues, a split that never moves; and in packages of a user's own."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coderepairrl import sandbox
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.grading import grade_apart
+from coderepairrl.rewards import TestsReward, with_patch
+from coderepairrl.tasks import JsonlSource, make_source, write_jsonl
+from coderepairrl.tasks.base import code_folder
+from coderepairrl.tasks.mutants import documented
 from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, corpus_functions, mutants, pairs, verify
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.source import MutantSource
-from coderepairrl.types import Task
+from coderepairrl.types import Command, Task
+from rewards.folder import Local
 
 
 @pytest.fixture(scope="session")
@@ -166,3 +175,225 @@ def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None)
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         MutantSource(**options)
+
+
+DOCUMENTED = '''\
+"""A documented_package."""
+import functools
+import math
+from os.path import basename as last, join
+
+LIMIT = 3
+
+
+def half(n: int) -> float:
+    """Halve.
+
+    >>> half(4)  # doctest: +SKIP
+    2.0
+    >>> half("x")  # not by a value
+    Traceback (most recent call last):
+    TypeError
+    >>> print(half(2))
+    1.0
+    """
+    size: int
+    print("halving", n)
+    return math.floor(n) / 2
+
+
+def name(path):
+    """The last part, in capitals.
+
+    >>> name("a/b")
+    'B'
+    >>> name("a/b") == "B", 1
+    (True, 1)
+    >>> name("a/c")
+    'wrong: the example lies'
+    """
+    return last(path).upper()
+
+
+def limited(n):
+    """Needs the module.
+
+    >>> limited(9)
+    3
+    """
+    return min(n, LIMIT)
+
+
+@functools.cache
+def cached(n):
+    """
+    >>> cached(1)
+    2
+    """
+    return n + 1
+
+
+def reads(n):
+    """Its bug reads the jobs that follow, and its value is long.
+
+    >>> reads(1)
+    1
+    """
+    return n if n == 1 else open(0).read() + "x" * 100_000
+'''
+
+
+@pytest.fixture
+def documented_package(tmp_path: Path) -> Path:
+    (folder := tmp_path / "pack").mkdir()
+    (folder / "__init__.py").write_text(DOCUMENTED)
+    (folder / "test_pack.py").write_text('def test_it():\n    """\n    >>> test_it()\n    1\n    """\n')
+    return folder
+
+
+async def test_functions_stand_alone_and_tests_tell_their_bugs(
+    documented_package: Path, tmp_path: Path, isolating: None
+) -> None:
+    cache = str(tmp_path / "cache")
+    tasks = list(make_source("mutants", path=str(documented_package), documented=True, quoted=0, cache=cache))
+    assert {task.id.rpartition("/")[0] for task in tasks} == {
+        "mutants/pack.half",
+        "mutants/pack.name",
+        "mutants/pack.reads",
+    }
+    assert list(make_source("mutants", path=str(documented_package), documented=True, quoted=0, cache=cache)) == tasks
+    half = next(task for task in tasks if task.id.startswith("mutants/pack.half/operator"))
+    assert "half(4)" in half.prompt and "2.0" in half.prompt and " / 2" not in half.prompt, "the line is not quoted"
+    backend = sandbox.make_backend(sandbox.choose("auto").name)
+    for patch, passes in ((half.reference, True), (b"", False)):
+        assert ((await grade_apart(backend, half, patch)).problem == "") is passes
+
+
+def test_which_functions_are_taken(documented_package: Path) -> None:
+    found = {each.name: each for each in documented.documented_functions(documented_package)}
+    assert found.keys() == {"half", "name", "limited", "reads"}
+    assert found["half"].source.startswith("import math\ndef half(n):\n    pass\n    print(")
+    assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
+    assert found["name"].source.startswith("from os.path import basename as last\ndef name")
+    with pytest.raises(TaskError, match="no folder and no installed documented_package"):
+        code_folder("no_such_package")
+    assert code_folder("sortedcontainers").name == "sortedcontainers"
+    with pytest.raises(ConfigError, match="documented needs code"):
+        make_source("mutants", documented=True)
+
+
+SOURCE = '''"""Prices."""
+
+
+def cheap(prices, limit):
+    return [price for price in prices if price < limit]
+
+
+def total(prices, discount):
+    return sum(prices) * (100 - discount) // 100
+'''
+CASES = """import unittest
+
+from cart import cheap, total
+
+
+class Cart(unittest.TestCase):
+    def test_cheap(self):
+        self.assertEqual(cheap([1, 5, 7], 5), [1])
+
+    def test_total(self):
+        self.assertEqual(total([100, 200], 10), 270)
+
+    def test_nothing(self):
+        self.assertEqual(len("a"), 1)
+"""
+RUNNERS = {
+    "unittest": f"{sys.executable} -B -m unittest -q",
+    "pytest": f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -q -p no:cacheprovider",
+}
+CHEATS = {
+    "ends the process when imported": "import os\nos._exit(0)\n",
+    "ends it at exit": "import atexit, os\natexit.register(os._exit, 0)\n",
+    "skips every test that imports it": "import unittest\nraise unittest.SkipTest('no')\n",
+    "skips when called": "def cheap(*_):\n    import unittest\n    raise unittest.SkipTest('no')\n\ntotal = cheap\n",
+}
+
+
+def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task]:
+    root = tmp_path / "package"
+    root.mkdir()
+    (root / "cart.py").write_text(SOURCE)
+    (root / "test_cart.py").write_text(tests)
+    options = {"n": n, "command": RUNNERS[kind], "timeout": 20.0, "sandbox": "unsafe-local"}
+    return list(MutantSource(str(root), cache=str(tmp_path / "cache"), **options))  # type: ignore[arg-type]
+
+
+def replaced(task: Task, content: str) -> bytes:
+    """The diff that puts `content` in the place of the broken module."""
+    old = (Path(task.workspace.removeprefix("dir:")) / "cart.py").read_text().splitlines(True)
+    diff = "".join(difflib.unified_diff(old, content.splitlines(True), "a/cart.py", "b/cart.py"))
+    return f"diff --git a/cart.py b/cart.py\n{diff}".encode()
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: Path) -> None:
+    task = made(tmp_path, kind)[0]
+    backend, reward = Local(), TestsReward()
+    [command] = task.checks.commands
+    assert command.results == kind
+    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    paid = []
+    for name, content in CHEATS.items():
+        patch = replaced(task, content)
+        assert (await reward(task, with_patch(task, patch), backend)).value == 0.0, name
+        async with backend.open(task) as fresh:
+            assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
+            paid.append((await fresh.exec(command.argv)).ok)
+    assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: Path) -> None:
+    """A task that does not say which tests count still asks for single tests."""
+    task = made(tmp_path, kind)[0]
+    [command] = task.checks.commands
+    plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
+    task = replace(task, checks=plain)
+    backend, reward = Local(), TestsReward()
+    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    for name, content in CHEATS.items():
+        assert (await reward(task, with_patch(task, replaced(task, content)), backend)).value == 0.0, name
+
+
+def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:
+    tests = f"""import pytest, uuid
+{CASES.partition("class")[0]}
+@pytest.mark.parametrize("where", [uuid.uuid4().hex, "here"])
+def test_total(where):
+    assert total([100, 200], 10) == 270 and cheap([1, 5, 7], 5) == [1]
+"""
+    task = made(tmp_path, "pytest", tests)[0]
+    assert task.checks.named == ("test_cart.py::test_total[here]",)
+
+
+def test_a_command_that_runs_no_test_is_refused(tmp_path: Path) -> None:
+    skipped = "import pytest\n\n\n@pytest.mark.skip\ndef test():\n    pass\n"
+    with pytest.raises(TaskError, match="no test passed"):
+        made(tmp_path, "pytest", skipped)
+
+
+def test_commands_of_jsonl_are_known_by_their_words(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(
+        '{"id": "a", "prompt": "p", "language": "python", "workspace": "dir:repo", "checks": {"commands": ['
+        '["python3", "-m", "pytest"], {"argv": ["pytest", "-x"], "results": "", "test_timeout": 5}, ["make", "test"]]}}'
+    )
+    [task] = JsonlSource(path)
+    assert task.checks.commands == (
+        Command(("python3", "-m", "pytest"), results="pytest"),
+        Command(("pytest", "-x"), test_timeout=5.0),
+        Command(("make", "test")),
+    )
+    write_jsonl([task], tmp_path / "again.jsonl")
+    assert list(JsonlSource(tmp_path / "again.jsonl")) == [task]

@@ -1,4 +1,4 @@
-"""SWE-bench without images: environments by its specifications, tests by its script, verdicts by its harness."""
+"""Benchmarks without images: environments and tests by their specifications, verdicts by their own harnesses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from coderepairrl import grading, sandbox
+from coderepairrl.checks.task_source import study
 from coderepairrl.environments import Specification
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
+from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench import NATIVE
 from coderepairrl.tasks.sources.swe_bench_native import instance_environment, native_checks, script, specified
 from coderepairrl.types import Task
+from projects import cache, system_python, write
 
 START = ": '>>>>> Start Test Output'"
 SCRIPT = """#!/bin/bash
@@ -173,3 +176,238 @@ def test_a_specification_is_the_same_however_it_is_written(tmp_path: Path) -> No
     path.write_text(json.dumps(about | {"environment": 'python:{"pyton": "3.9"}'}) + "\n")
     with pytest.raises(TaskError, match="environment"):
         list(make_source("jsonl", path=str(path)))
+
+
+CONSTANTS = """\
+MAP_REPO_VERSION_TO_SPECS = {
+    "shop/shop": {"1.0": {
+        "python": "3.9", "install": "make init", "test_cmd": "python3", "eval_commands": ["export GREETING=hello"],
+        "pre_install": ["apt-get -y update && apt-get install -y cmake", "sed -i s/a/b/ Makefile"],
+    }},
+    "python/mypy": {"1.7": {"python": "3.12", "install": "pip install -e .", "test_cmd": "pytest -rA -k"}},
+    "dask/dask": {"2.0": {
+        "install": "pip install --no-deps -e .", "test_cmd": "pytest", "packages": "environment.yml",
+        "env_patches": ["sed -i /pip/d environment.yml"],
+    }},
+    "bokeh/bokeh": {"3.0": {"python": "3.10", "install": "npm ci", "test_cmd": "pytest"}},
+    "pydantic/pydantic": {"2.0": {"python": "3.8", "install": "pip install .", "test_cmd": "pytest"}},
+}
+MAP_REPO_TO_REQS_PATHS = {}
+MAP_REPO_TO_ENV_YML_PATHS = {"dask/dask": ["ci/environment.yaml"]}
+"""
+TEST_PATCH = """\
+diff --git a/test_sums.py b/test_sums.py
+--- a/test_sums.py
++++ b/test_sums.py
+@@ -1 +1,4 @@
+ # tests
++import os
++from sums import add
++print("PASSED" if add(1, 2) == 3 and os.environ["GREETING"] else "FAILED", "test_sums.py::test_add")
+diff --git a/data.json b/data.json
+new file mode 100644
+--- /dev/null
++++ b/data.json
+@@ -0,0 +1 @@
++{}
+"""
+FIX = "--- a/sums.py\n+++ b/sums.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+
+
+def made(folder: Path, constants: str = CONSTANTS, **values: Any) -> list[Task]:
+    """The tasks of one row."""
+    about = {"instance_id": "shop__shop-1", "repo": "Shop/shop", "version": "1.0", "base_commit": "1" * 40}
+    about |= {"patch": FIX, "test_patch": TEST_PATCH, "problem_statement": "p", "created_at": "2024-01-01"}
+    about |= {"FAIL_TO_PASS": ["test_sums.py::test_add"], "PASS_TO_PASS": []}
+    (folder / "rows.jsonl").write_text(json.dumps(about | values) + "\n")
+    (folder / "constants.py").write_text(constants)
+    options = {"specifications": str(folder / "constants.py"), "clone": "https://example.org/{repository}"}
+    return list(make_source("swe_gym", path=str(folder / "rows.jsonl"), workspace="native", **options))
+
+
+def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Path) -> None:
+    [task] = made(tmp_path)
+    asked = Specification.parse(task.environment)
+    assert asked.workspace == f"git:https://example.org/Shop/shop@{'1' * 40}" == task.workspace
+    assert (asked.python, asked.install) == ("3.9", "sed -i s/a/b/ Makefile\nmake init"), "nothing of apt-get"
+    assert "\npython3 test_sums.py\n" in task.checks.commands[0].argv[-1], "data is no test"
+    cases = "diff --git a/x.test b/x.test\n--- a/x.test\n+++ b/x.test\n@@ -1 +1,2 @@\n [case testA]\n+[case testB]\n"
+    [mypy] = made(tmp_path, repo="python/mypy", version="1.7", test_patch=cases)
+    assert '\npytest -rA -k "testA or testB"\n' in mypy.checks.commands[0].argv[-1]
+    with pytest.raises(TaskError, match="no column 'PASS_TO_PASS'"):
+        made(tmp_path, PASS_TO_PASS=None)
+    [dask] = made(tmp_path, repo="dask/dask", version="2.0")
+    conda = Specification.parse(dask.environment).conda
+    assert conda and (conda.paths, conda.edits) == (("ci/environment.yaml",), ("sed -i /pip/d environment.yml",))
+
+
+@pytest.mark.parametrize(
+    ("repository", "version"),
+    [("a/b", "1.0"), ("shop/shop", "9"), ("bokeh/bokeh", "3.0"), ("pydantic/pydantic", "2.0")],
+)
+def test_what_takes_more_than_packages_is_left_out(tmp_path: Path, repository: str, version: str) -> None:
+    with pytest.raises(TaskError, match="no rows"):
+        made(tmp_path, repo=repository, version=version)
+
+
+def test_the_file_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="specifications"):
+        make_source("swe_gym", path="rows.jsonl", workspace="native")
+    with pytest.raises(ConfigError, match="no specifications of environments can be read"):
+        made(tmp_path, constants="1 / 0")
+
+
+__all__ = ["cache"]
+
+WARES = {
+    "wares/__init__.py": "import crrl_test_helper\n\n\ndef total(prices):\n    return sum(prices[1:])\n",
+    "tests/test_total.py": "# nothing yet\n",
+    "tox.ini": "[testenv]\ndeps =\n    -rmore.txt\n    crrl-test-helper\n    py38: nowhere\n",
+}
+TESTS = """\
+import pathlib
+import unittest
+
+import tests.helping
+import wares
+
+
+class TestTotal(unittest.TestCase):
+    def test_total(self):
+        prices = pathlib.Path(__file__).with_name("prices.txt").read_text().split()
+        self.assertEqual(wares.total([int(each) for each in prices]), 60)
+"""
+LISTED = "pkg-resources-nowhere==0.0.0\r\ncrrl-test-helper==1.0\r\n-e git+https://github.com/o/Wares.git@{base}#egg=wares\r\n"
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    return subprocess.run([*own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def checkout(
+    folder: Path, python: str = "3.8.3", setup: str = "", run: str = "", listed: str = LISTED, setup_cfg: str = ""
+) -> list[str]:
+    """Make the repository ``o/wares`` and a checkout of the benchmark with a bug of it; its commits: before, after."""
+    repository = write(folder / "clones/o/wares", {**WARES, "setup.cfg": setup_cfg})
+    git(repository, "init", "-q")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "bug")
+    fixed = {"wares/__init__.py": WARES["wares/__init__.py"].replace("[1:]", ""), "tests/test_total.py": TESTS}
+    write(repository, {**fixed, "tests/prices.txt": "10 20 30\n", "tests/helping.py": ""})
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "the repair")
+    base, after = git(repository, "rev-parse", "HEAD~1", "HEAD").split()
+    write(
+        folder / "BugsInPy/projects/wares",
+        {
+            "project.info": 'github_url="https://github.com/o/wares"\nstatus="OK"\n',
+            "bugs/1/bug.info": f'python_version="{python}"\nbuggy_commit_id="{base}"\nfixed_commit_id ="{after}"\n'
+            'test_file="tests/test_total.py"\n',
+            "bugs/1/bug_patch.txt": git(repository, "diff", "HEAD~1", "HEAD", "--", "wares"),
+            "bugs/1/run_test.sh": run or "python -m unittest -q tests.test_total.TestTotal.test_total\n",
+            "bugs/1/setup.sh": setup or "touch tests/__init__.py\r\npip install unittest\n",
+        },
+    )
+    # as PowerShell writes it
+    (folder / "BugsInPy/projects/wares/bugs/1/requirements.txt").write_bytes(
+        b"\xff\xfe" + listed.format(base=base).encode("utf-16-le")
+    )
+    return [base, after]
+
+
+def options(folder: Path) -> dict[str, str]:
+    return {"path": str(folder / "BugsInPy"), "clone": f"{folder}/clones/{{repository}}"}
+
+
+async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
+    _, after = checkout(tmp_path, system_python())
+    [task] = make_source("bugsinpy", workspace="native", all_native=True, project="wares", **options(tmp_path))
+    made = await prepare_tasks([task])
+    assert made.environments[0].left_out == ("pkg-resources-nowhere==0.0.0",)
+    (tmp_path / "clones").rename(tmp_path / "gone")  # from here on, only what was prepared
+    [again] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    assert again == task
+    backend = sandbox.make_backend(sandbox.choose().name)
+    found = await study(task, backend)
+    assert all(check.ok for check in found.findings), found.findings
+    async with backend.open(task) as box:
+        assert not (await grading.grade_patch(box, task, task.reference)).problem
+    async with backend.open(task) as box:
+        assert "test_total" in (await grading.grade_patch(box, task, b"")).problem
+    async with backend.open(task) as box:
+        seen = await box.exec(["sh", "-c", f"cat tests/*; git cat-file -t {after}; git log --all --format=%s"])
+    assert b"# nothing yet" in seen.output and b"prices" not in seen.output and b"the repair" not in seen.output
+    backend.close()
+
+
+def test_a_line_of_the_setup_ends_before_the_tests(tmp_path: Path) -> None:
+    """A comment would swallow the tests, which then pass whatever they are; a pipe would lose what it is given."""
+    checkout(tmp_path, setup="# what it reads\nprintf 10 | cat > made.txt; cat < made.txt > copy.txt # and why\n")
+    [task] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    [command] = task.checks.commands
+    tests = command.argv.index("python")
+    done = subprocess.run(
+        [*command.argv[:tests], "sh", "-c", "cat made.txt copy.txt; exit 3"], cwd=tmp_path, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (3, b"1010"), done.stderr
+    for part in ("if true; then touch a; fi", "echo 'a\nb'", "cat <<E", "touch a \\"):
+        checkout(tmp_path / str(len(part)), setup=part)
+        with pytest.raises(TaskError, match=r"setup\.sh has .*, which is no command by itself"):
+            list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path / str(len(part)))))
+
+
+def test_an_environment_follows_the_list_the_setup_and_the_project(tmp_path: Path) -> None:
+    def asked(name: str, **about: str) -> Specification:
+        base, _ = checkout(tmp_path / name, **about)
+        [task] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path / name))
+        return Specification.parse(task.environment.replace(base, "BASE").replace(str(tmp_path / name), "PLACE"))
+
+    frozen = asked("list")
+    assert (frozen.python, frozen.workspace) == ("3.8", ""), "not installed: bugs with this list share it"
+    assert frozen.frozen == ("pkg-resources-nowhere==0.0.0", "crrl-test-helper==1.0") and not frozen.requirements
+    assert asked("released", listed="# of another project\nwares==2.0\nsix==1.15.0\n").frozen == ("six==1.15.0",)
+    built = asked("built", listed="", setup="python setup.py install\npip3 install six \n")
+    assert (built.requirements, built.workspace) == (("six",), "git:PLACE/clones/o/wares@BASE")
+    assert asked("writing", setup_cfg="[scm]\nwrite_to = wares/_version.py\n").workspace, "what it imports is built"
+    tox = asked("tox", listed="", run="tox tests/test_total.py\n")
+    assert tox.requirements == ("pytest", "crrl-test-helper"), "what the project declares, of any environment"
+    assert asked("pinned", listed="pytest==5.4.3\n", run="pytest tests\n").requirements == ()
+
+
+def test_checks_are_the_bugs_own(tmp_path: Path) -> None:
+    base, after = checkout(tmp_path, run="pytest tests/test_total.py\ntox tests/other.py::test\n")
+    [task] = make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    argv = [" ".join(command.argv) for command in task.checks.commands]
+    prepared = 'sh -c touch tests/__init__.py </dev/null && exec "$@" sh pytest '
+    assert argv == [f"{prepared}tests/test_total.py", f"{prepared}tests/other.py::test"]
+    assert [command.results for command in task.checks.commands] == ["pytest", "pytest"]
+    assert dict(task.checks.restore) == {
+        "tests/test_total.py": TESTS,
+        "tests/prices.txt": "10 20 30\n",
+        "tests/helping.py": "",
+    }
+    info = tmp_path / "BugsInPy/projects/wares/bugs/1/bug.info"
+    text = info.read_text()
+    info.write_text(text.replace("test_total.py", "test_gone.py"))
+    with pytest.raises(TaskError, match=r"wares-1: its repaired commit has no tests/test_gone\.py"):
+        list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
+    info.write_text(text.replace('"3.8.3"', '""'))
+    with pytest.raises(TaskError, match="'python_version' is no version"):
+        list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
+    assert base != after
+
+
+def test_only_bugs_that_hold_are_taken_unless_all_are_asked_for(tmp_path: Path) -> None:
+    checkout(tmp_path)
+    with pytest.raises(TaskError, match="no rows"):
+        list(make_source("bugsinpy", workspace="native", **options(tmp_path)))
+    with pytest.raises(TaskError, match="no rows"):
+        list(make_source("bugsinpy", project="thefuck,black", **options(tmp_path)))
+    [plain] = make_source("bugsinpy", **options(tmp_path))
+    assert not plain.checks and not plain.environment
+    (tmp_path / "BugsInPy/projects/wares/bugs/1/setup.sh").write_text("python setup.py build_ext --inplace\n")
+    with pytest.raises(TaskError, match="no rows"):
+        list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))

@@ -1,0 +1,193 @@
+"""The documentation builds, its links lead somewhere, and what it prints works: commands, configurations, examples."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from markdown.extensions.toc import slugify
+
+from coderepairrl.config import load_config
+from coderepairrl.stages import jobs_file
+from coderepairrl.tasks import jsonl
+from coderepairrl.types import Task
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MENTION = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg)")
+LOADED = re.compile(r"<(?:script|img|link rel=\"?stylesheet)[^>]*(?:src|href)=\"?https?:[^>]*")
+GENERATED = {ROOT / "docs" / "reference" / name for name in ("protocols.md", "types.md")}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    names = subprocess.run(["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, capture_output=True, check=True).stdout
+    paths = [ROOT / name for name in names.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]  # one that was moved is listed until it is committed
+
+
+def anchors(page: Path) -> set[str]:
+    lines = FENCE.sub("", page.read_text()).splitlines()
+    headings = [re.sub(r"[`*]", "", line.lstrip("# ")) for line in lines if line.startswith("#")]
+    return {slugify(heading, "-") for heading in headings}
+
+
+def broken(page: Path) -> list[str]:
+    """Links of a page to files or headings that are not there."""
+    found = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if target in GENERATED:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(f"{page.relative_to(ROOT)}: {link}")
+    return found
+
+
+def test_links_lead_somewhere() -> None:
+    """In the repository as it is read there, so also in pages that are not of the site."""
+    pages = tracked("*.md")
+    assert len(pages) > 20
+    assert [link for page in pages for link in broken(page)] == []
+
+
+def test_the_overview_links_every_page() -> None:
+    overview = ROOT / "docs" / "index.md"
+    linked = {(overview.parent / link).resolve() for link in LINK.findall(overview.read_text())}
+    assert [page.name for page in tracked("docs/*.md") if page != overview and page not in linked] == []
+
+
+def test_pages_that_messages_and_comments_name_exist() -> None:
+    sources = tracked("*.py", "*.toml", "*.sh", "*.def", "Makefile")
+    named = {
+        (path.relative_to(ROOT), mention)
+        for path in sources
+        for mention in MENTION.findall(path.read_text(errors="replace"))
+        if path != Path(__file__)
+    }
+    assert len(named) > 30
+    assert [each for each in named if not (ROOT / each[1]).exists()] == []
+
+
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {str(page.relative_to(tmp_path / "site")): page.read_text() for page in (tmp_path / "site").rglob("*.html")}
+    assert len(pages) > 20
+    assert [found for text in pages.values() for found in LOADED.findall(text)] == []
+    assert "--dry-run" in pages["reference/commands.html"]
+    assert "SandboxBackend" in pages["reference/protocols.html"]
+    assert "TokenSpan" in pages["reference/types.html"]
+
+
+def test_prose_cites_no_notes_that_readers_do_not_have() -> None:
+    cited = re.compile(r"\b(?:DESIGN|FINDINGS|REQUIREMENTS)\b(?: \d|\.md)")
+    assert [page for page in tracked("*.md") if cited.search(page.read_text())] == []
+
+
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def play(page: str, folder: Path) -> str:
+    """Write the files of a page and run its commands; what they print."""
+    printed = []
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for language, title, body in BLOCK.findall((DOCS / "start" / page).read_text()):
+        if title:
+            file = folder / title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(body)
+        elif language == "sh":
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", body],
+                cwd=folder,
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, f"{body}\n{done.stdout}\n{done.stderr}"
+            printed.append(done.stdout)
+    return "\n".join(printed)
+
+
+@pytest.mark.timeout(900)
+def test_hello(tmp_path: Path, isolating: None) -> None:
+    play("hello.md", tmp_path)
+    assert "train-00001-000-04" in (tmp_path / "episode.html").read_text()
+    assert (tmp_path / "runs" / "short" / "report" / "index.html").is_file()
+
+
+@pytest.mark.timeout(900)
+def test_repository_then_agent_and_reward(tmp_path: Path, isolating: None) -> None:
+    printed = play("repository.md", tmp_path)
+    assert "+    return price - price * rate // 100" in (tmp_path / "fix.patch").read_text()
+    assert " 0 failed" in printed
+    printed = play("agent-and-reward.md", tmp_path)
+    assert "+    return price - price * rate // 100" in printed
+    assert "as expected" in printed
+    assert "small" in (tmp_path / "runs" / "own" / "metrics.jsonl").read_text()
+
+
+CONFIGURATION = re.compile(r"^```toml title=\"([^\"]+)\"\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED = [
+    (str(page.relative_to(DOCS)), body)
+    for page in sorted(DOCS.rglob("*.md"))
+    for title, body in CONFIGURATION.findall(page.read_text())
+    if title not in ("agent.toml", "study.toml", "recipe.toml")  # a recipe of an agent, jobs
+]
+
+
+@pytest.mark.parametrize(("page", "body"), PRINTED, ids=[page for page, _ in PRINTED])
+def test_a_configuration_in_the_documentation_can_be_loaded(page: str, body: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(body)
+    assert load_config(file).run.name == "mine", page
+
+
+def test_the_jobs_in_the_documentation_and_the_examples_are_sound(tmp_path: Path) -> None:
+    blocks = CONFIGURATION.findall((DOCS / "guides" / "jobs.md").read_text())
+    for title, body in blocks:
+        (tmp_path / title).write_text(body)
+    assert [title for title, _ in blocks] == ["recipe.toml", "study.toml"]
+    for path in (*tmp_path.glob("*.toml"), *(DOCS.parent / "examples" / "jobs").glob("*.toml")):
+        assert [job.config().run.seed for job in jobs_file.read_jobs_file(str(path)).jobs if job.kind != "command"]
+
+
+@pytest.mark.parametrize("page", ["guides/rewards.md", "guides/tasks.md"])
+def test_examples(page: str) -> None:
+    result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert result.attempted >= 5
+    assert result.failed == 0
+
+
+def test_the_table_of_fields_is_that_of_the_code() -> None:
+    page = (DOCS / "guides" / "tasks.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page.partition("## The schema of `jsonl`")[2], re.MULTILINE)
+    known = jsonl._Task.model_fields
+    documented = dict(rows[: len(known)])
+    assert list(documented) == list(known)
+    for name, default in documented.items():
+        value = "required" if known[name].is_required() else known[name].default
+        assert default.startswith("required" if name == "workspace" else default_text(value)), name
+
+
+def default_text(value: object) -> str:
+    if value == "required":
+        return "required"
+    return f"`{json.dumps(value)}`" if isinstance(value, str) else "none"
+
+
+def test_a_line_has_the_fields_of_a_task() -> None:
+    assert {field.name for field in fields(Task)} - set(jsonl._Task.model_fields) == {"verified"}

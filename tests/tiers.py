@@ -136,8 +136,6 @@ TIERS = {
     "stages/test_fine_tuning.py::test_a_killed_run_goes_on_to_the_same_bits": "ci*",
     "stages/test_gates.py::test_healthy_runs_raise_hardly_any_alarm": "ci",
     "stages/test_predictions.py::test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again": "real",
-    "stages/test_replay.py::test_groups_cross_steps_and_the_weights_come_out": "real",
-    "stages/test_replay.py::test_an_episode_that_is_lost_is_named": "real",
     "stages/test_attempt.py::test_commands_and_scripts_see_what_an_agent_sees_and_change_nothing": "spine",
     "stats": "quick",
     "sync": "real",

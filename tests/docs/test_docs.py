@@ -8,13 +8,16 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from markdown.extensions.toc import slugify
 
 from coderepairrl.config import load_config
+from coderepairrl.config.schema import Config
 from coderepairrl.stages import jobs_file
 from coderepairrl.tasks import jsonl
 from coderepairrl.types import Task
@@ -140,27 +143,26 @@ def test_repository_then_agent_and_reward(tmp_path: Path, isolating: None) -> No
     assert "small" in (tmp_path / "runs" / "own" / "metrics.jsonl").read_text()
 
 
-CONFIGURATION = re.compile(r"^```toml title=\"([^\"]+)\"\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PRINTED = [
-    (str(page.relative_to(DOCS)), body)
-    for page in sorted(DOCS.rglob("*.md"))
-    for title, body in CONFIGURATION.findall(page.read_text())
-    if title not in ("agent.toml", "study.toml", "recipe.toml")  # a recipe of an agent, jobs
-]
+TOML = re.compile(r"^```toml(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "body"), PRINTED, ids=[page for page, _ in PRINTED])
-def test_a_configuration_in_the_documentation_can_be_loaded(page: str, body: str, tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text(body)
-    assert load_config(file).run.name == "mine", page
+def test_configurations_in_the_documentation_can_be_loaded(tmp_path: Path) -> None:
+    """Every TOML block that is one, and no recipe of an agent or jobs: with the name of a file, it is a whole one."""
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    blocks = [each for page in pages for each in TOML.findall(page.read_text())]
+    found = [(title, body) for title, body in blocks if tomllib.loads(body).keys() <= {*Config.model_fields, "extends"}]
+    assert len(found) >= 7 and {title for title, _ in found} == {"", "mine.toml"}
+    for title, body in found:
+        (tmp_path / "documented.toml").write_text(body)
+        config = load_config(tmp_path / "documented.toml", [] if title else ["run.name=documented"])
+        assert config.run.name == ("mine" if title else "documented")
 
 
 def test_the_jobs_in_the_documentation_and_the_examples_are_sound(tmp_path: Path) -> None:
-    blocks = CONFIGURATION.findall((DOCS / "guides" / "jobs.md").read_text())
-    for title, body in blocks:
+    blocks = TOML.findall((DOCS / "guides" / "jobs.md").read_text())
+    for title, body in filter(itemgetter(0), blocks):
         (tmp_path / title).write_text(body)
-    assert [title for title, _ in blocks] == ["recipe.toml", "study.toml"]
+    assert [title for title, _ in blocks if title] == ["recipe.toml", "study.toml"]
     for path in (*tmp_path.glob("*.toml"), *(DOCS.parent / "examples" / "jobs").glob("*.toml")):
         assert [job.config().run.seed for job in jobs_file.read_jobs_file(str(path)).jobs if job.kind != "command"]
 

@@ -22,7 +22,7 @@ from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import examples
-from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
+from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.report import Site
@@ -33,12 +33,18 @@ from coderepairrl.stages import evaluation
 from coderepairrl.stages.life_cycle import folder_of
 from coderepairrl.stages.sft import sft, summarise_fine_tuning
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+from coderepairrl.tasks.select import held_out
 from commands import CRRL
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, demonstrate
 
 SAID = {"role": "assistant", "content": "Done."}
 TINY = models.model_folder("builtin:tiny")
+
+
+def read(*paths: Path, **more: Any) -> examples.Examples:
+    data = Data(paths=tuple(map(str, paths)), max_tokens=1024, **more)
+    return examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
 
 
 HABITS = Habits(look_around=1.0, wrong_file=1.0)
@@ -129,8 +135,7 @@ def test_messages_are_rendered_to_the_very_tokens(table: Path, tmp_path: Path) -
     found = []
     for name, some in (("plain", plain), ("foreign", foreign), ("own", read_examples(table))):
         write_examples(tmp_path / f"{name}.parquet", some)
-        data = Data(paths=(str(tmp_path / f"{name}.parquet"),), max_tokens=1024)
-        found.append(examples.read_training_examples(data, TINY, tokens.load_codec(TINY)))
+        found.append(read(tmp_path / f"{name}.parquet"))
     assert found[0].train == found[1].train == found[2].train
     assert [each.rendered for each in found] == [
         {"without tokens": 24},
@@ -211,12 +216,6 @@ def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:
     assert f"data.paths={table.parent}" in caught.value.fix
 
 
-def test_settings_of_attempts_are_those_of_the_schema() -> None:
-    for key in OF_ATTEMPTS:
-        section, name = key.split(".")
-        assert name in type(getattr(config_of(["sft-tiny"]), section)).model_fields
-
-
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -224,49 +223,32 @@ def test_settings_of_attempts_are_those_of_the_schema() -> None:
         ({"ids": (), "trained": (), "messages": ({"role": "user", "content": "?"},)}, "no reply to learn from"),
         ({"ids": (), "trained": (), "messages": ({"role": "user", "content": "\ud800"}, SAID)}, "cannot be rendered"),
         ({"trained": None}, "nothing to learn"),
+        ({"ids": -1}, "ids outside the vocabulary"),
+        ({"ids": 1 << 20}, "ids outside the vocabulary"),
     ],
 )
 def test_examples_that_do_not_fit_are_named(changes: dict[str, Any], match: str, table: Path, tmp_path: Path) -> None:
     good, bad = (each for each in read_examples(table)[1:3])
     if changes.get("trained", ()) is None:
         changes = {"trained": (False,) * len(bad.ids)}
+    elif isinstance(changes.get("ids"), int):
+        changes = {"ids": (*bad.ids[:-1], changes["ids"])}
     write_examples(tmp_path / "t.parquet", [good, replace(bad, **changes)])
-    data = Data(paths=(str(tmp_path / "t.parquet"),), held_out=0.0, max_tokens=1024)
     with pytest.raises(ConfigError, match=match):
-        examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
-    found = examples.read_training_examples(data.model_copy(update={"unfit": "drop"}), TINY, tokens.load_codec(TINY))
+        read(tmp_path / "t.parquet", held_out=0.0)
+    found = read(tmp_path / "t.parquet", held_out=0.0, unfit="drop")
     assert len(found.train) == 1 and [*found.dropped.values()] == [[bad.id]]
-
-
-@pytest.mark.parametrize("wrong", [-1, 1 << 20])
-def test_ids_outside_the_vocabulary_are_refused_before_the_learner_has_them(
-    wrong: int, table: Path, tmp_path: Path
-) -> None:
-    first, bad = read_examples(table)[1:3]
-    write_examples(tmp_path / "t.parquet", [first, replace(bad, ids=(*bad.ids[:-1], wrong))])
-    with pytest.raises(ConfigError, match="ids outside the vocabulary"):
-        examples.read_training_examples(
-            Data(paths=(str(tmp_path / "t.parquet"),), max_tokens=1024), TINY, tokens.load_codec(TINY)
-        )
 
 
 def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Path, tmp_path: Path) -> None:
     ours, theirs = read_examples(table)[1:3]
     for name, some in (("a", [ours]), ("b", [replace(theirs, id=ours.id)]), ("twice", [ours, ours])):
         write_examples(tmp_path / f"{name}.parquet", some)
-    data = Data(paths=(str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")), held_out=0.0, max_tokens=1024)
-    assert len(examples.read_training_examples(data, TINY, tokens.load_codec(TINY)).train) == 2
-    with pytest.raises(UsageError, match="is in .* and in"):
-        examples.read_training_examples(
-            data.model_copy(update={"paths": (str(tmp_path / "twice.parquet"),)}), TINY, tokens.load_codec(TINY)
-        )
-
-
-def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -> None:
-    shutil.copy(table, tmp_path / "copy.parquet")
-    data = Data(paths=(str(table), str(tmp_path / "copy.parquet")), max_tokens=1024)
-    with pytest.raises(UsageError, match=r"is in .* and in"):
-        examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
+    assert len(read(tmp_path / "a.parquet", tmp_path / "b.parquet", held_out=0.0).train) == 2
+    shutil.copy(tmp_path / "a.parquet", tmp_path / "copy.parquet")
+    for paths in (["twice.parquet"], ["a.parquet", "copy.parquet"]):
+        with pytest.raises(UsageError, match="is in .* and in"):
+            read(*(tmp_path / path for path in paths))
 
 
 async def test_an_engine_that_attempts_nothing_need_not_be_there(few: Path, tmp_path: Path) -> None:
@@ -291,8 +273,6 @@ async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path
 
 def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
     """All examples of a task are on one side, and a share of any tasks is held out, of those that MD5 chose, too."""
-    from coderepairrl.tasks.select import held_out
-
     collected = [name for name in map(str, range(4000)) if held_out(name, 0.25)]
     again = [name for name in collected if held_out(f"sft/{name}", 0.1)]
     assert 0.05 < len(again) / len(collected) < 0.15

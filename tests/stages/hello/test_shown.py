@@ -12,20 +12,7 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.runs import open_run
-from coderepairrl.types import Ending, Episode, Score, ToolCall
 from commands import CRRL
-
-PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-return a - b\n+return a + b\n"
-
-
-def episode(phase: str = "train", patch: bytes = PATCH, passed: bool = False) -> Episode:
-    calls = (
-        ToolCall(0, "shell", '{"cmd": "cat a.py"}', ok=True),
-        ToolCall(1, "shell", '{"cmd": "\\u001b[2J' + "x" * 200 + '"}', ok=False),
-    )
-    scores = (Score("tests", float(passed), passed=passed), Score("patch_lines", 1.0, 0.0))
-    made = Episode("e", "toy/1", phase, 0, "g", 0, Ending.DONE, patch=patch, scores=scores, tool_calls=calls)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from coderepairrl.stages.serve import Admin
 from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
 from coderepairrl.types import Limits, Sampling
 
+Ask = Callable[..., Awaitable[tuple[int, Any]]]
+
 
 @asynccontextmanager
 async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> AsyncIterator[tuple[Gateway, Sessions]]:
@@ -32,6 +34,22 @@ async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> As
     await server.start()
     yield server, Sessions(server, Limits(seconds=60.0), log)
     await server.stop()
+
+
+@asynccontextmanager
+async def asking(server: Gateway, sessions: Sessions, folder: Path) -> AsyncIterator[Ask]:
+    """A call of the host's API, over its socket: method, path, and what is asked; status and answer."""
+    admin = Admin(sessions, server.source)
+    await admin.start(socket=folder / "admin.sock")
+    connector = aiohttp.UnixConnector(str(folder / "admin.sock"))
+    async with aiohttp.ClientSession("http://host", connector=connector) as host:
+
+        async def ask(method: str, path: str, asked: Any = None) -> tuple[int, Any]:
+            async with host.request(method, path, json=asked) as answer:
+                return answer.status, await answer.json()
+
+        yield ask
+    await admin.stop()
 
 
 async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path, miniature: Path) -> None:
@@ -45,34 +63,26 @@ async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path
         return ready.pop()
 
     first = ScriptedEngine([])
-    async with serving(SupervisedEngine(first, start, restarts=3), miniature) as (server, sessions):
-        admin = Admin(sessions, server.source)
-        await admin.start(socket=tmp_path / "admin.sock")
-        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
-        async with aiohttp.ClientSession("http://host", connector=connector) as host:
+    async with (
+        serving(SupervisedEngine(first, start, restarts=3), miniature) as (server, sessions),
+        asking(server, sessions, tmp_path) as ask,
+    ):
 
-            async def load(version: int, checksum: str = checksum) -> tuple[int, Any]:
-                asked = {"path": str(weights), "version": version, "checksum": checksum}
-                async with host.post("/weights", json=asked) as answer:
-                    return answer.status, await answer.json()
+        async def load(version: int, checksum: str = checksum) -> tuple[int, Any]:
+            return await ask("POST", "/weights", {"path": str(weights), "version": version, "checksum": checksum})
 
-            async def get(path: str) -> tuple[int, Any]:
-                async with host.get(path) as answer:
-                    return answer.status, await answer.json()
-
-            assert await load(1) == (200, {"version": 1, "loadable": True})
-            first.kill()
-            status, told = await load(2)
-            assert (status, told["error"]["code"]) == (503, "engine_fault"), told
-            assert "no memory" in told["error"]["message"]
-            assert (await get("/health"))[0] == 503
-            assert await get("/weights") == (200, {"version": 1, "loadable": True})
-            ready.append(ScriptedEngine([]))
-            assert await load(2) == (200, {"version": 2, "loadable": True}), "it is back, with these"
-            status, told = await load(3, "0" * 64)
-            assert (status, told["error"]["code"]) == (422, "refused"), "and refuses as ever"
-            assert (await get("/health"))[1]["version"] == 2
-        await admin.stop()
+        assert await load(1) == (200, {"version": 1, "loadable": True})
+        first.kill()
+        status, told = await load(2)
+        assert (status, told["error"]["code"]) == (503, "engine_fault"), told
+        assert "no memory" in told["error"]["message"]
+        assert (await ask("GET", "/health"))[0] == 503
+        assert await ask("GET", "/weights") == (200, {"version": 1, "loadable": True})
+        ready.append(ScriptedEngine([]))
+        assert await load(2) == (200, {"version": 2, "loadable": True}), "it is back, with these"
+        status, told = await load(3, "0" * 64)
+        assert (status, told["error"]["code"]) == (422, "refused"), "and refuses as ever"
+        assert (await ask("GET", "/health"))[1]["version"] == 2
 
 
 async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: Path, miniature: Path) -> None:
@@ -104,18 +114,12 @@ async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path
     weights, engine = miniature / "model.safetensors", ScriptedEngine([])
     checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
     await engine.load(weights, 1, checksum)
-    async with serving(engine, miniature) as (server, sessions):
-        admin = Admin(sessions, server.source)
-        await admin.start(socket=tmp_path / "admin.sock")
-        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
-        async with aiohttp.ClientSession("http://host", connector=connector) as host:
-            asked = {"path": str(weights), "version": 1, "checksum": checksum}
-            async with host.post("/weights", json=asked) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (409, "old_version")
-            for wrong in ({"id": "../up"}, {"sead": 1}, {"limits": {"calls": 0}}, {"sampling": {"temperature": "hot"}}):
-                async with host.post("/sessions", json=wrong) as answer:
-                    assert answer.status == 400 and next(iter(wrong)) in (await answer.json())["error"]["message"]
-        await admin.stop()
+    async with serving(engine, miniature) as (server, sessions), asking(server, sessions, tmp_path) as ask:
+        status, told = await ask("POST", "/weights", {"path": str(weights), "version": 1, "checksum": checksum})
+        assert (status, told["error"]["code"]) == (409, "old_version")
+        for wrong in ({"id": "../up"}, {"sead": 1}, {"limits": {"calls": 0}}, {"sampling": {"temperature": "hot"}}):
+            status, told = await ask("POST", "/sessions", wrong)
+            assert status == 400 and next(iter(wrong)) in told["error"]["message"]
     assert sessions.summary() == []
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+from fix.conftest import says
 from openai import OpenAI
 
 from serve.conftest import Served, Start
@@ -31,29 +31,26 @@ def test_a_plain_client_needs_no_session(start: Start) -> None:
         answer = client.chat.completions.create(model="gpt-x", messages=messages)  # type: ignore[arg-type]
         return {"role": "assistant", "content": answer.choices[0].message.content or ""}
 
-    def sessions() -> dict[str, int]:
-        return {each["id"]: each["turns"] for each in served.host.get("/sessions").json()["sessions"]}
-
-    first: list[dict[str, object]] = [{"role": "user", "content": "Hello."}]
-    first += [ask(first), {"role": "user", "content": "Go on."}]
+    first: list[dict[str, object]] = [_said("Hello.")]
+    first += [ask(first), _said("Go on.")]
     ask(first)
-    assert list(sessions().values()) == [2], "one conversation, one session"
-    ask([{"role": "user", "content": "Hello."}])
-    assert sorted(sessions().values()) == [1, 2], "another one that begins alike is another"
+    assert list(_turns(served).values()) == [2], "one conversation, one session"
+    ask([_said("Hello.")])
+    assert sorted(_turns(served).values()) == [1, 2], "another one that begins alike is another"
     ask(first)
-    assert len(sessions()) == 2 and sum(sessions().values()) == 4, "asked again, it is no new one"
-    told = served.host.get(f"/sessions/{next(iter(sessions()))}").json()
+    assert len(_turns(served)) == 2 and sum(_turns(served).values()) == 4, "asked again, it is no new one"
+    told = served.host.get(f"/sessions/{next(iter(_turns(served)))}").json()
     assert told["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
 
     question = {"model": "policy", "stream": True, "messages": first[:1]}
     with httpx.stream("POST", f"{url}/chat/completions", json=question) as streamed:
         assert streamed.status_code == 200 and "[DONE]" in streamed.read().decode(), "as curl does, without any key"
-    assert len(sessions()) == 3
+    assert len(_turns(served)) == 3
 
 
 def test_whom_it_does_not_answer(start: Start) -> None:
     """Web pages, keys of sessions that are none, and, where it is asked to, everybody without one."""
-    question = {"messages": [{"role": "user", "content": "Hello."}]}
+    question = {"messages": [_said("Hello.")]}
     served = start("builtin:tiny")
     url = f"{served.where['gateway']}/v1/chat/completions"
     for headers in ({"Origin": "http://evil.example"}, {"Authorization": f"Bearer {'0' * 32}"}):
@@ -77,14 +74,13 @@ def _turns(served: Served) -> dict[str, int]:
     return {each["id"]: each["turns"] for each in served.host.get("/sessions").json()["sessions"]}
 
 
-def _said(text: str) -> dict[str, str]:
+def _said(text: str) -> dict[str, object]:
     return {"role": "user", "content": text}
 
 
 def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start, miniature: Path) -> None:
-    texts = json.dumps(["Hello, what is to be repaired?"] * 4)
-    third_waits = ["engine=fix_engines:Says", f"engine.options.texts={texts}", "engine.options.endless=2"]
-    served = start(str(miniature), *third_waits)
+    texts = ["Hello, what is to be repaired?"] * 4
+    served = start(str(miniature), *says(*texts), "engine.options.endless=2")  # the third waits
     url = f"{served.where['gateway']}/v1/chat/completions"
     question = {"model": "policy", "messages": [_said("Hello.")]}
     again = {"x-stainless-retry-count": "1"}

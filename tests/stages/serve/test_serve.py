@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from anthropic import Anthropic
+from fix.conftest import says
 from openai import APIStatusError, OpenAI
 
 from coderepairrl.errors import UsageError
@@ -34,10 +35,6 @@ KEY = "sk-very-secret-key"
 
 def openai(session: dict[str, Any]) -> OpenAI:
     return OpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
-
-
-def says(*texts: str) -> list[str]:
-    return ["engine=fix_engines:Says", f"engine.options.texts={json.dumps(texts)}"]
 
 
 def ids(told: dict[str, Any], leaf: int) -> list[int]:

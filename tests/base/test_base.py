@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from coderepairrl.processes.extras import EXTRAS
+from e2e.conftest import completion, listening
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -58,22 +59,14 @@ async def endpoint() -> AsyncIterator[str]:
 
     async def reply(request: web.Request) -> web.Response:
         body = await request.json()
-        message: dict[str, Any] = {"role": "assistant", "content": "yes"}
+        more: dict[str, Any] = {}
         if body.get("tools") and body["messages"][-1]["role"] == "user":
             function = {"name": "shell", "arguments": json.dumps({"cmd": "echo '# mended' >> README.md"})}
-            message["tool_calls"] = [{"id": "call-1", "type": "function", "function": function}]
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-        return web.json_response({"id": "c", "model": "m", "choices": [choice], "usage": usage})
+            more["tool_calls"] = [{"id": "call-1", "type": "function", "function": function}]
+        return web.json_response(completion("yes", "m", **more))
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", reply)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{site.port}/v1"
-    await runner.cleanup()
+    async with listening(reply) as url:
+        yield url
 
 
 async def test_policies_behind_a_url_are_measured_and_taught_from(

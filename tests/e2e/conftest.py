@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from coderepairrl.runs import RunFolder
 from commands import CRRL
@@ -71,8 +73,6 @@ class Project:
         return RunFolder(self.path / "runs" / "e2e")
 
     def environment(self) -> dict[str, str]:
-        import os
-
         return {**os.environ, "PYTHONPATH": str(HERE), "COLUMNS": "200"}
 
     def command(self, *arguments: str) -> list[str]:
@@ -90,10 +90,14 @@ class Project:
         summary: dict[str, Any] = json.loads((self.path / "stdout").read_text().splitlines()[-1])
         return summary
 
-    def train(self, *overrides: str, check: bool = True) -> dict[str, Any]:
-        done = self.crrl("train", str(self.config), *overrides, "--json", check=check)
+    def train(self, *overrides: str, source: Path | None = None) -> dict[str, Any]:
+        done = self.crrl("train", str(source or self.config), *overrides, "--json")
         summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return summary
+
+    def resume(self, *overrides: str) -> dict[str, Any]:
+        """Go on with the run by its folder; its weights are verified."""
+        return self.train(*overrides, "--resume", source=self.run.path)
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -114,20 +118,25 @@ class Project:
     def records(self) -> list[Mapping[str, Any]]:
         return list(self.run.records()) if self.run.log.exists() else []
 
+    def steps(self) -> list[Mapping[str, Any]]:
+        return [record for record in self.records() if record["type"] == "step"]
+
+
+def new_project(folder: Path, model: Path) -> Project:
+    (folder / "e2e.toml").write_text(CONFIG.format(model=model))
+    return Project(folder, folder / "e2e.toml")
+
 
 @pytest.fixture
 def project(tmp_path: Path, miniature: Path) -> Project:
-    config = tmp_path / "e2e.toml"
-    config.write_text(CONFIG.format(model=miniature))
-    return Project(tmp_path, config)
+    return new_project(tmp_path, miniature)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, miniature: Path) -> Project:
     """One run of three steps, evaluated before and after them on mutants, and greedily. Its tests only read it."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "e2e.toml").write_text(CONFIG.format(model=miniature))
-    project = Project(folder, folder / "e2e.toml")
+    project = new_project(folder, miniature)
     mutants = ("eval.source=mutants", 'eval.options={split="test", n=12}', "eval.split=test", "eval.tasks=0")
     greedy = "eval.also={greedy={temperature=0, tasks=1, attempts=2}}"
     done = project.crrl("train", str(project.config), *mutants, greedy, "eval.before=true", "eval.after=true", "--json")
@@ -151,3 +160,22 @@ async def frozen(process: subprocess.Popen[str], condition: Callable[[], bool]) 
         if condition():
             return
         process.send_signal(signal.SIGCONT)
+
+
+def completion(text: str | None, model: str = "m-1", **more: Any) -> dict[str, Any]:
+    """A reply in the form of Chat Completions, which cost 10 tokens and 3."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+    return {"id": "c", "model": model, "choices": [choice], "usage": usage}
+
+
+@asynccontextmanager
+async def listening(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """The base URL of a server that completes by `handler`."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    await runner.cleanup()

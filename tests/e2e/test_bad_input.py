@@ -111,7 +111,7 @@ async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Proje
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=True)
     try:
         with project.started("train", str(project.config), "run.steps=1000", "run.checkpoint_every=1") as process:
-            await until(process, lambda: any(record["type"] == "step" for record in project.records()))
+            await until(process, lambda: bool(project.steps()))
             with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
                 while other.write(bytes(1 << 16)):
                     pass
@@ -120,9 +120,8 @@ async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Proje
         assert "full" in errors or "No space left" in errors
         logged = project.run.log.read_bytes().rpartition(b"\n")[0]
         (disk / "other").unlink()
-        steps = sum(record["type"] == "step" for record in project.records())
-        done = project.crrl("train", str(project.run.path), f"run.steps={steps + 1}", "--resume", "--json")
-        summary = json.loads(done.stdout.splitlines()[-1])
+        steps = len(project.steps())
+        summary = project.resume(f"run.steps={steps + 1}")
         assert summary["steps"] == steps + 1 and summary["account"]["balanced"]
         assert project.run.log.read_bytes().startswith(logged)
     finally:
@@ -140,7 +139,7 @@ def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -
     subprocess.run(
         ["rm", "-r", project.run.checkpoints / "00002", *list(exported)[:1], *list(exported)[-1:]], check=True
     )
-    project.crrl("train", str(project.run.path), "--resume")
+    project.resume()
     assert {path: path.read_bytes() for path in exported} == exported
     assert (project.run.checkpoints / "00002" / "model.safetensors").read_bytes() == weights
     assert [record["type"] for record in project.records()[-3:-1]] == ["checkpoint", "used"]
@@ -156,7 +155,7 @@ def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.M
     done = project.crrl("train", str(project.config), *room, "run.steps=1", check=False)
     assert done.returncode == 4 and "nothing was sampled" in done.stderr
     assert "rollout.tokens" in done.stderr.partition("fix: ")[2]
-    project.crrl("train", str(project.run.path), "--resume", "run.steps=2", "rollout.tokens=3000")
+    project.resume("run.steps=2", "rollout.tokens=3000")
 
 
 CALC = "def add(a, b):\n    return a - b\n"

@@ -38,9 +38,8 @@ def test_a_changed_learning_rate_is_replayed_bit_for_bit(project: Project) -> No
     assert configs.load_config(folder).train.lr == 5e-3
     assert sorted(project.run.saved_checkpoints()) == [2, 3], "one where the settings changed"
     forget_checkpoints(project)
-    done = project.crrl("train", folder, "--resume", "run.steps=4", "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["account"]["balanced"]
-    rates = [step["metrics"]["learn/lr"] for step in project.records() if step["type"] == "step"]
+    assert project.resume("run.steps=4")["account"]["balanced"]
+    rates = [step["metrics"]["learn/lr"] for step in project.steps()]
     assert rates == [1e-3, 1e-3, 5e-3, 5e-3]
     changes = [[r["step"], r["key"], r["old"], r["new"]] for r in project.records() if r["type"] == "change"]
     assert sorted(changes) == [
@@ -75,7 +74,7 @@ def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: P
     doubted, folder = project.path / DOUBTED, str(project.run.path)
 
     def steps() -> dict[int, Any]:
-        return {record["step"]: record for record in project.records() if record["type"] == "step"}
+        return {record["step"]: record for record in project.steps()}
 
     doubted.write_text("[1, 3, 4, 5]")
     options = ["engine=e2e_engines:DoubtfulTiny", "run.steps=7", "rollout.group_size=2"]
@@ -88,10 +87,8 @@ def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: P
     assert "--resume" in stopped.stderr and "train.lr" in stopped.stderr
     assert [(a.gate, a.first, a.last) for a in gates.replay(folder) if a.stops] == [("skipped", 4, 6)]
 
-    shutil.rmtree(project.run.checkpoints)  # so that all steps are replayed, which compares the weights
-    project.run.checkpoints.mkdir()
-    done = project.crrl("train", folder, "--resume", "train.lr=1e-4", "--json")
-    summary = json.loads(done.stdout.splitlines()[-1])
+    forget_checkpoints(project)
+    summary = project.resume("train.lr=1e-4")
     assert (summary["steps"], summary["version"], summary["account"]["balanced"]) == (7, 7, True)
     assert [step for step, record in steps().items() if record["skipped"]] == [2, 4, 5, 6]
     assert len({steps()[step]["checksum"] for step in (3, 4, 5, 6)}) == 1
@@ -121,7 +118,7 @@ def what(run: RunFolder) -> list[Any]:
 async def test_a_batch_is_refilled_and_a_killed_run_goes_on_as_it_would_have(project: Project, tmp_path: Path) -> None:
     project.train(*SETTINGS)
     straight = what(project.run)
-    metrics = [record["metrics"] for record in project.records() if record["type"] == "step"]
+    metrics = [record["metrics"] for record in project.steps()]
     for (attempted, came_to, _, account), step in zip(straight, metrics, strict=True):
         groups = list(dict.fromkeys(group for _, group in attempted))
         flat = account["dropped"].get("flat_group", 0)
@@ -150,9 +147,9 @@ async def test_a_batch_is_refilled_and_a_killed_run_goes_on_as_it_would_have(pro
     project.train(*SETTINGS, "--resume")
     assert what(project.run) == straight
 
-    longer = project.crrl("train", str(project.run.path), "--resume", "run.steps=4", "curriculum.refill=0", "--json")
+    assert project.resume("run.steps=4", "curriculum.refill=0")["steps"] == 4
     last = what(project.run)[-1][0]
-    assert json.loads(longer.stdout.splitlines()[-1])["steps"] == 4 and len(last) == 6
+    assert len(last) == 6
     assert not {group for _, group in last} & set(again)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -23,17 +24,15 @@ from coderepairrl.stages.collect import collect, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
 from coderepairrl.tasks.select import held_out
 
-from .conftest import Project, until
+from .conftest import Project, completion, listening, until
 
 Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
 QUESTIONS = [f"q/{number}" for number in range(40)]
 COLLECTED = {name for name in QUESTIONS if held_out(name, 0.25)}
 
 
-def replied(message: Mapping[str, Any], model: str = "teacher-1") -> web.Response:
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-    return web.json_response({"id": "c", "model": model, "choices": [choice], "usage": usage})
+def replied(text: str | None, **more: Any) -> web.Response:
+    return web.json_response(completion(text, "teacher-1", **more))
 
 
 @asynccontextmanager
@@ -48,14 +47,8 @@ async def teacher(reply: Handler) -> AsyncIterator[str]:
         made = reply(await request.json(), seen - 1)
         return made if isinstance(made, web.StreamResponse) else await made
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{site.port}/v1"
-    await runner.cleanup()
+    async with listening(handler) as url:
+        yield url
 
 
 @pytest.fixture
@@ -94,8 +87,8 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
             return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
         asked = body["messages"][-1]["content"]
         if any(f"{name}?" in asked for name in refusing):
-            return replied({"content": None, "refusal": "I cannot help with that."})
-        return replied({"content": f"<answer>yes</answer> as {len(asked)}", "reasoning_content": "hm"})
+            return replied(None, refusal="I cannot help with that.")
+        return replied(f"<answer>yes</answer> as {len(asked)}", reasoning_content="hm")
 
     async with teacher(reply) as url:
         found = await collect(planned(url, "eval.attempts=2", prices="1,10"))
@@ -122,14 +115,12 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
 
 
 async def test_killed_and_resumed_a_collection_holds_what_one_process_collects(questions: Project) -> None:
-    import asyncio
-
     slow = True
 
     async def reply(body: Mapping[str, Any], before: int) -> web.StreamResponse:
         if slow and before > 4:
             await asyncio.sleep(60)
-        return replied({"content": f"<answer>yes</answer> to {body['messages'][-1]['content'][:20]}"})
+        return replied(f"<answer>yes</answer> to {body['messages'][-1]['content'][:20]}")
 
     async with teacher(reply) as url:
         arguments = command(url, "--attempts", "1", "rollout.concurrency=2", "-o", "killed", "keep.total=6")
@@ -158,11 +149,11 @@ async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_ou
         assert "shell" in names
         results = sum(message["role"] == "tool" for message in body["messages"])
         if results == 2:
-            return replied({"content": "done"})
+            return replied("done")
         kind = "shell" if results else ("shell", "broken", "other")[before // 3 % 3]
         name = "unheard_of" if kind == "other" else "shell"
         call = {"id": f"c{before}", "type": "function", "function": {"name": name, "arguments": calls[kind]}}
-        return replied({"content": "", "tool_calls": [call]})
+        return replied("", tool_calls=[call])
 
     settings = ["tasks.holdout=1", "select.n=6", "rollout.concurrency=1", "reward=patch_lines", "keep.above=-1"]
     settings += ["engine.options.backoff=0", "engine.options.model_name=t", "engine.options.key_env=TEACHER_KEY"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from coderepairrl.stages.evaluation import Evaluation, evaluate_all
 from coderepairrl.stages.results import read_results, results_as_text
 from coderepairrl.stages.shards import merge_shards
 
-from .conftest import Project, until
+from .conftest import Project, completion, listening, until
 
 MANY = ("select.n=2", "rollout.seconds=600")
 GOLD = ("eval", "handmade", "eval.split=train", "agent=e2e_agents:Gold", "--policy", "builtin:tiny")
@@ -159,25 +158,6 @@ def test_what_an_agent_repairs_is_found_and_its_predictions_are_graded_alike(pro
 LABELS = ("eval", "jsonl", "path=labels.jsonl", "eval.split=train", "agent=direct", 'agent.options={system=""}')
 
 
-def completion(text: str, model: str = "m-1") -> dict[str, Any]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-    return {"id": "c", "model": model, "choices": [choice], "usage": usage}
-
-
-@asynccontextmanager
-async def listening(handler: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """The base URL of a server that completes by `handler`."""
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{site.port}/v1"
-    await runner.cleanup()
-
-
 def asked(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str, count: int = 3, **options: Any
 ) -> list[Evaluation]:
@@ -215,11 +195,9 @@ async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
     dead = True
 
     async def handler(request: web.Request) -> web.Response:
-        return (
-            web.json_response({"error": "gone"}, status=500)
-            if dead
-            else web.json_response(completion("<answer>yes</answer>"))
-        )
+        if dead:
+            return web.json_response({"error": "gone"}, status=500)
+        return web.json_response(completion("<answer>yes</answer>"))
 
     async with listening(handler) as url:
         first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=2", count=40)

@@ -119,19 +119,16 @@ async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
     settings = (*ON_RAY, f"rollout.ray.address={cluster.address}", "run.steps=99")
     [head] = [each.process for each in cluster.head_node.all_processes["gcs_server"]]
 
-    def steps() -> int:
-        return sum(each["type"] == "step" for each in there.records())
-
     try:
         with there.started("train", str(project.config), *settings) as process:
-            await until(process, lambda: steps() > 0)
+            await until(process, lambda: bool(there.steps()))
             head.send_signal(sent)
             printed = "".join(map(str, process.communicate(timeout=150)))
     finally:
         head.send_signal(signal.SIGCONT)
     assert process.returncode == ExitCode.RUN_FAILED, printed
     assert f"error: the head of the Ray cluster at {cluster.address} {said}" in printed and "--resume" in printed
-    wanted = f"run.steps={steps() + 1}"
+    wanted = f"run.steps={len(there.steps()) + 1}"
     there.train("rollout.executor=local", wanted, "--resume")
     assert result(there) == result(trained(project, "local", wanted))
 

@@ -90,7 +90,7 @@ async def test_scores_depend_on_earlier_steps_alone_in_any_order_and_after_a_kil
         if step == 1:
             assert any(known.values())
     assert shares[0] == 0.0 and max(shares) > 0.0
-    steps = [record for record in project.records() if record["type"] == "step"]
+    steps = project.steps()
     assert [step["metrics"]["references/nearest"] for step in steps] == shares
     assert steps[0]["metrics"]["references/per_task"] == 0.0 < steps[2]["metrics"]["references/per_task"]
     assert {row["task"]: row["step"] for row in exported(project)}.keys() == {t for t in known if known[t]}
@@ -118,7 +118,7 @@ async def test_scores_depend_on_earlier_steps_alone_in_any_order_and_after_a_kil
         process.wait()
     before = verdicts(again)
     (again.run.path / "references.jsonl").write_text("edited\n")
-    again.crrl("train", str(again.run.path), "--resume")
+    again.resume()
     ends = [[r["verdict"]["id"] for r in each.records() if r["type"] == "verdict"] for each in (project, again)]
     assert ends[0] != ends[1], "the attempts ended in another order"
     assert verdicts(again) == verdicts(project)

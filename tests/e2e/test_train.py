@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -69,9 +70,8 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     refused = project.crrl("train", str(project.config), check=False)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
-    changed = project.crrl(
-        "train", str(project.config), "model.path=model", "train.algorithm=grpo", "--resume", check=False
-    )
+    grpo = ("model.path=model", "train.algorithm=grpo")
+    changed = project.crrl("train", str(project.config), *grpo, "--resume", check=False)
     assert changed.returncode == 2
     assert "train.algorithm" in changed.stderr
 
@@ -81,8 +81,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
         assert stages.resumed_folder(str(source), configs.load_config(source)).path == copy.path
         with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
             stages.resumed_folder(str(source), configs.load_config(source, ["run.dir=runs"]))
-    again = project.crrl("train", str(copy.path), "run.steps=1", "--resume", "--json")
-    assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
+    assert project.train("run.steps=1", "--resume", source=copy.path)["steps"] == 1
     assert project.records() == before
     there = list(copy.records())
     assert there[: len(before)] == before
@@ -105,11 +104,10 @@ def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) 
     """Property 4: the update is live in the engine before the next episode."""
     project.train("train.lr=1e3", "train.max_grad_norm=1e9", "run.steps=2", "run.checkpoint_every=1")
     episodes = list(logged_episodes(project.records()))
-    surprise = {
-        step: [-p for e in episodes if e.step == step for turn in e.turns for p in turn.output.logprobs]
+    entropy = {
+        step: -mean(p for e in episodes if e.step == step for turn in e.turns for p in turn.output.logprobs)
         for step in (1, 2)
     }
-    entropy = {step: sum(values) / len(values) for step, values in surprise.items()}
     assert entropy[1] > 4.0, "a random miniature is near uniform over its vocabulary (log 265 = 5.6)"
     assert abs(entropy[2] - entropy[1]) > 1.0, entropy
 
@@ -117,7 +115,7 @@ def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 async def test_a_signal_finishes_the_log(project: Project, number: signal.Signals) -> None:
     with project.started("train", str(project.config), "run.steps=50") as process:
-        await until(process, lambda: any(record["type"] == "step" for record in project.records()))
+        await until(process, lambda: bool(project.steps()))
         process.send_signal(number)
         _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 130, errors
@@ -128,8 +126,7 @@ async def test_a_signal_finishes_the_log(project: Project, number: signal.Signal
     assert run_account(records).balanced
     assert not shared_path(project.run).exists(), "weights on their way to the engine are cleared away"
     steps = records[-1]["step"]
-    done = project.crrl("train", str(project.run.path), f"run.steps={steps + 1}", "--resume", "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["steps"] == steps + 1
+    assert project.resume(f"run.steps={steps + 1}")["steps"] == steps + 1
 
 
 @pytest.mark.parametrize("victim", ["engine", "learner"])
@@ -152,11 +149,10 @@ async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> No
     summary = json.loads(output.splitlines()[-1])
     assert summary["steps"] == 2
     assert summary["account"]["balanced"]
-    for step in (record for record in project.records() if record["type"] == "step"):
+    for step in project.steps():
         valid = [e for e in logged_episodes(project.records()) if e.id in step["episodes"]]
         assert all(e.ending is not Ending.VOID for e in valid)
-        mean = sum(e.reward for e in valid) / len(valid)
-        assert step["metrics"]["reward"] == pytest.approx(mean)
+        assert step["metrics"]["reward"] == pytest.approx(mean(e.reward for e in valid))
     if victim == "engine":
         void = [e for e in logged_episodes(project.records()) if e.ending is Ending.VOID]
         assert void

@@ -26,6 +26,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, Several, Tas
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.types import Task
+from needs import need
 
 from .conftest import HISTORY, repository
 from .made import archive, configuration, digest, entry, folder, gzipped, hard, layout, link, packed, saved
@@ -50,10 +51,7 @@ def tree_of(ready: ReadyImage) -> Path:
 
 
 def zstandard(data: bytes) -> bytes:
-    if shutil.which("zstd") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no zstd: .ci/run installs it")
-        pytest.skip("no zstd (sudo apt-get install zstd)")
+    need(shutil.which("zstd"), "no zstd (sudo apt-get install zstd)")
     return subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout
 
 
@@ -270,12 +268,12 @@ def test_layers_that_images_share_are_counted_once(tmp_path: Path) -> None:
     for number, compress in enumerate((gzipped, gzipped, bytes)):
         own = archive([entry("testbed/own", os.urandom(1 << 20))])
         layout(tmp_path / "oci", [*LAYERS, shared, own], str(number), compress, WorkingDir="/testbed")
-    for numbers, need in (("01", 3 * 7), ("2", 6), ("012", 5 + 3 * 2 + 1)):
+    for numbers, room in (("01", 3 * 7), ("2", 6), ("012", 5 + 3 * 2 + 1)):
         said: list[str] = []
         with pytest.MonkeyPatch.context() as patch, pytest.raises(NoRoom):
             patch.setattr(fetch, "SPARE", 1 << 60)
             prepare_images([f"oci:{tmp_path}/oci:{number}" for number in numbers], say=said.append)
-        assert f"0 MiB to fetch, about {need} MiB" in said[0]
+        assert f"0 MiB to fetch, about {room} MiB" in said[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
@@ -323,11 +321,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if shutil.which("docker-registry") is None or shutil.which("skopeo") is None:
-        missing = "needs a registry (sudo apt-get install docker-registry skopeo)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(missing)
-        pytest.skip(missing)
+    there = shutil.which("docker-registry") and shutil.which("skopeo")
+    need(there, "needs a registry (sudo apt-get install docker-registry skopeo)")
     home, port = tmp_path_factory.mktemp("registry"), free_port()
     config = {
         "version": 0.1,

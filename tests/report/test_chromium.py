@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ import chromium
 from coderepairrl.report import Site
 from coderepairrl.report.rows import file_name
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
+from needs import need
 from report.runs import Maker, written
 
 RUN = "document.documentElement.dataset.ran=1"
@@ -60,12 +60,9 @@ LOOK = """(() => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    if path := chromium.find():
-        return path
-    missing = "no Chromium (fix: apt-get install chromium)"
-    if os.environ.get("CI") == "true":
-        pytest.fail(missing)
-    pytest.skip(missing)
+    path = chromium.find()
+    need(path, "no Chromium (fix: apt-get install chromium)")
+    return str(path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from coderepairrl.report.verdict import FORMATS, Table, answer, render
 from coderepairrl.runs import RunFolder
 from coderepairrl.stats.replicates import replicated_difference
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
+from needs import need
 
 PAIRS = Path(__file__).parents[2].parent / "shared" / "data" / "pairs" / "swebench_pairs.jsonl.gz"
 NAMES = [f"task{at}" for at in range(40)]
@@ -37,10 +37,7 @@ NAMES = [f"task{at}" for at in range(40)]
 
 def real() -> Path:
     """Outcomes of real systems, or a skip outside CI where there are none."""
-    if not PAIRS.exists():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{PAIRS} is missing")
-        pytest.skip(f"{PAIRS} is missing")
+    need(PAIRS.exists(), f"{PAIRS} is missing")
     return PAIRS
 
 

@@ -17,6 +17,7 @@ import pytest
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import ExecResult, Task
+from needs import need
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -98,10 +99,6 @@ def bwrap() -> SandboxBackend:
 
 def records(name: str) -> Iterator[dict[str, Any]]:
     """Rows of a real data set, or a skip outside CI where there is none."""
-    path = DATA / name
-    if not path.exists():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{path} is missing")
-        pytest.skip(f"{path} is missing")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    need((DATA / name).exists(), f"{DATA / name} is missing")
+    with gzip.open(DATA / name, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import published
 from coderepairrl import rewards, tasks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
@@ -26,6 +26,9 @@ from coderepairrl.tasks.overlap import overlap
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Task
+from needs import need
+from projects import write
+from published import write_rows
 from rewards.folder import DATA, bwrap
 
 CHANGES_NOTHING = {"bugsinpy__keras-12", "defects4j__Lang-48"}
@@ -34,12 +37,8 @@ CHANGES_NOTHING = {"bugsinpy__keras-12", "defects4j__Lang-48"}
 
 def data(name: str) -> str:
     """The file of real records, or a skip outside CI where there is none."""
-    path = DATA / name
-    if not path.exists():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{path} is missing")
-        pytest.skip(f"{path} is missing")
-    return str(path)
+    need((DATA / name).exists(), f"{DATA / name} is missing")
+    return str(DATA / name)
 
 
 def real(source: str, file: str, /, **options: Any) -> list[Task]:
@@ -134,10 +133,7 @@ RUNNABLE = {
 async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ids with brackets, tests of unittest, helper functions that tests use, promises, hooks, modules of both kinds."""
     source, name, options, _ = REAL[case]
-    if "javascript" in case and shutil.which("node") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no Node")
-        pytest.skip("no Node")
+    need("javascript" not in case or shutil.which("node"), "no Node")
     if source == "quixbugs":
         options = {}  # with an environment that has pytest, in the user's cache: a folder below /tmp is not shown
     else:
@@ -150,10 +146,8 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
 
 
 async def test_java_runs_under_junit(tmp_path: Path) -> None:
-    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in witness.JARS.split(":")):
-        if os.environ.get("CI") == "true":
-            pytest.fail("no JDK, JUnit 4 or Hamcrest: .ci/run installs them")
-        pytest.skip("no JDK, JUnit 4 or Hamcrest")
+    jars = all(Path(jar).exists() for jar in witness.JARS.split(":"))
+    need(jars and shutil.which("javac"), "no JDK, JUnit 4 or Hamcrest: .ci/run installs them")
     [task, *_] = real("humaneval_java", REAL["humaneval_java"][1], cache=str(tmp_path))
     checks = await examine_task_source(ScriptedSource([task]), bwrap())
     assert [check for check in checks if not check.ok] == []
@@ -172,8 +166,7 @@ NODE_CHEATS = [
 
 @pytest.mark.parametrize("end", NODE_CHEATS)
 async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("no node")
+    need(shutil.which("node"), "no Node")
     file, options = REAL["polyglot javascript"][1:3]
     [task] = [
         each for each in real("aider_polyglot", file, **options, cache=str(tmp_path)) if each.id.endswith("bowling")
@@ -224,14 +217,6 @@ PROGRAM = (
     'def gcd(a, b):\n    if b == 0:\n        return a\n    else:\n        return gcd(a % b, b)\n\n\n"""\nGCD\n"""\n'
 )
 GOOD = PROGRAM.split("\n\n\n")[0].replace("a % b, b", "b, a % b") + '\n\n\n"""\ndef gcd(a, b):\n    ...\n"""\n'
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def test_quixbugs_from_a_checkout(tmp_path: Path) -> None:
@@ -332,43 +317,13 @@ def test_an_exercise_of_a_checkout_shows_no_solution(tmp_path: Path) -> None:
 
 PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-broken\n+whole"
 ROW = {
-    "instance_id": "o__toy-7",
-    "repo": "o/toy",
-    "base_commit": "5" * 40,
+    **published.ROW,
     "patch": PATCH,
-    "test_patch": "",
-    "problem_statement": "It is broken.",
     "created_at": "2024-05-06T07:08:09",
     "FAIL_TO_PASS": '["test_a"]',
     "PASS_TO_PASS": [],
 }
-COMMIT = {
-    "new_commit_hash": "6" * 40,
-    "commit_date": "2020-01-02T03:04:05+00:00",
-    "file_diffs": [
-        {
-            "header": {"file": {"path": path}},
-            "minus_file": {"path": f"a/{path}"},
-            "plus_file": {"path": f"b/{path}"},
-            "hunks": [
-                {
-                    "descriptor": {
-                        "old_range": {"start": 1, "length": None},
-                        "new_range": {"start": 1, "length": None},
-                        "section": "",
-                    },
-                    "line_group": {
-                        "all_lines": [
-                            {"content": "broken", "type": "deleted"},
-                            {"content": "whole", "type": "added"},
-                        ]
-                    },
-                }
-            ],
-        }
-        for path in ("x.py", "tests/test_x.py", "notes/x.rst")
-    ],
-}
+CHANGED = ("broken", "whole", "x.py", "tests/test_x.py", "notes/x.rst")
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "swe_gym": (ROW, {"id": "o__toy-7"}),
     "swe_rebench": ({**ROW, "image_name": "i:1", "language": "python"}, {"id": "o__toy-7"}),
@@ -380,25 +335,9 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ROW, "requirements": "be whole", "interface": "", "dockerhub_tag": "t", "fail_to_pass": "['test_a']"},
         {"prompt": "It is broken.\n\nRequirements:\nbe whole", "split": "test"},
     ),
-    "multi_swe_bench": (
-        {
-            "org": "o",
-            "repo": "toy",
-            "number": 7,
-            "base": {"label": "", "ref": "", "sha": "5" * 40},
-            "resolved_issues": [{"number": 1, "title": "Broken", "body": None}],
-            "fix_patch": PATCH,
-            "test_patch": "",
-        },
-        {"id": "o__toy-7", "prompt": "Broken", "split": "test"},
-    ),
+    "multi_swe_bench": (published.multi_row(PATCH), {"id": "o__toy-7", "prompt": "Broken", "split": "test"}),
     "r2e_gym": (
-        {
-            "repo_name": "toy",
-            "docker_image": "n/toy_final:6",
-            "parsed_commit_content": json.dumps(COMMIT),
-            "problem_statement": "Look: [ISSUE]It is broken.[/ISSUE]",
-        },
+        published.r2e_row("n/toy_final:6", *CHANGED),
         {"id": "r2e__toy-666666666666", "created": "2020-01-02"},
     ),
 }
@@ -432,15 +371,13 @@ def test_a_row_as_published_becomes_a_task(
 def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path) -> None:
     """Every patch would resolve it."""
     row = {
+        **{**ROW, "eval_script": "", "log_parser": "p", "eval_type": "pass_and_fail", "version": "1"},
         **{
-            **ROW,
-            "eval_script": "",
-            "log_parser": "p",
-            "eval_type": "pass_and_fail",
-            "version": "1",
             "image_name": "i",
+            "install_config": {"test_cmd": "", "log_parser": "p"},
+            "dockerhub_tag": "t",
+            "problem_statement": "p",
         },
-        **{"install_config": {"test_cmd": "", "log_parser": "p"}, "dockerhub_tag": "t", "problem_statement": "p"},
         **{"fail_to_pass": ["t"], "pass_to_pass": []},
     }
     options = {"scripts": str(tmp_path)} if source == "swe_bench_pro" else {}
@@ -470,18 +407,13 @@ def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
 def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark may have 50,000 rows; a selected task is the same as it is among all."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    row, _ = SHAPES["r2e_gym"]
-    rows = []
-    for number in range(3):
-        commit = {**COMMIT, "new_commit_hash": str(number) * 40}
-        rows.append({**row, "docker_image": f"n/toy:{number}", "parsed_commit_content": json.dumps(commit)})
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-    source: Any = make_source("r2e_gym", path=str(path), select={"n": 1, "skip": 1, "split": "dev"})
+    made = [published.r2e_row(f"n/toy:{number}", *CHANGED, commit=str(number) * 40) for number in range(3)]
+    path = write_rows(tmp_path / "rows.jsonl", *made)
+    source: Any = make_source("r2e_gym", path=path, select={"n": 1, "skip": 1, "split": "dev"})
     [task] = source
     assert len(list((tmp_path / "benchmarks/images").iterdir())) == 1
     assert source.row(task.id)["docker_image"] == "n/toy:1"
-    assert replace(task, split="train") == list(make_source("r2e_gym", path=str(path)))[1]
+    assert replace(task, split="train") == list(make_source("r2e_gym", path=path))[1]
 
 
 def test_images_are_named_as_published(tmp_path: Path) -> None:
@@ -493,9 +425,8 @@ def test_images_are_named_as_published(tmp_path: Path) -> None:
         "swe_rebench": "i:1",
     }
     for source, name in names.items():
-        path = tmp_path / f"{source}.jsonl"
-        path.write_text(json.dumps(SHAPES.get(source, (ROW, {}))[0]) + "\n")
-        [task] = make_source(source, path=str(path), workspace="image")
+        path = write_rows(tmp_path / f"{source}.jsonl", SHAPES.get(source, (ROW, {}))[0])
+        [task] = make_source(source, path=path, workspace="image")
         assert task.workspace == f"image:{name}"
     rows = str(tmp_path / "swe_bench.jsonl")
     for images, name in (("r.io/x.{instance}", "r.io/x.o__toy-7"), ("me/eval.{key}:v1", "me/eval.o_1776_toy-7:v1")):
@@ -586,9 +517,7 @@ def test_a_patch_turned_round_undoes_it(tmp_path: Path) -> None:
 
 def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({**ROW, "image": "r/i:latest"}) + "\n")
-    options = {"path": str(path), "workspace": "image"}
+    options = {"path": write_rows(tmp_path / "rows.jsonl", {**ROW, "image": "r/i:latest"}), "workspace": "image"}
     assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i:latest"]
     record = record_of("r/i:latest")
     record.parent.mkdir(parents=True)
@@ -598,12 +527,9 @@ def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monke
 
 def gym_rows(path: Path, count: int) -> str:
     """So many rows of SWE-Gym's shape, in two repositories, one after the other."""
-    made = [
-        {**ROW, "instance_id": f"gym-{number}", "repo": "a/first" if number < count // 2 else "a/second"}
-        for number in range(count)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
-    return str(path)
+    repositories = ["a/first" if number < count // 2 else "a/second" for number in range(count)]
+    made = ({**ROW, "instance_id": f"gym-{at}", "repo": each} for at, each in enumerate(repositories))
+    return write_rows(path, *made)
 
 
 def test_the_thesis_curriculum(tmp_path: Path) -> None:

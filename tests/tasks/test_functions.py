@@ -26,6 +26,8 @@ from coderepairrl.tasks.patches import patched, unified
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.tasks.sources.repair import Repair
 from coderepairrl.types import Task
+from projects import write
+from published import write_rows
 
 RECORDS = Path(__file__).parents[2] / "../shared/data/stack_style"
 
@@ -169,11 +171,7 @@ def idle(text):
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    for name, text in PACKAGE.items():
-        path = tmp_path / "project" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "project"
+    return write(tmp_path / "project", PACKAGE)
 
 
 def made(tmp_path: Path, path: Path, **options: Any) -> tuple[Functions, list[Task]]:
@@ -214,9 +212,8 @@ def test_rows_as_the_stack_has_them(tmp_path: Path) -> None:
         {"content": GOOD, "path": "b.py"},
         {"content": "def f(:", "path": "c.py"},
     ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    source, found = made(tmp_path, path, examples=False)
+    write_rows(tmp_path / "rows.jsonl", *rows)
+    source, found = made(tmp_path, tmp_path / "rows.jsonl", examples=False)
     ids = ["functions/o/one/a.py:count", "functions/o/two/a.py:count", "functions/2/b.py:count"]
     assert [task.id for task in found] == ids
     assert [task.licence for task in found] == ["", "MIT", ""]
@@ -289,9 +286,7 @@ AFTER = BEFORE.replace("line 5\n", "line five\n")
 
 
 def repairs(tmp_path: Path, *rows: Mapping[str, Any], **options: Any) -> Repair:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return Repair(str(path), cache=str(tmp_path / "cache"), **options)
+    return Repair(write_rows(tmp_path / "rows.jsonl", *rows), cache=str(tmp_path / "cache"), **options)
 
 
 def row(**values: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from coderepairrl.types import Checks, Task
 from environments.conftest import open_folder
 from environments.made import layout, packed
 from grading.test_attacks import made_for_junit, made_for_node
+from projects import write
 from rewards.folder import Repository, git
 from sandbox.images import root_file_system
 
@@ -111,11 +112,7 @@ def written(folder: Path, **files: str) -> Path:
         "tests/data/more.txt": "more\n",
         "solution/solve.sh": "#!/bin/sh\necho 42 > answer.txt\nfalse\n",
     } | {name.replace("__", "/").replace("_0", "."): text for name, text in files.items()}
-    for name, text in given.items():
-        if text:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-    return folder
+    return write(folder, given)
 
 
 def opened(path: Path, base: Path, **options: Any) -> tuple[Any, list[Task]]:
@@ -170,11 +167,8 @@ async def test_an_audit_takes_what_the_solution_changes_for_the_reference(
     program = {"environment/run.sh": "a=4\nb=3\necho $((a + b))\n", "tests/test.sh": test, "solution/solve.sh": solve}
     outside = {"solution/solve.sh": f"{solve}echo x >/data/more\n", "tests/test.sh": test.replace("seed.txt", "more")}
     for name, files in (("sound", program), ("outside", program | outside)):
-        written(tmp_path / "set" / name)
-        for path, text in files.items():
-            (tmp_path / "set" / name / path).write_text(text)
-        toml = tmp_path / "set" / name / "task.toml"
-        toml.write_text(TOML.replace("org/answer", f"org/{name}"))
+        named = {"task.toml": TOML.replace("org/answer", f"org/{name}")}
+        write(written(tmp_path / "set" / name), files | named)
     source, made = opened(tmp_path / "set", base)
     asked = trials.Settings("set", "bwrap", repeat=2, mutants=4)
     found = await trials.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)

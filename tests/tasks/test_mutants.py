@@ -25,6 +25,7 @@ from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, corpus_functions, 
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Command, Task
+from projects import write
 from rewards.folder import Local
 
 
@@ -146,16 +147,9 @@ PACKAGE = {
 COMMAND = "env PYTHONPATH=. python3 tests/test_cart.py"
 
 
-def package(folder: Path, files: dict[str, str] | None = None) -> Path:
-    for name, content in (files or PACKAGE).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
-
-
 def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None) -> None:
     def refused(files: dict[str, str], **options: object) -> str:
-        root = package(tmp_path / str(len(list(tmp_path.iterdir()))), files)
+        root = write(tmp_path / str(len(list(tmp_path.iterdir()))), files)
         with pytest.raises(TaskError) as caught:
             tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
         return str(caught.value)
@@ -245,10 +239,8 @@ def reads(n):
 
 @pytest.fixture
 def documented_package(tmp_path: Path) -> Path:
-    (folder := tmp_path / "pack").mkdir()
-    (folder / "__init__.py").write_text(DOCUMENTED)
-    (folder / "test_pack.py").write_text('def test_it():\n    """\n    >>> test_it()\n    1\n    """\n')
-    return folder
+    test = 'def test_it():\n    """\n    >>> test_it()\n    1\n    """\n'
+    return write(tmp_path / "pack", {"__init__.py": DOCUMENTED, "test_pack.py": test})
 
 
 async def test_functions_stand_alone_and_tests_tell_their_bugs(
@@ -320,10 +312,7 @@ CHEATS = {
 
 
 def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task]:
-    root = tmp_path / "package"
-    root.mkdir()
-    (root / "cart.py").write_text(SOURCE)
-    (root / "test_cart.py").write_text(tests)
+    root = write(tmp_path / "package", {"cart.py": SOURCE, "test_cart.py": tests})
     options = {"n": n, "command": RUNNERS[kind], "timeout": 20.0, "sandbox": "unsafe-local"}
     return list(MutantSource(str(root), cache=str(tmp_path / "cache"), **options))  # type: ignore[arg-type]
 

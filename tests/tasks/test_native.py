@@ -22,6 +22,7 @@ from coderepairrl.tasks.sources.swe_bench import NATIVE
 from coderepairrl.tasks.sources.swe_bench_native import instance_environment, native_checks, script, specified
 from coderepairrl.types import Task
 from projects import cache, system_python, write
+from rewards.folder import git as run_git
 
 START = ": '>>>>> Start Test Output'"
 SCRIPT = """#!/bin/bash
@@ -281,8 +282,7 @@ LISTED = "pkg-resources-nowhere==0.0.0\r\ncrrl-test-helper==1.0\r\n-e git+https:
 
 
 def git(folder: Path, *words: str) -> str:
-    own = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    return subprocess.run([*own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return run_git(folder, *words).decode().strip()
 
 
 def checkout(

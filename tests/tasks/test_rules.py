@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import published
 from coderepairrl import grading
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import RewardFault, TaskError
@@ -23,9 +23,16 @@ from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.tasks import make_source, write_jsonl
 from coderepairrl.tasks.prepare import image_names
+from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.sources.multi_swe_bench import MultiSweBench, _instance_checks
+from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
+from coderepairrl.tasks.sources.swe_smith import SweSmith
 from coderepairrl.types import Checks, Episode, Task
 from environments.conftest import open_folder
 from environments.made import layout, packed
+from needs import need
+from projects import write
+from published import write_rows
 from sandbox.images import root_file_system
 
 BUG, REPAIR = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
@@ -113,12 +120,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return packed(root)
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-
-
 def commit(folder: Path) -> None:
     """Make a repository of the folder, with the repair in its future."""
     script = r"""
@@ -148,9 +149,7 @@ class World:
         return f"oci:{self.folder}/oci@{made}"
 
     def task(self, source: str, row: dict[str, Any], **options: Any) -> Task:
-        path = self.folder / "rows.jsonl"
-        path.write_text(json.dumps(row) + "\n")
-        tasks = list(make_source(source, path=str(path), **options))
+        tasks = list(make_source(source, path=write_rows(self.folder / "rows.jsonl", row), **options))
         prepare_images(image_names(tasks))
         write_jsonl(tasks, self.folder / "tasks.jsonl")
         [task] = make_source("jsonl", path=str(self.folder / "tasks.jsonl"))
@@ -194,29 +193,6 @@ async def breaks(backend: Bubblewrap, task: Task, script: str) -> None:
 
 # -- R2E-Gym
 
-COMMIT = {
-    "new_commit_hash": "6" * 40,
-    "commit_date": "2020-01-02T03:04:05+00:00",
-    "file_diffs": [
-        {
-            "header": {"file": {"path": "app.py"}},
-            "hunks": [
-                {
-                    "descriptor": {
-                        "old_range": {"start": 2, "length": 1},
-                        "new_range": {"start": 2, "length": 1},
-                    },
-                    "line_group": {
-                        "all_lines": [
-                            {"content": "    return a - b", "type": "deleted"},
-                            {"content": "    return a + b", "type": "added"},
-                        ]
-                    },
-                }
-            ],
-        }
-    ],
-}
 SUMMARY = """
 echo "== short test summary info =="
 .venv/bin/python /usr/lib/runner.py r2e_tests/test_1.py | while read -r name status; do echo "$status $name"; done
@@ -241,14 +217,8 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
     }
     image = world.image(files, beside)
     expected = {"test_add": "PASSED", "test_zero": "PASSED", "\u001b[1mtest_broken\u001b[0m - always": "FAILED"}
-    row = {
-        "repo_name": "toy",
-        "docker_image": image,
-        "parsed_commit_content": json.dumps(COMMIT),
-        "problem_statement": "It is broken.",
-        "expected_output_json": json.dumps(expected),
-    }
-    task = world.task("r2e_gym", row)
+    row = published.r2e_row(image, "    return a - b", "    return a + b", "app.py", at=2)
+    task = world.task("r2e_gym", row | {"expected_output_json": json.dumps(expected)})
     hidden = await seen(
         backend, task, "ls -d /r2e_tests run_tests.sh; find / -xdev -name 'test_1*'; git log --oneline --all"
     )
@@ -301,18 +271,9 @@ def multi_row(image: str) -> dict[str, Any]:
 
     status = {"run": "PASS", "test": "FAIL", "fix": "PASS"}
     return {
-        "org": "google",
-        "repo": "gson",
-        "number": 7,
-        "base": {"label": "", "ref": "", "sha": "5" * 40},
-        "resolved_issues": [{"number": 1, "title": "Broken", "body": None}],
-        "fix_patch": FIX,
-        "test_patch": TEST_PATCH,
-        "image": image,
-        "f2p_tests": {"com.app": status},
-        "p2p_tests": {},
-        "s2p_tests": {},
-        "n2p_tests": {},
+        **published.multi_row(FIX),
+        **{"org": "google", "repo": "gson", "test_patch": TEST_PATCH, "image": image},
+        **{"f2p_tests": {"com.app": status}, "p2p_tests": {}, "s2p_tests": {}, "n2p_tests": {}},
         "run_result": result(["com.app", "com.keep"], []),
         "test_patch_result": result(["com.keep"], ["com.app"]),
     }
@@ -334,8 +295,6 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
         "home/prepare.sh": "",
     }
     image = world.image(files, scripts)
-    from coderepairrl.tasks.sources.multi_swe_bench import MultiSweBench
-
     monkeypatch.setattr(MultiSweBench, "image", lambda self, row: row.text("image"))
     task = world.task("multi_swe_bench", multi_row(image), workspace="image")
     hidden = await seen(backend, task, "pwd; ls /home; grep -rl 'a + b' /home; git log --oneline --all")
@@ -390,8 +349,6 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
     lines = "".join(json.dumps(each) + "\n" for each in zip(run, test, gold, fix, strict=True))
     done = subprocess.run([python, "-I", "-c", program], input=lines, capture_output=True, text=True, check=True)
     real = [json.loads(line) for line in done.stdout.splitlines()]
-    from coderepairrl.tasks.rows import Row
-    from coderepairrl.tasks.sources.multi_swe_bench import _instance_checks
 
     def recorded(found: dict[str, str]) -> dict[str, list[str]]:
         kinds = {"passed_tests": "PASS", "failed_tests": "FAIL", "skipped_tests": "SKIP"}
@@ -430,17 +387,8 @@ async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
     tests = {"FAIL_TO_PASS": ["tests/test_app.py::test_add"], "PASS_TO_PASS": ["tests/test_keep.py::test_zero"]}
     bug = "--- a/app.py\n+++ b/app.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a + b\n+    return a - b\n"
     name = "mewwts__addict.75284f95"
-    row = {
-        "instance_id": f"{name}.func__1",
-        "repo": f"swesmith/{name}",
-        "base_commit": "5" * 40,
-        "patch": bug,
-        "image_name": image,
-        "problem_statement": "",
-        **tests,
-    }
-    from coderepairrl.tasks.sources.swe_smith import SweSmith
-
+    about = {"instance_id": f"{name}.func__1", "repo": f"swesmith/{name}", "patch": bug, "problem_statement": ""}
+    row = {**published.ROW, **about, "image_name": image, **tests}
     asked = SweSmith._profile
 
     def profile(self: SweSmith, row: Any) -> dict[str, Any]:
@@ -475,21 +423,13 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
     own = {"run_script.sh": 'python /usr/lib/runner.py "${1//,/ }"\n', "parser.py": PARSER}
     write(tmp_path / "pro/run_scripts/instance_o__toy-1", own)
     row = {
-        "instance_id": "instance_o__toy-1",
-        "repo": "o/toy",
-        "base_commit": "5" * 40,
-        "patch": FIX,
-        "test_patch": TEST_PATCH,
-        "problem_statement": "It is broken.",
-        "requirements": "",
-        "interface": "",
-        "dockerhub_tag": "t",
+        **published.ROW,
+        **{"instance_id": "instance_o__toy-1", "patch": FIX, "test_patch": TEST_PATCH},
+        **{"requirements": "", "interface": "", "dockerhub_tag": "t"},
         "selected_test_files_to_run": "['tests/test_app.py']",
         "fail_to_pass": "['tests/test_app.py::test_add']",
         "pass_to_pass": "[]",
     }
-    from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
-
     monkeypatch.setattr(SweBenchPro, "image", lambda self, row: image)
     task = world.task("swe_bench_pro", row, workspace="image", scripts=str(tmp_path / "pro"))
     await holds(backend, task, CHEAT)
@@ -508,13 +448,7 @@ async def test_swe_rebench_runs_the_row_s_command_and_names_its_parser(
     image = world.image({"app.py": BUG, "other.py": "x = 1\n", "tests/test_app.py": OLD_TESTS}, {})
     turned = "python /usr/lib/runner.py {} | while read -r name status; do echo $status $name; done"
     row = {
-        "instance_id": "o__toy-7",
-        "repo": "o/toy",
-        "base_commit": "5" * 40,
-        "patch": FIX,
-        "test_patch": TEST_PATCH,
-        "problem_statement": "It is broken.",
-        "image_name": image,
+        **{**published.ROW, "patch": FIX, "test_patch": TEST_PATCH, "image_name": image},
         "install_config": {"test_cmd": turned.format("tests/test_app.py"), "log_parser": "parse_log_pytest"},
         "FAIL_TO_PASS": ["tests/test_app.py::test_add"],
         "PASS_TO_PASS": ["tests/test_app.py::test_zero"],
@@ -594,10 +528,7 @@ TOOLS = {"tools/defects4j": DEFECTS4J, "tools/mvn": MVN, "tools/Main.java": MAIN
 @pytest.fixture
 def machine(isolating: None) -> Iterator[Bubblewrap]:
     """A sandbox with this machine's JDK."""
-    if shutil.which("javac", path="/usr/bin") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no JDK: .ci/run installs it")
-        pytest.skip("no JDK")
+    need(shutil.which("javac", path="/usr/bin"), "no JDK: .ci/run installs it")
     made = Bubblewrap(processes=512)
     made.require()
     yield made
@@ -615,8 +546,7 @@ async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Pa
         "patch": JAVA_FIX,
         "trigger_tests": [{"test": "SumTest::add", "error": "no"}],
     }
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    options = {"path": str(tmp_path / "rows.jsonl"), "checkouts": str(tmp_path)}
+    options = {"path": write_rows(tmp_path / "rows.jsonl", row), "checkouts": str(tmp_path)}
     [task] = make_source("defects4j", **options, program="tools/defects4j")
     assert not next(iter(make_source("defects4j", **options))).checks
     await holds(machine, task, JAVA_CHEAT)
@@ -636,17 +566,12 @@ async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
     commit(repository)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True).stdout.strip()
     row = {
-        "instance_id": "gitbug-java__o-toy-444444444444",
-        "repo": "o/toy",
-        "base_commit": head,
-        "problem_statement": "It is broken.",
-        "patch": JAVA_FIX,
+        **{**published.ROW, "instance_id": "gitbug-java__o-toy-444444444444", "base_commit": head, "patch": JAVA_FIX},
         "test_patch": java_patch("src/test/SumTest.java", WITHOUT, SUM_TEST),
         "FAIL_TO_PASS": ["SumTest::add"],
         "PASS_TO_PASS": ["SumTest::zero"],
     }
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    options = {"path": str(tmp_path / "rows.jsonl"), "clone": str(tmp_path / "{repository}")}
+    options = {"path": write_rows(tmp_path / "rows.jsonl", row), "clone": str(tmp_path / "{repository}")}
     [task] = make_source("gitbug_java", **options, command="sh tools/mvn")
     assert not next(iter(make_source("gitbug_java", **options))).checks
     await holds(machine, task, java_patch("src/test/SumTest.java", WITHOUT, WITHOUT.replace("!= 5", "!= 6")))

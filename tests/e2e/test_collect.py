@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -61,11 +60,6 @@ def questions(project: Project, monkeypatch: pytest.MonkeyPatch, isolating: None
     return project
 
 
-def command(url: str, *more: str, key: str = "TEACHER_KEY") -> list[str]:
-    options = ("engine.options.backoff=0", "agent=direct", 'agent.options={system=""}', "path=questions.jsonl")
-    return ["collect", "jsonl", *options, "--policy", url, "--model-name", "teacher", "--key-env", key, *more]
-
-
 def planned(url: str, *given: str, **more: Any) -> list[Evaluation]:
     settings = ["path=questions.jsonl", "agent=direct", 'agent.options={system=""}', *given]
     settings += ["engine.options.backoff=0", "engine.options.model_name=teacher", "engine.options.key_env=TEACHER_KEY"]
@@ -112,31 +106,6 @@ async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_an
     assert len(read_examples(Path(found["examples"]))) == 3, "the selection before stays"
     for arguments in (["eval", found["run"], "--resume"], ["collect", "--select", found["run"], "best=1"]):
         assert questions.crrl(*arguments, check=False).returncode == 2
-
-
-async def test_killed_and_resumed_a_collection_holds_what_one_process_collects(questions: Project) -> None:
-    slow = True
-
-    async def reply(body: Mapping[str, Any], before: int) -> web.StreamResponse:
-        if slow and before > 4:
-            await asyncio.sleep(60)
-        return replied(f"<answer>yes</answer> to {body['messages'][-1]['content'][:20]}")
-
-    async with teacher(reply) as url:
-        arguments = command(url, "--attempts", "1", "rollout.concurrency=2", "-o", "killed", "keep.total=6")
-        log = RunFolder(questions.path / "killed").log
-        with questions.started(*arguments) as process:
-            await until(process, lambda: log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 3)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        before = len(list(logged_episodes(RunFolder(Path("killed")).records())))
-        slow = False
-        again = await collect(plan_evaluations("killed", resume=True, collects=True))
-        whole = await collect(planned(url, "keep.total=6", "eval.attempts=1", output=Path("whole")))
-    assert 3 <= before < again["attempts"] == whole["attempts"] == len(COLLECTED)
-    made, expected = (read_examples(Path(each["examples"])) for each in (again, whole))
-    assert [said(each) for each in made] == [replace(said(each), source="killed") for each in expected]
-    assert again["by_task"] == whole["by_task"] and len(made) == 6
 
 
 async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_out(

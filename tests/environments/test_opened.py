@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import coderepairrl
-from coderepairrl import grading
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
 from coderepairrl.environments import prepare_images
@@ -21,6 +20,7 @@ from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sandbox.conftest import python_for_all
+from sandbox.images import root_file_system
 
 from .conftest import open_folder
 from .made import archive, entry, folder, layout, link
@@ -116,28 +116,6 @@ async def test_the_root_of_an_image_has_no_capability(
         assert (await box.exec(["bash", "-c", "test ! -e /testbed/x && test -e /run/crrl/guest.pyc"])).ok
 
 
-async def test_the_change_is_taken_by_our_git_and_applies_in_a_fresh_one(
-    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
-) -> None:
-    one = task(oci, programs, testbed)
-    async with backend.open(one) as box:
-        assert await box.diff() == b""
-        await said(
-            box,
-            "echo 'return a + b' > app.py; rm side.py; mkdir new; echo 1 > new/x; ln -s x new/y; chmod +x app.py;"
-            "git config core.fsmonitor 'touch /tmp/ran; false'; git add -A; git commit -qm done; mkdir __pycache__;"
-            "touch __pycache__/x.pyc; echo elsewhere > /etc/elsewhere",
-        )
-        await box.write("written.txt", b"by a tool")
-        patch = await box.diff()
-        assert patch.count(b"diff --git") == 5 and b"elsewhere" not in patch
-        assert await box.read("new/x") == b"1\n"
-        with pytest.raises(PermissionError):
-            await box.read("../etc/hosts")
-    async with backend.open(one) as box:
-        assert not await grading.apply_patch(box, patch) and await box.diff() == patch
-
-
 async def test_nothing_of_the_host_is_seen(
     backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, cache: Path, tmp_path: Path
 ) -> None:
@@ -158,16 +136,8 @@ async def test_nothing_of_the_host_is_seen(
 async def test_an_image_without_python_or_git_works(backend: Bubblewrap, oci: Path, tmp_path: Path) -> None:
     """The guest brings its own."""
     root = tmp_path / "root"
-    needed = subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True).stdout.split()
-    for path in ["/bin/bash", "/bin/tar", "/bin/cat", *(word for word in needed if word.startswith("/"))]:
-        (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-        (root / path.lstrip("/")).write_bytes(Path(path).read_bytes())
-        (root / path.lstrip("/")).chmod(0o755)
-    more = subprocess.run(["ldd", "/bin/tar", "/bin/cat"], capture_output=True, text=True).stdout.split()
-    for path in (word for word in more if word.startswith("/") and not word.endswith(":")):
-        (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-        (root / path.lstrip("/")).write_bytes(Path(path).read_bytes())
-        (root / path.lstrip("/")).chmod(0o755)
+    root_file_system(root, "bash tar cat")
+    shutil.rmtree(root / "testbed")
     (root / "testbed").mkdir()
     (root / "testbed/x").write_text("1")
     made = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout

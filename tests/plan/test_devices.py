@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from coderepairrl.sync.weights import shared_folder, shared_path
 from coderepairrl.types import EngineNeeds
 from engines.test_vllm import site
 
-FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -63,13 +61,8 @@ def environment(pid: int) -> dict[str, str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_each_child_sees_its_own(tmp_path: Path) -> None:
-    package = tmp_path / "site/vllm/entrypoints/openai"
-    package.mkdir(parents=True)
-    shutil.copy(FAKE, package / "api_server.py")
-    about = tmp_path / "site/vllm-0.32.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
-    options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
+    package = site(tmp_path / "site")["PYTHONPATH"]
+    options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
     model = models.model_folder("builtin:tiny")
     needs = EngineNeeds(gpus=split(parted).engine[GPUS])
@@ -77,7 +70,7 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     try:
         assert isinstance(engine, VllmEngine) and engine.server.pid is not None
         seen = environment(engine.server.pid)
-        assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", str(package.parents[2]))
+        assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", package)
     finally:
         await engine.close()
     learner = await Learner.start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.learn import batch
+from coderepairrl.report import Site
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stats import summarise
-from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, ToolCall, Turn, VersionRange
+from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 
 COMMANDS = ("cat", "ls", "grep", "sed", "python3", "git", "find", "head", "echo", "wc", "tail")
 FUNCTIONS = tuple(f"mod{i % 5}.function{i}" for i in range(12))
@@ -176,3 +178,51 @@ def written(path: Path, steps: int = 4, evaluations: Sequence[int] = (0, 4), **m
     """A finished run of a few steps."""
     options: Mapping[str, Any] = {"run": {"steps": steps}, **more}
     return Maker(path, **options).run(steps, evaluations=evaluations).folder.path
+
+
+def read_rows(path: Path) -> list[Any]:
+    [run] = Site([path]).runs.values()
+    return list(run.rows.by_id.values())
+
+
+def hostile(path: Path, evil: str) -> Path:
+    """A run all of whose words are `evil`."""
+    option = evil.replace("\ud800", "")  # which TOML cannot have
+    maker = Maker(path, name="run", agent={"name": "nano", "options": {option: option}})
+    plain, attempt = maker._episode, maker.attempt
+
+    def made(id: str, task: str, ending: Ending, step: int) -> Episode:
+        return hostile_episode(evil, plain(id, task, ending, step))
+
+    def begun(group: str, number: int, phase: str, step: int, task: str, ending: Ending = Ending.DONE) -> Episode:
+        return attempt(f"{evil}{group}", number, phase, step, f"{evil}/{task}", ending)
+
+    maker._episode, maker.attempt = made, begun  # type: ignore[method-assign]
+    maker.run(2, evaluations=(0, 2))
+    tasks = dict.fromkeys(row.task for row in read_rows(path))
+    maker.folder.add_tasks(Task(task, evil, evil, "", evil.encode(errors="replace"), repository=evil) for task in tasks)
+    about: dict[str, Any] = json.loads((path / "run.json").read_text())
+    told = {"name": evil, "commit": evil, "argv": [evil], "platform": evil, "versions": {evil: evil}, "seed": evil}
+    (path / "run.json").write_text(json.dumps(about | told | {"policy": evil}))
+    return path
+
+
+def hostile_episode(evil: str, made: Episode) -> Episode:
+    patch = f"diff --git a/{evil} b/{evil}\n--- a/{evil}\n+++ b/{evil}\n@@ -1 +1 @@ {evil}\n-{evil}\n+{evil}\n"
+    scores = (*made.scores, Score(evil, 0.5, 0.0, evil, nearest=evil))
+    call = {"id": evil, "function": {"name": evil, "arguments": json.dumps({evil: evil, "old": evil, "new": evil})}}
+    reply = {"role": "assistant", "content": evil, "reasoning_content": evil, "tool_calls": [call, call]}
+    answer = {"role": "tool", "tool_call_id": evil, "content": [{"text": evil}]}
+    messages = ({"role": evil, "content": evil}, answer, reply)
+    return replace(
+        made,
+        tool_calls=(ToolCall(0, evil, evil, True, command=evil), ToolCall(99, evil, evil, False)),
+        scores=scores if made.ending is not Ending.VOID else (),
+        reason=evil,
+        fault=evil if made.ending is Ending.VOID else "",
+        crash=evil if made.ending is Ending.CRASH else "",
+        patch=b"" if made.ending is Ending.VOID else patch.encode(errors="replace"),
+        printed=evil,
+        language=evil,
+        turns=tuple(replace(turn, dialect=evil, overridden=(evil,), messages=messages) for turn in made.turns),
+    )

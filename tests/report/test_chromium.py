@@ -7,21 +7,17 @@ hold.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import chromium
 from coderepairrl.report import Site
 from coderepairrl.report.rows import file_name
-from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 from needs import need
-from report.runs import Maker, written
+from report.runs import Maker, hostile, read_rows, written
 
 RUN = "document.documentElement.dataset.ran=1"
 ATTACKS = (
@@ -97,54 +93,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def hostile(path: Path, evil: str) -> Path:
-    """A run all of whose words are `evil`."""
-    option = evil.replace("\ud800", "")  # which TOML cannot have
-    maker = Maker(path, name="run", agent={"name": "nano", "options": {option: option}})
-    plain, attempt = maker._episode, maker.attempt
-
-    def made(id: str, task: str, ending: Ending, step: int) -> Episode:
-        return episode(evil, plain(id, task, ending, step))
-
-    def begun(group: str, number: int, phase: str, step: int, task: str, ending: Ending = Ending.DONE) -> Episode:
-        return attempt(f"{evil}{group}", number, phase, step, f"{evil}/{task}", ending)
-
-    maker._episode, maker.attempt = made, begun  # type: ignore[method-assign]
-    maker.run(2, evaluations=(0, 2))
-    tasks = dict.fromkeys(row.task for row in _rows(path))
-    maker.folder.add_tasks(Task(task, evil, evil, "", evil.encode(errors="replace"), repository=evil) for task in tasks)
-    about: dict[str, Any] = json.loads((path / "run.json").read_text())
-    told = {"name": evil, "commit": evil, "argv": [evil], "platform": evil, "versions": {evil: evil}, "seed": evil}
-    (path / "run.json").write_text(json.dumps(about | told | {"policy": evil}))
-    return path
-
-
-def _rows(path: Path) -> list[Any]:
-    [run] = Site([path]).runs.values()
-    return list(run.rows.by_id.values())
-
-
-def episode(evil: str, made: Episode) -> Episode:
-    patch = f"diff --git a/{evil} b/{evil}\n--- a/{evil}\n+++ b/{evil}\n@@ -1 +1 @@ {evil}\n-{evil}\n+{evil}\n"
-    scores = (*made.scores, Score(evil, 0.5, 0.0, evil, nearest=evil))
-    call = {"id": evil, "function": {"name": evil, "arguments": json.dumps({evil: evil, "old": evil, "new": evil})}}
-    reply = {"role": "assistant", "content": evil, "reasoning_content": evil, "tool_calls": [call, call]}
-    answer = {"role": "tool", "tool_call_id": evil, "content": [{"text": evil}]}
-    messages = ({"role": evil, "content": evil}, answer, reply)
-    return replace(
-        made,
-        tool_calls=(ToolCall(0, evil, evil, True, command=evil), ToolCall(99, evil, evil, False)),
-        scores=scores if made.ending is not Ending.VOID else (),
-        reason=evil,
-        fault=evil if made.ending is Ending.VOID else "",
-        crash=evil if made.ending is Ending.CRASH else "",
-        patch=b"" if made.ending is Ending.VOID else patch.encode(errors="replace"),
-        printed=evil,
-        language=evil,
-        turns=tuple(replace(turn, dialect=evil, overridden=(evil,), messages=messages) for turn in made.turns),
-    )
-
-
 async def test_a_browser_would_run_it(tab: chromium.Tab, tmp_path: Path) -> None:
     """Unescaped, and with somebody who points, clicks and tabs."""
     for number, text in enumerate(ATTACKS[:8]):
@@ -184,7 +132,7 @@ async def test_nothing_runs_and_pages_are_whole(
 async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, tmp_path: Path) -> None:
     run = written(tmp_path / "run", steps=4)
     first = Site([run]).write(tmp_path / "pages").parent / "run/index.html"
-    rows = _rows(run)
+    rows = read_rows(run)
     await tab.open(first.as_uri())
 
     async def count() -> int:
@@ -232,8 +180,8 @@ async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, t
 
 async def test_tokens_are_drawn_with_what_became_of_them(tab: chromium.Tab, tmp_path: Path) -> None:
     run = written(tmp_path / "run", steps=2)
-    trained = next(row for row in _rows(run) if row.advantage)
-    evaluated = next(row for row in _rows(run) if row.phase == "eval")
+    trained = next(row for row in read_rows(run) if row.advantage)
+    evaluated = next(row for row in read_rows(run) if row.phase == "eval")
     folder = Site([run]).write(tmp_path / "pages").parent / "run/episode"
     for row in (trained, evaluated):
         await tab.look(1100, 20_000)

@@ -33,10 +33,10 @@ from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
 from coderepairrl.stats import intervals, paired_changes
 from coderepairrl.tasks import make_source, write_jsonl
-from coderepairrl.types import Ending, Episode, Score, ToolCall
+from coderepairrl.types import Ending, Episode, Score
 from pages import Page
 
-from .runs import FUNCTIONS, Maker, written
+from .runs import FUNCTIONS, Maker, hostile, written
 
 EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\"' {{ 7*7 }}"
 
@@ -289,19 +289,7 @@ def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(t
 
 
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "evil", agent={"name": "nano", "options": {EVIL: EVIL}})
-    plain = maker._episode
-
-    def hostile(id: str, task: str, ending: Ending, step: int):  # type: ignore[no-untyped-def]
-        made = plain(id, task, ending, step)
-        calls = (ToolCall(0, EVIL, EVIL, True, command=EVIL),)
-        return replace(made, tool_calls=calls, scores=(*made.scores, Score(EVIL, 0.5, 0.0, EVIL)), reason=EVIL)
-
-    maker._episode = hostile  # type: ignore[method-assign]
-    path = maker.run(2, evaluations=(0, 2)).folder.path
-    about = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps(about | {"name": EVIL, "commit": EVIL, "argv": [EVIL]}))
-    reader = read_page([path])
+    reader = read_page([hostile(tmp_path / "evil", EVIL)])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
 

@@ -154,22 +154,14 @@ def test_other_sides_are_read_without_a_workspace(repository: Repository) -> Non
         assert rewards.parse_patch(patch) == rewards.parse_patch(repository.edit(files, "--no-renames"))
 
 
-def test_many_that_change_a_file_of_a_plain_folder_are_one_question(repository: Repository, tmp_path: Path) -> None:
-    repository.commit(FILES)
-    files = (PLAIN, {"crlf.txt": b"a\r\nc\r\n\r\n"}, {"größe n.py": OLD[:-1]})
-    expected = [repository.edit(each, *DIFF[1:]) for each in files]
-    given = [repository.edit(each, "-U9") for each in files]
-    (repository.folder / ".git").rename(tmp_path / "git")
-    tasks = [replace(made(repository.folder, each), id=str(number)) for number, each in enumerate(given)]
-    assert [each.reference for each in with_diffed_references(tasks)] == expected
-
-
-def test_a_plain_folder_is_imported_once_for_all_its_references(
+def test_many_references_of_a_plain_folder_are_one_question(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is imported once, whether they change one file or several."""
     repository.commit(FILES)
-    expected = [repository.edit(each, *DIFF[1:]) for each in (MOVED, COPIED, ODD)]
-    given = [repository.edit(each, "-C", "-U9") for each in (MOVED, COPIED, ODD)]
+    files = (PLAIN, {"crlf.txt": b"a\r\nc\r\n\r\n"}, {"größe n.py": OLD[:-1]}, MOVED, COPIED, ODD)
+    expected = [repository.edit(each, *DIFF[1:]) for each in files]
+    given = [repository.edit(each, "-C", "-U9") for each in files]
     (repository.folder / ".git").rename(tmp_path / "git")
     imported = list[str]()
 

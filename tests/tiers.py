@@ -47,7 +47,6 @@ TIERS = {
     "e2e/test_on_ray.py": "real",
     "e2e/test_on_ray.py::test_results_are_those_of_one_machine": "ci",
     "e2e/test_references.py::test_a_run_that_names_no_reward_is_paid_by_what_its_tasks_have_and_resumes_so": "ci",
-    "e2e/test_report.py": "spine",
     "e2e/test_train.py": "spine*",
     "e2e/test_train.py::test_a_killed_child_loses_nothing": "spine",
     "e2e/test_train.py::test_a_killed_child_loses_nothing[engine]": "ci",

@@ -18,6 +18,7 @@ from coderepairrl.tasks import write_jsonl
 from coderepairrl.types import Task
 
 SPECIFIED = 'python:{"workspace":"dir:/nowhere","python":"3.9"}'
+PATCH = b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
 IMAGE = "image:registry.example/r/i@sha256:" + "7" * 64
 
 
@@ -25,6 +26,13 @@ IMAGE = "image:registry.example/r/i@sha256:" + "7" * 64
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> tuple[str, str]:
+    """A workspace, and no environment."""
+    (tmp_path / "a").mkdir()
+    return f"dir:{tmp_path}/a", ""
 
 
 def built(content: str) -> str:
@@ -41,15 +49,7 @@ def built(content: str) -> str:
 def plan_of(tmp_path: Path, *overrides: str, **environments: tuple[str, str]) -> config.Config:
     """A run on a task of each split, which has that workspace and environment."""
     rows = [
-        Task(
-            split,
-            "repair it",
-            "python",
-            workspace,
-            b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n",
-            environment=of,
-            split=split,
-        )
+        Task(split, "repair it", "python", workspace, PATCH, environment=of, split=split)
         for split, (workspace, of) in environments.items()
     ]
     write_jsonl(rows, tmp_path / "tasks.jsonl")
@@ -65,9 +65,7 @@ def lines(chosen: config.Config) -> list[tuple[str, bool]]:
     return [(str(each), each.meant) for each in differences(found, found["train"], chosen)]
 
 
-def test_equal_conditions_differ_in_nothing(tmp_path: Path, isolating: None) -> None:
-    (tmp_path / "a").mkdir()
-    plain = (f"dir:{tmp_path}/a", "")
+def test_equal_conditions_differ_in_nothing(tmp_path: Path, plain: tuple[str, str], isolating: None) -> None:
     chosen = plan_of(tmp_path, train=plain, test=plain)
     found = conditions(plan_run(chosen))
     assert lines(chosen) == []
@@ -80,9 +78,9 @@ def test_equal_conditions_differ_in_nothing(tmp_path: Path, isolating: None) -> 
     assert sandbox["memory"] > 0
 
 
-def test_what_the_settings_say_is_listed_and_what_nobody_said_is_an_alarm(tmp_path: Path, isolating: None) -> None:
-    (tmp_path / "a").mkdir()
-    plain = (f"dir:{tmp_path}/a", "")
+def test_what_the_settings_say_is_listed_and_what_nobody_said_is_an_alarm(
+    tmp_path: Path, plain: tuple[str, str], isolating: None
+) -> None:
     said = plan_of(tmp_path, "eval.temperature=0.2", "eval.top_p=0.9", train=plain, test=plain)
     assert lines(said) == [
         ("evaluation eval has temperature 0.2, and training 1", True),
@@ -98,10 +96,8 @@ def test_what_the_settings_say_is_listed_and_what_nobody_said_is_an_alarm(tmp_pa
     assert lines(also) == [("evaluation greedy has temperature 0, and training 1", True)]
 
 
-def test_environments_of_another_kind_are_an_alarm(tmp_path: Path, isolating: None) -> None:
-    (tmp_path / "a").mkdir()
-    digest = built("six==1.16")
-    plain, made = (f"dir:{tmp_path}/a", ""), (f"dir:{tmp_path}/a", SPECIFIED)
+def test_environments_of_another_kind_are_an_alarm(tmp_path: Path, plain: tuple[str, str], isolating: None) -> None:
+    digest, made = built("six==1.16"), (plain[0], SPECIFIED)
     found = conditions(plan_run(plan_of(tmp_path, "tasks.verify=false", train=plain, test=made)))
     name = environment_folder(SPECIFIED).name
     assert found["eval"]["environments"] == [
@@ -112,11 +108,11 @@ def test_environments_of_another_kind_are_an_alarm(tmp_path: Path, isolating: No
     assert not only.meant
 
 
-def test_the_same_environment_built_elsewhere_is_known_by_its_digest(tmp_path: Path, isolating: None) -> None:
+def test_the_same_environment_built_elsewhere_is_known_by_its_digest(
+    tmp_path: Path, plain: tuple[str, str], isolating: None
+) -> None:
     """The policy was trained on one machine, and is measured on another."""
-    (tmp_path / "a").mkdir()
-    made = (f"dir:{tmp_path}/a", SPECIFIED)
-    then = built("six==1.16")
+    then, made = built("six==1.16"), (plain[0], SPECIFIED)
     there = conditions(plan_run(plan_of(tmp_path, train=made)))["train"]
     now = built("six==1.17")
     here = conditions(plan_run(plan_of(tmp_path, train=made, test=made)))

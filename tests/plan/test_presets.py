@@ -21,6 +21,7 @@ from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
 from coderepairrl.plan.sizing.estimate import Estimate
 from coderepairrl.plan.sizing.published import find_published
 from coderepairrl.processes.extras import install_extra
+from engines.test_vllm import site
 
 PRESETS = sorted(name for name in shipped() if not name.startswith("sft-") and load_config(name).engine.name != "tiny")
 GPUS = {
@@ -66,15 +67,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    with_vllm(tmp_path / "site", "0.32.1")
+    site(tmp_path / "site", "0.32.1")
     return tmp_path
-
-
-def with_vllm(site: Path, version: str) -> None:
-    """A folder in which Python finds that vLLM is installed."""
-    about = site / f"vllm-{version}.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 def crrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -274,7 +268,7 @@ def test_a_plan_says_that_vllm_is_missing(
     """All of the plan, what is missing, and exit code 3; the run itself leaves nothing."""
     shutil.rmtree(place / "site")
     if version:
-        with_vllm(place / "site", version)
+        site(place / "site", version)
     run = ("train", "qwen3-0.6b", f"engine.options.python={python}")
     assert crrl(monkeypatch, *run, "--dry-run", "--json") == 3
     said = capsys.readouterr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from rollouts import open_rollout
@@ -31,122 +31,46 @@ LIMITS = Limits(calls=1, seconds=1.0)
 SUBMITTED = AgentReport("submitted", log="that was all")
 
 
-async def ask(task: Task, box: Sandbox, endpoint: Endpoint, times: int = 1) -> None:
-    """As a program does, which dies of an HTTP error."""
-    try:
-        await ScriptedAgent([Say("hello")] * times).run(task, box, endpoint)
-    except GatewayFault:
-        raise AgentFault("ended with exit code 1: an HTTP error", how="exit 1", printed="an HTTP error") from None
-
-
-async def submits(*at: Any) -> object:
-    await ask(*at)
-    return SUBMITTED
-
-
-async def submits_unasked(*at: Any) -> object:
-    return SUBMITTED
-
-
-async def submits_all_the_same(*at: Any) -> object:
-    for _ in range(2):
-        try:
-            await ask(*at)
-        except AgentFault:
-            return SUBMITTED
-    return SUBMITTED
-
-
-async def returns_nothing(*at: Any) -> object:
-    await ask(*at)
-    return None
-
-
-async def raises(*at: Any) -> object:
-    await ask(*at)
-    raise ValueError("odd")
-
-
-async def raises_first(*at: Any) -> object:
-    raise ValueError("odd")
-
-
-async def gives_up_waiting(*at: Any) -> object:
-    await ask(*at)
-    raise TimeoutError
-
-
-async def exits(*at: Any) -> object:
-    await ask(*at)
-    raise AgentFault("ended with exit code 3", how="exit 3", printed="3")
-
-
-async def exits_first(*at: Any) -> object:
-    raise AgentFault("ended with exit code 3", how="exit 3", printed="3")
-
-
-async def cancels(*at: Any) -> object:
-    await ask(*at)
-    raise asyncio.CancelledError
-
-
-async def breaks_at_a_limit(*at: Any) -> object:
-    await ask(*at, times=LIMITS.calls + 3)
-    raise ValueError("odd")
-
-
-async def overruns(*at: Any) -> object:
-    await ask(*at)
-    await asyncio.sleep(60.0)
-    return SUBMITTED
-
-
-async def dies_with_the_engine(*at: Any) -> object:
-    await ask(*at, times=2)
-    return SUBMITTED
-
-
-async def loses_the_gateway(*at: Any) -> object:
-    await ask(*at)
-    raise GatewayFault("no answer")
-
-
-async def loses_the_sandbox(*at: Any) -> object:
-    await ask(*at)
-    raise SandboxFault("it died")
-
-
 class Way(NamedTuple):
-    """How to break, how it is judged, and what else is expected."""
+    """How an agent ends once it has asked, how that is judged, and what else is expected."""
 
-    act: Callable[..., Awaitable[object]]
+    end: Callable[[], object]
+    """What it returns, or raises if that is an error."""
     ending: Ending
     reason: str
     exit: str = ""
     """What `crrl fix` calls it; empty: it raises the fault."""
     printed: str = ""
+    asks: int = 1
     replies: int = 9
     """Of the engine's, which dies then."""
+    insists: bool = False
+    """It ends so whatever became of its requests."""
 
 
-WAYS = [
-    Way(submits, Ending.DONE, "submitted", "submitted", "that was all"),
-    Way(submits_unasked, Ending.VOID, "agent", printed="that was all"),
-    Way(submits_all_the_same, Ending.VOID, "engine", printed="that was all", replies=1),
-    Way(returns_nothing, Ending.CRASH, "no report", "crash"),
-    Way(raises, Ending.CRASH, "ValueError", "crash"),
-    Way(raises_first, Ending.VOID, "agent"),
-    Way(gives_up_waiting, Ending.CRASH, "TimeoutError", "crash"),
-    Way(exits, Ending.CRASH, "exit 3", "crash", "3"),
-    Way(exits_first, Ending.VOID, "agent", printed="3"),
-    Way(cancels, Ending.CRASH, "CancelledError", "crash"),
-    Way(breaks_at_a_limit, Ending.LIMIT, "calls", "calls"),
-    Way(overruns, Ending.LIMIT, "time", "time"),
-    Way(dies_with_the_engine, Ending.VOID, "engine", printed="an HTTP error", replies=1),
-    Way(loses_the_gateway, Ending.VOID, "gateway"),
-    Way(loses_the_sandbox, Ending.VOID, "sandbox"),
-]
-BY_NAME = {way.act.__name__: way for way in WAYS}
+def exit_3() -> AgentFault:
+    return AgentFault("ended with exit code 3", how="exit 3", printed="3")
+
+
+WAYS = {
+    "submits": Way(lambda: SUBMITTED, Ending.DONE, "submitted", "submitted", "that was all"),
+    "submits_unasked": Way(lambda: SUBMITTED, Ending.VOID, "agent", printed="that was all", asks=0),
+    "submits_all_the_same": Way(
+        lambda: SUBMITTED, Ending.VOID, "engine", printed="that was all", asks=2, replies=1, insists=True
+    ),
+    "returns_nothing": Way(lambda: None, Ending.CRASH, "no report", "crash"),
+    "raises": Way(lambda: ValueError("odd"), Ending.CRASH, "ValueError", "crash"),
+    "raises_first": Way(lambda: ValueError("odd"), Ending.VOID, "agent", asks=0),
+    "gives_up_waiting": Way(TimeoutError, Ending.CRASH, "TimeoutError", "crash"),
+    "exits": Way(exit_3, Ending.CRASH, "exit 3", "crash", "3"),
+    "exits_first": Way(exit_3, Ending.VOID, "agent", printed="3", asks=0),
+    "cancels": Way(asyncio.CancelledError, Ending.CRASH, "CancelledError", "crash"),
+    "breaks_at_a_limit": Way(lambda: ValueError("odd"), Ending.LIMIT, "calls", "calls", asks=LIMITS.calls + 3),
+    "overruns": Way(lambda: asyncio.sleep(60.0), Ending.LIMIT, "time", "time"),
+    "dies_with_the_engine": Way(lambda: SUBMITTED, Ending.VOID, "engine", printed="an HTTP error", asks=2, replies=1),
+    "loses_the_gateway": Way(lambda: GatewayFault("no answer"), Ending.VOID, "gateway"),
+    "loses_the_sandbox": Way(lambda: SandboxFault("it died"), Ending.VOID, "sandbox"),
+}
 
 
 class Breaks(Agent):
@@ -155,11 +79,21 @@ class Breaks(Agent):
     name, placement = "breaks", "sandbox"
 
     def __init__(self, way: str) -> None:
-        self.way = BY_NAME[way]
+        self.way = WAYS[way]
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         await sandbox.write("a.py", b"x = 1\n")
-        return await self.way.act(task, sandbox, endpoint)  # type: ignore[return-value]
+        if self.way.asks:
+            try:
+                await ScriptedAgent([Say("hello")] * self.way.asks).run(task, sandbox, endpoint)
+            except GatewayFault:  # a program dies of an HTTP error
+                if not self.way.insists:
+                    how = {"how": "exit 1", "printed": "an HTTP error"}
+                    raise AgentFault("ended with exit code 1: an HTTP error", **how) from None
+        end = self.way.end()
+        if isinstance(end, BaseException):
+            raise end
+        return cast(AgentReport, await end if isinstance(end, Awaitable) else end)
 
 
 class Replies(EngineSpec):
@@ -184,9 +118,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exam, "_SHORT", 0.5)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", WAYS)
 async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> None:
-    way, agent = BY_NAME[name], Breaks(name)
+    way, agent = WAYS[name], Breaks(name)
     made = await attempted(agent, miniature)
     assert (made.ending, made.reason, made.printed) == (way.ending, way.reason, way.printed), words(made.fault)
     assert (made.fault is not None) == (made.ending is Ending.VOID)
@@ -211,7 +145,7 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
         assert (fixed.exit, fixed.patch, made.fault) == (way.exit, made.patch, None)
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {"overruns", "loses_the_gateway", "loses_the_sandbox"}))
+@pytest.mark.parametrize("name", sorted(WAYS.keys() - {"overruns", "loses_the_gateway", "loses_the_sandbox"}))
 async def test_and_so_does_the_exam(miniature: Path, name: str) -> None:
     """Who asked an endpoint that is broken is not blamed, however it ended; who never asked is."""
     made = await attempted(Breaks(name), miniature)

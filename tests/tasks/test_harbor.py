@@ -215,45 +215,44 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
         assert (await reward(task, with_patch(task, task.reference, "g"), backend)).value == 1, task.id
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("FROM base:1\nRUN apt-get update && apt-get install -y git", "line 2: RUN apt-get update"),
-        ("FROM base:1\nRUN --mount=type=secret,id=x cat /run/secrets/x", "line 2: RUN --mount=type=secret"),
-        ("FROM base:1\nRUN cat <<EOF > /x\nline\nEOF", "here-documents"),
-        ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
-        ("FROM base:1 AS a\nFROM a", "several stages"),
-        ("FROM base:1\nCOPY --from=other /x /y", "COPY --from"),
-        ("FROM base:1\nCOPY missing /x/", "no such file"),
-        ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
-        ("FROM base:1\nADD https://example.org/x /x/", "nothing is fetched"),
-        ("FROM base:1\nCOPY seed.txt /somewhere", "is /somewhere a folder"),
-        ("FROM base:1\nONBUILD RUN x", "ONBUILD is not understood"),
-        ("FROM scratch", "FROM scratch"),
-        ("WORKDIR /x", "before FROM"),
-        ("", "no FROM"),
-    ],
-)
-def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
-    written(tmp_path / "t", environment__Dockerfile=text or "# nothing")
-    with pytest.raises(TaskError, match=says):
-        list(make_source("harbor", path=str(tmp_path / "t")))
+DOCKERFILES = [
+    ("FROM base:1\nRUN apt-get update && apt-get install -y git", "line 2: RUN apt-get update"),
+    ("FROM base:1\nRUN --mount=type=secret,id=x cat /run/secrets/x", "line 2: RUN --mount=type=secret"),
+    ("FROM base:1\nRUN cat <<EOF > /x\nline\nEOF", "here-documents"),
+    ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
+    ("FROM base:1 AS a\nFROM a", "several stages"),
+    ("FROM base:1\nCOPY --from=other /x /y", "COPY --from"),
+    ("FROM base:1\nCOPY missing /x/", "no such file"),
+    ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
+    ("FROM base:1\nADD https://example.org/x /x/", "nothing is fetched"),
+    ("FROM base:1\nCOPY seed.txt /somewhere", "is /somewhere a folder"),
+    ("FROM base:1\nONBUILD RUN x", "ONBUILD is not understood"),
+    ("FROM scratch", "FROM scratch"),
+    ("WORKDIR /x", "before FROM"),
+    ("# nothing", "no FROM"),
+]
+TOMLS = [
+    ('[[steps]]\nname = "a"', "several steps"),
+    ('[environment]\nos = "windows"', "Windows"),
+    ('[verifier]\nenvironment_mode = "separate"', "separate environment"),
+    ("[environment]\ngpus = 1", "GPUs"),
+    ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
+    ("[environment", "task.toml"),
+    ("environment = 1", "no table"),
+]
 
 
 @pytest.mark.parametrize(
-    ("toml", "says"),
+    ("file", "text", "says"),
     [
-        ('[[steps]]\nname = "a"', "several steps"),
-        ('[environment]\nos = "windows"', "Windows"),
-        ('[verifier]\nenvironment_mode = "separate"', "separate environment"),
-        ("[environment]\ngpus = 1", "GPUs"),
-        ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
-        ("[environment", "task.toml"),
-        ("environment = 1", "no table"),
+        *(("environment__Dockerfile", *each) for each in DOCKERFILES),
+        *(("task_0toml", *each) for each in TOMLS),
     ],
 )
-def test_what_a_task_needs_and_is_not_there_is_said(tmp_path: Path, toml: str, says: str) -> None:
-    written(tmp_path / "t", task_0toml=toml)
+def test_what_no_files_can_make_and_what_is_not_there_is_refused_by_name(
+    tmp_path: Path, file: str, text: str, says: str
+) -> None:
+    written(tmp_path / "t", **{file: text})
     with pytest.raises(TaskError, match=says):
         list(make_source("harbor", path=str(tmp_path / "t")))
 

@@ -211,6 +211,14 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"reference": "base64:?"}, "reference: not base64", "base64"),
         ({"difficulty": float("nan")}, "difficulty: ", "finite"),
         ({"id": "first"}, "id: 'first' is already taken by line 1", "another id"),
+        ({"reference": "a\0b"}, "reference: .*null byte", ""),
+        ({"workspace": "dir:a\0b"}, "workspace: no NUL", ""),
+        ({"workspace": "dir:~nobody-at-all/x"}, "workspace: .*home directory", ""),
+        ({"checks": {"commands": [["a\0b"]]}}, "argv.0: no NUL", ""),
+        *(
+            ({"checks": {"commands": [["true"]], "restore": {name: ""}}}, "restore: ", "")
+            for name in ("a\0b", "\ud800", ".")
+        ),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, Any], problem: str, fix: str) -> None:
@@ -246,26 +254,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     for path, problem in ((tmp_path / "missing.jsonl", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(TaskError, match=f"{path}: {problem}"):
             JsonlSource(path).prepare()
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"reference": "a\0b"}, "reference: .*null byte"),
-        ({"workspace": "dir:a\0b"}, "workspace: no NUL"),
-        ({"workspace": "dir:~nobody-at-all/x"}, "workspace: .*home directory"),
-        ({"checks": {"commands": [["a\0b"]]}}, "argv.0: no NUL"),
-        *(
-            ({"checks": {"commands": [["true"]], "restore": {name: ""}}}, "restore: ")
-            for name in ("a\0b", "\ud800", ".")
-        ),
-    ],
-)
-def test_a_path_that_cannot_be_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({"id": "a", "prompt": "p", "language": "python", "workspace": "dir:.", **change}))
-    with pytest.raises(TaskError, match=f"tasks.jsonl:1: .*{problem}"):
-        list(JsonlSource(path))
 
 
 LINES = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"

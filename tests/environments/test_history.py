@@ -18,6 +18,9 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from .conftest import open_folder, repository
 
 USER = SANDBOX_USER if os.geteuid() == 0 else None
+OTHER = (
+    "git init -q . && git config user.name n && git config user.email e && echo x > x && git add -A && git commit -qm x"
+)
 
 
 @pytest.fixture
@@ -166,8 +169,7 @@ def test_other_repositories_and_bundles_with_the_commit_go_and_others_stay(place
     git(place, "clone", "-q", "--mirror", str(repo), str(tree / "srv/mirror.git"))
     git(place, "clone", "-q", str(repo), str(tree / "root/copy"))
     git(repo, "bundle", "create", str(tree / "opt.bundle"), "--all")
-    unrelated = repository(tree / "opt/tool", "git init -q . && git config user.name n && git config user.email e@e"
-                                              " && echo x > x && git add -A && git commit -qm x")  # fmt: skip
+    unrelated = repository(tree / "opt/tool", OTHER)
     reduced = reduce(tree, "testbed", place)
     assert set(reduced.removed) == {"srv/mirror.git", "root/copy/.git", "opt.bundle"}
     assert mentions(tree) == ["root/copy/app.py"] or mentions(tree) == []
@@ -193,8 +195,7 @@ def test_repositories_of_other_kinds(how: str, place: Path) -> None:
         (repo / ".git").write_text("gitdir: ../elsewhere\n")
     else:
         git(place, "clone", "-q", str(whole), str(repo))
-        other = repository(place / "other", "git init -q . && git config user.name n && git config user.email e@e"
-                                               " && echo x > x && git add -A && git commit -qm x")  # fmt: skip
+        other = repository(place / "other", OTHER)
         git(repo, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "sub")
         git(repo, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "with it")
         base = git(repo, "rev-parse", "HEAD")

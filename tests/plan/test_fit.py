@@ -49,6 +49,10 @@ def config(tmp_path: Path, *overrides: str) -> Config:
     return load_config(file, overrides)
 
 
+def needs(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    return stages.needs(config(tmp_path, *overrides))
+
+
 def planned(given: Config) -> Estimate:
     found = estimate(given, learn_settings(given))
     assert isinstance(found, Estimate)
@@ -59,19 +63,12 @@ CASES = [
     (("train.gradient_checkpointing=false",), "GPU 1 has 24.0 GB", "train.gradient_checkpointing=true"),
     (("train.precision=fp32",), "GPU 1 has 24.0 GB", "train.precision=bf16"),
     (("gpu.memory_gb=16", "engine.options.context=40960"), "one sequence of 40,960", "engine.options.context=8192"),
-    (
-        ("engine.options.args=['--gpu-memory-utilization','0.45']",),
-        "(0.45 of the memory)",
-        "engine.options.args=",
-    ),
+    (("engine.options.args=['--gpu-memory-utilization','0.45']",), "(0.45 of the memory)", "engine.options.args="),
     (("model.path=Qwen/Qwen3-8B", "engine.devices=[0]"), "GPU 1 has 24.0 GB", "model.quantise=nf4"),
     (
         (
-            "model.path=Qwen/Qwen3-32B",
-            "engine.options.context=8192",
-            "train.processes=2",
-            "train.devices=[1,2]",
-            "gpu.memory_gb=80",
+            *("model.path=Qwen/Qwen3-32B", "engine.options.context=8192", "train.processes=2"),
+            *("train.devices=[1,2]", "gpu.memory_gb=80"),
         ),
         "GPU 1 has 80.0 GB",
         "train.strategy=fsdp2",
@@ -89,7 +86,7 @@ def test_a_refusal_names_the_nearest_change_that_fits(
 ) -> None:
     assert not planned(config(tmp_path)).problem
     with pytest.raises(DoesNotFit) as refused:
-        stages.needs(config(tmp_path, *overrides))
+        needs(tmp_path, *overrides)
     assert message in str(refused.value)
     assert fix in refused.value.fix
     assert refused.value.exit_code is ExitCode.USAGE
@@ -109,7 +106,7 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     with pytest.raises(DoesNotFit, match="of engine and learner as well"):
         stages.needs(given)  # 0.92 of 24 GB and the learner's 2
     fits = (*BY_TURNS, "engine.options.args=['--gpu-memory-utilization','0.9']")
-    plan = stages.needs(config(tmp_path, *fits))
+    plan = needs(tmp_path, *fits)
     server, held = found.server.memory, found.learner
     trained = held.adapters + held.optimizer
     moved = 2 * (server.weights + server.adapters) + held.weights + 2 * trained
@@ -122,18 +119,18 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
 def test_torchruns_learner_is_planned_apart(tmp_path: Path) -> None:
     alone = planned(config(tmp_path)).learner
     given = ("train.listen=10.0.0.1:29500", "train.processes=8", "train.devices=[]")
-    plan = stages.needs(config(tmp_path, *given, "gpu.memory_gb=48"))
+    plan = needs(tmp_path, *given, "gpu.memory_gb=48")
     assert not [name for name in plan if "(learner)" in name]
     assert plan["each learner GPU"]["weights_gb"] == pytest.approx(alone.weights / 1e9, abs=0.01)
     assert plan["run"]["gpu_hours"] == pytest.approx(9 * plan["run"]["hours"], abs=0.5)  # the engine has one
     with pytest.raises(DoesNotFit, match="each GPU of the learner .* are needed") as refused:
-        stages.needs(config(tmp_path, *given, "train.gradient_checkpointing=false"))
+        needs(tmp_path, *given, "train.gradient_checkpointing=false")
     assert "train.gradient_checkpointing=true" in refused.value.fix
 
 
 def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit) as refused:
-        stages.needs(config(tmp_path, "model.path=Qwen/Qwen3-32B", "gpu.memory_gb=6"))
+        needs(tmp_path, "model.path=Qwen/Qwen3-32B", "gpu.memory_gb=6")
     assert refused.value.fix == "take a smaller model, or larger GPUs"
 
 
@@ -153,43 +150,43 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
 )
 def test_what_no_memory_helps_is_refused_too(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        stages.needs(config(tmp_path, *overrides))
+        needs(tmp_path, *overrides)
 
 
 def test_where_memory_is_not_known_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    plan = stages.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
+    plan = needs(tmp_path, "gpu.memory_gb=0", "train.lora=false")
     assert plan["gpu 1 (learner)"]["has_gb"] == "unknown"
     assert "seconds" not in plan["step"]
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 24576\necho 81559\n")
     driver.chmod(0o755)
     with pytest.raises(DoesNotFit, match=r"GPU 1 has 25\.8 GB"):  # the smaller one's
-        stages.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
+        needs(tmp_path, "gpu.memory_gb=0", "train.lora=false")
 
 
 def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: Path) -> None:
-    plan = stages.needs(config(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]"))
+    plan = needs(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]")
     assert [key for key in plan if key.startswith("gpu")] == ["gpu 1 (learner)"]
     for argument in ("--cpu-offload-gb=4", "--kv-cache-dtype nvfp4", "--speculative_config.method ngram"):
         given = f"engine.options.args={argument.split()}"
-        assert stages.needs(config(tmp_path, given))["memory"] == (
+        assert needs(tmp_path, given)["memory"] == (
             f"not planned: it is not known what the server holds with {argument}"
         )
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    assert "mamba" not in (said := stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
+    assert "mamba" not in (said := needs(tmp_path, f"model.path={tmp_path}")["memory"])
     assert said.startswith("not planned")
     for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}'):
         (tmp_path / "config.json").write_text(nothing)
-        assert stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said
+        assert needs(tmp_path, f"model.path={tmp_path}")["memory"] == said
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read"):
-        stages.needs(config(tmp_path, f"model.path={tmp_path}"))
+        needs(tmp_path, f"model.path={tmp_path}")
     method = {"quant_method": "compressed-tensors"}  # and not how many bits
     quantised = {**PUBLISHED["Qwen3-4B"], "quantization_config": method}
     (tmp_path / "config.json").write_text(json.dumps(quantised))
     with pytest.raises(UsageError, match="quant_method=compressed-tensors"):
-        stages.needs(config(tmp_path, f"model.path={tmp_path}"))
+        needs(tmp_path, f"model.path={tmp_path}")
 
 
 def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,14 +242,10 @@ def test_a_cache_of_8_bits_takes_half(tmp_path: Path) -> None:
     assert kv_token("--kv-cache-dtype", "fp8") == kv_token("--kv_cache_dtype=fp8_e4m3") == whole // 2
     assert kv_token("--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto") == kv_token(dtype="half") == whole
     assert kv_token(dtype="float32") == 2 * kv_token("--kv-cache-dtype=bfloat16", dtype="float32") == 2 * whole
-    plain = stages.needs(config(tmp_path))
-    halved = stages.needs(config(tmp_path, "engine.options.args=['--kv-cache-dtype', 'fp8']"))
+    plain = needs(tmp_path)
+    halved = needs(tmp_path, "engine.options.args=['--kv-cache-dtype', 'fp8']")
     assert halved["kv_tokens"] == pytest.approx(2 * plain["kv_tokens"], abs=1)
     assert halved["gpu 0 (engine)"] == plain["gpu 0 (engine)"]
-
-
-def needs(tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    return stages.needs(config(tmp_path, *overrides))
 
 
 def test_what_ends_an_episode_first_bounds_sampling_and_training(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
@@ -17,8 +17,9 @@ from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.plan.plan import plan_run
-from coderepairrl.plan.verify import verify_plan
 from coderepairrl.sync.weights import shared_path
+from coderepairrl.tasks import make_source, write_jsonl
+from coderepairrl.types import Command
 from e2e.conftest import HERE, Project, until
 
 
@@ -158,75 +159,16 @@ def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.M
     project.resume("run.steps=2", "rollout.tokens=3000")
 
 
-CALC = "def add(a, b):\n    return a - b\n"
-REFERENCE = """diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a - b
-+    return a + b
-"""
-TEST = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
-UNITTEST = """import unittest
-
-from calc import add
-
-
-class Test(unittest.TestCase):
-    def test_add(self):
-        self.assertEqual(add(2, 3), 5)
-"""
-
-
-@pytest.fixture
-def tasked(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides for a run on one task whose checks ask pytest."""
-    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
-    (project.path / "calc").mkdir()
-    (project.path / "calc/calc.py").write_text(CALC)
-    write(project, ["python3", "-m", "pytest", "-q"], TEST)
-    return ["tasks.source=jsonl", "tasks.options.path=tasks.jsonl", "reward=tests", "run.steps=1", "eval.tasks=0"]
-
-
-def write(project: Project, argv: list[str], test: str) -> None:
-    checks = {"commands": [argv], "restore": {"test_calc.py": test}}
-    task = {"id": "calc", "prompt": "add(2, 3) is -1.", "language": "python", "workspace": "dir:calc"}
-    (project.path / "tasks.jsonl").write_text(json.dumps({**task, "reference": REFERENCE, "checks": checks}) + "\n")
-
-
-def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(
-    project: Project, tasked: list[str], isolating: None
-) -> None:
+def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(project: Project, isolating: None) -> None:
     """A perfect repair earned tests=0, and the run trained on it and ended with 0."""
+    [task] = (each for each in make_source("handmade") if each.id == "handmade/pager")
+    pytest_is_missing = replace(task.checks, commands=(Command(("python3", "-m", "pytest", "-q"), results="pytest"),))
+    write_jsonl([replace(task, checks=pytest_is_missing)], project.path / "tasks.jsonl")
+    tasked = ["tasks.source=jsonl", "tasks.options.path=tasks.jsonl", "reward=tests", "run.steps=1", "eval.tasks=0"]
     done = project.crrl("train", str(project.config), *tasked, check=False)
     assert done.returncode == 3, done.stderr
     assert "No module named pytest" in done.stderr
     assert "sandbox.options.binds" in done.stderr
     assert not project.run.path.exists()
-
-
-async def test_what_is_verified_is_said_and_remembered(
-    project: Project,
-    tasked: list[str],
-    isolating: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write(project, ["python3", "-m", "unittest", "-q"], UNITTEST)
-    monkeypatch.chdir(project.path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    config = configs.load_config(project.config, tasked)
-    assert stages.preview_run(config)["verify"] == "tests on the reference patches of 1 task (tasks.verify)"
-    for known in (0, 1):
-        said = await verified(config)
-        assert said[0] == "rewards checked before training: tests on the reference patches of 1 task (tasks.verify)"
-        assert f"{known} of 1 from an earlier run" in said[1]
-    off = stages.preview_run(configs.load_config(project.config, [*tasked, "tasks.verify=false"]))
-    assert off["verify"] == "off: tasks.verify=false"
-
-
-async def verified(config: configs.Config) -> list[str]:
-    """What is said."""
-    said: list[str] = []
-    await verify_plan(plan_run(config), say=said.append, begin=lambda count: None, advance=lambda: None)
-    return said
+    for asked, said in ((tasked, "tests on the reference patches of 1 task"), (["tasks.verify=false"], "off: ")):
+        assert stages.preview_run(configs.load_config(project.config, asked))["verify"].startswith(said)

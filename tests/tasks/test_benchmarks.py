@@ -17,13 +17,12 @@ import published
 from coderepairrl import rewards, tasks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.grading import grade_patch, witness
+from coderepairrl.grading import witness
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import overlap
-from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Task
 from needs import need
@@ -151,11 +150,6 @@ async def test_java_runs_under_junit(tmp_path: Path) -> None:
     [task, *_] = real("humaneval_java", REAL["humaneval_java"][1], cache=str(tmp_path))
     checks = await examine_task_source(ScriptedSource([task]), bwrap())
     assert [check for check in checks if not check.ok] == []
-    stopping = task.reference.replace(b"return x + y;", b"System.exit(0); return 0;")
-    assert stopping != task.reference
-    async with bwrap().open(task) as fresh:
-        verdict = await grade_patch(fresh, task, stopping)
-    assert "not reported" in verdict.problem
 
 
 NODE_CHEATS = [

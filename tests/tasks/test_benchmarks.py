@@ -17,12 +17,13 @@ import published
 from coderepairrl import rewards, tasks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.grading import witness
+from coderepairrl.grading import grade_patch, witness
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import overlap
+from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Task
 from needs import need

@@ -152,6 +152,7 @@ TIERS = {
     "tasks/test_harbor.py": "real",
     "tasks/test_harbor.py::test_of_a_folder_those_that_can_be_made_are_taken_if_asked": "quick",
     "tasks/test_mutants.py::test_bad_packages_are_refused_with_a_reason": "real",
+    "tasks/test_mutants.py::test_by_its_exit_code_alone_no_runner_is_judged": "quick*",
     "tasks/test_mutants.py::test_ending_well_without_a_repair_earns_nothing": "quick*",
     "tasks/test_mutants.py::test_functions_stand_alone_and_tests_tell_their_bugs": "spine",
     "tasks/test_native.py": "real",

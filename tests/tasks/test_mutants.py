@@ -327,6 +327,19 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
     assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
 
 
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: Path) -> None:
+    """A task that does not say which tests count still asks for single tests."""
+    task = made(tmp_path, kind)[0]
+    [command] = task.checks.commands
+    plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
+    task = replace(task, checks=plain)
+    backend, reward = Local(), TestsReward()
+    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    for name, content in CHEATS.items():
+        assert (await reward(task, with_patch(task, replaced(task, content)), backend)).value == 0.0, name
+
+
 def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:
     tests = f"""import pytest, uuid
 {CASES.partition("class")[0]}

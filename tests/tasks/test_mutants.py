@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coderepairrl.sandbox.bwrap import Bubblewrap
 from sandbox.images import root_file_system
 
 from .made import packed
@@ -24,6 +26,17 @@ def open_folder() -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["/bin/rm", "-rf", folder], check=True)
+
+
+@contextmanager
+def open_overlays(**limits: Any) -> Iterator[Bubblewrap]:
+    """Bubblewrap, or a skip where it must copy images."""
+    made = Bubblewrap(**limits)
+    made.require()
+    if not limits.get("copy") and "no overlay" in made.how_workspaces_open():
+        pytest.skip(made.how_workspaces_open())
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from coderepairrl.types import Task
 from sandbox.conftest import python_for_all
 from sandbox.images import root_file_system
 
-from .conftest import open_folder
+from .conftest import open_folder, open_overlays
 from .made import archive, entry, folder, layout, link
 
 CONDA = archive(
@@ -39,12 +39,9 @@ CONDA = archive(
 
 @pytest.fixture(params=["overlay", "copy"])
 def backend(request: pytest.FixtureRequest, isolating: None) -> Iterator[Bubblewrap]:
-    made = Bubblewrap(copy=request.param == "copy", memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
-    made.require()
-    if request.param == "overlay" and "no overlay" in made.how_workspaces_open():
-        pytest.skip(made.how_workspaces_open())
-    yield made
-    made.close()
+    copy = request.param == "copy"
+    with open_overlays(copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

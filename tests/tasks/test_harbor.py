@@ -25,7 +25,7 @@ from coderepairrl.tasks import HandmadeSource, make_source
 from coderepairrl.tasks.harbor import export_harbor
 from coderepairrl.tasks.prepare import image_names
 from coderepairrl.types import Checks, Task
-from environments.conftest import open_folder
+from environments.conftest import open_folder, open_overlays
 from environments.made import layout, packed
 from grading.test_attacks import made_for_junit, made_for_node
 from projects import write
@@ -93,12 +93,8 @@ def base(home: Path) -> Path:
 
 @pytest.fixture
 def backend(isolating: None) -> Iterator[Bubblewrap]:
-    made = Bubblewrap(memory=256 << 20, disk_bytes=64 << 20)
-    made.require()
-    if "no overlay" in made.how_workspaces_open():
-        pytest.skip(made.how_workspaces_open())
-    yield made
-    made.close()
+    with open_overlays(memory=256 << 20, disk_bytes=64 << 20) as made:
+        yield made
 
 
 def written(folder: Path, **files: str) -> Path:

@@ -28,7 +28,7 @@ from coderepairrl.tasks.sources.multi_swe_bench import MultiSweBench, _instance_
 from coderepairrl.tasks.sources.swe_bench_pro import SweBenchPro
 from coderepairrl.tasks.sources.swe_smith import SweSmith
 from coderepairrl.types import Checks, Episode, Task
-from environments.conftest import open_folder
+from environments.conftest import open_folder, open_overlays
 from environments.made import layout, packed
 from needs import need
 from projects import write
@@ -96,12 +96,8 @@ def cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend(isolating: None) -> Iterator[Bubblewrap]:
-    made = Bubblewrap(file_bytes=16 << 20, disk_bytes=64 << 20)
-    made.require()
-    if "no overlay" in made.how_workspaces_open():
-        pytest.skip(made.how_workspaces_open())
-    yield made
-    made.close()
+    with open_overlays(file_bytes=16 << 20, disk_bytes=64 << 20) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

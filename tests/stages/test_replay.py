@@ -241,14 +241,14 @@ def test_each_step_has_the_settings_it_was_made_with(drawn: list[tuple[int, str,
                 now = {**now, key: new}
         made[step] = now
     config = _with(now)
-    for step, every_setting in made.items():
+    for step, chosen in made.items():
         machine = {key: now[key] for key in ("rollout.concurrency", "train.patience")}
-        assert in_force(config, changes, step) == _with(every_setting | machine), f"step {step}"
+        assert in_force(config, changes, step) == _with(chosen | machine), f"step {step}"
 
 
-def _with(every_setting: dict[str, Any]) -> Config:
+def _with(chosen: dict[str, Any]) -> Config:
     data: dict[str, Any] = {"run": {"name": "changing"}}
-    for key, value in every_setting.items():
+    for key, value in chosen.items():
         section, _, name = key.partition(".")
         data.setdefault(section, {})[name] = value
     return Config.model_validate(data)

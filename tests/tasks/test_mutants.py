@@ -159,7 +159,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 
 
 DOCUMENTED = '''\
-"""A documented_package."""
+"""A package."""
 import functools
 import math
 from os.path import basename as last, join
@@ -254,7 +254,7 @@ def test_which_functions_are_taken(documented_package: Path) -> None:
     assert found["half"].source.startswith("import math\ndef half(n):\n    pass\n    print(")
     assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
     assert found["name"].source.startswith("from os.path import basename as last\ndef name")
-    with pytest.raises(TaskError, match="no folder and no installed documented_package"):
+    with pytest.raises(TaskError, match="no folder and no installed package"):
         code_folder("no_such_package")
     assert code_folder("sortedcontainers").name == "sortedcontainers"
     with pytest.raises(ConfigError, match="documented needs code"):

@@ -30,7 +30,7 @@ WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
 
 @pytest.fixture(autouse=True)
 def git_cache_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "git_cache_here"))
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(preparing, "_WAITS", (0.0, 0.0))
 
 

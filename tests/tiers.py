@@ -42,6 +42,7 @@ TIERS = {
     "e2e": "real",
     "e2e/test_collect.py::test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_killed_or_not": "spine*",
     "e2e/test_crash.py": "quick",
+    "e2e/test_crash.py::test_a_program_ends_with_us": "real",
     "e2e/test_crash.py::test_killed_and_resumed_a_run_comes_to_the_same_weights": "ci",
     "e2e/test_evaluation.py::test_a_model_is_measured_on_two_sources_without_a_learner": "spine",
     "e2e/test_on_ray.py": "real",

@@ -1,4 +1,4 @@
-"""`crrl serve`: real processes and official SDKs."""
+"""crrl serve: real processes, official SDKs, and plain chat clients whose conversations are sessions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import signal
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,99 @@ async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Pa
     again = Admin(sessions, source)
     assert await again.start(socket=address) == f"unix:{address}", "a dead one's is"
     await again.stop()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_plain_client_needs_no_session(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=8")
+    url = f"{served.where['gateway']}/v1"
+    assert served.where["chat"] == url
+    client = OpenAI(base_url=url, api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["policy"]
+
+    def ask(messages: list[dict[str, object]]) -> dict[str, object]:
+        answer = client.chat.completions.create(model="gpt-x", messages=messages)  # type: ignore[arg-type]
+        return {"role": "assistant", "content": answer.choices[0].message.content or ""}
+
+    first: list[dict[str, object]] = [_said("Hello.")]
+    first += [ask(first), _said("Go on.")]
+    ask(first)
+    assert list(_turns(served).values()) == [2], "one conversation, one session"
+    ask([_said("Hello.")])
+    assert sorted(_turns(served).values()) == [1, 2], "another one that begins alike is another"
+    ask(first)
+    assert len(_turns(served)) == 2 and sum(_turns(served).values()) == 4, "asked again, it is no new one"
+    told = served.host.get(f"/sessions/{next(iter(_turns(served)))}").json()
+    assert told["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
+
+    question = {"model": "policy", "stream": True, "messages": first[:1]}
+    with httpx.stream("POST", f"{url}/chat/completions", json=question) as streamed:
+        assert streamed.status_code == 200 and "[DONE]" in streamed.read().decode(), "as curl does, without any key"
+    assert len(_turns(served)) == 3
+
+
+def test_whom_it_does_not_answer(start: Start) -> None:
+    """Web pages, keys of sessions that are none, and, where it is asked to, everybody without one."""
+    question = {"messages": [_said("Hello.")]}
+    served = start("builtin:tiny")
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    for headers in ({"Origin": "http://evil.example"}, {"Authorization": f"Bearer {'0' * 32}"}):
+        assert httpx.post(url, json=question, headers=headers).status_code == 401
+    assert httpx.post(url.replace("/v1", f"/s/{'0' * 32}/v1"), json=question).status_code == 401
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000"):
+        assert httpx.post(url, json=question, headers={"Host": host}).status_code == 401, "DNS rebinding"
+        assert httpx.get(url.replace("chat/completions", "models"), headers={"Host": host}).status_code == 401
+    assert httpx.post(url, content=b"[" * 100_000).status_code == 400
+    large = b'{"messages": [' + b"{}," * 400_000 + b"{}]}"
+    assert httpx.post(url, content=large).status_code == 413, "who has no session is not read at length"
+    assert httpx.post(url, content=iter([large])).status_code == 413
+    assert served.host.get("/sessions").json()["sessions"] == []
+
+    closed = start("builtin:tiny", "--keys-only")
+    assert "chat" not in closed.where
+    assert httpx.post(f"{closed.where['gateway']}/v1/chat/completions", json=question).status_code == 401
+
+
+def _turns(served: Served) -> dict[str, int]:
+    return {each["id"]: each["turns"] for each in served.host.get("/sessions").json()["sessions"]}
+
+
+def _said(text: str) -> dict[str, object]:
+    return {"role": "user", "content": text}
+
+
+def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start, miniature: Path) -> None:
+    texts = ["Hello, what is to be repaired?"] * 4
+    served = start(str(miniature), *says(*texts), "engine.options.endless=2")  # the third waits
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    question = {"model": "policy", "messages": [_said("Hello.")]}
+    again = {"x-stainless-retry-count": "1"}
+    assert httpx.post(url, json=question).status_code == 200
+    assert httpx.post(url, json=question, headers=again).status_code == 200, "whose first attempt never came"
+    assert list(_turns(served).values()) == [1, 1], "another client was answered in whole: it has nothing to retry"
+
+    streamed = {**question, "stream": True}
+    with httpx.stream("POST", url, json=streamed, headers={"x-stainless-retry-count": "0"}) as lost:
+        assert any('"content":"H' in line.replace(" ", "") for line in lost.iter_lines()), "it leaves within the reply"
+    until(lambda: list(_turns(served).values()) == [1, 1, 1])  # what came of it is recorded
+    told = served.host.get(f"/sessions/{list(_turns(served))[2]}").json()
+    assert told["turns"][0]["finish"] == "abort"
+    assert httpx.post(url, json=streamed, headers=again).status_code == 200
+    assert list(_turns(served).values()) == [1, 1, 2], "its own"
+
+
+def test_a_conversation_beyond_its_time_goes_on_in_a_new_session(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.seconds=1")
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    begun = [_said("Hello.")]
+    answer = httpx.post(url, json={"model": "policy", "messages": begun}).raise_for_status().json()
+    time.sleep(1.1)
+    begun += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}, _said("Go on.")]
+    assert httpx.post(url, json={"model": "policy", "messages": begun}).status_code == 200
+    assert list(_turns(served).values()) == [1, 1]

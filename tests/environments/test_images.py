@@ -181,7 +181,7 @@ def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert (tree_of(prepare(name)) / "testbed/new").exists()
 
 
-LINKED = [archive([folder("app"), entry("app/x", b"1"), link("srv", "/app"), link("testbed", "/tmp")])]
+LINKED = [archive([folder("app"), entry("app/x", b"1"), link("srv", "/app"), link("testbed", "/usr")])]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 import coderepairrl
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
-from coderepairrl.runs.folder import commit
+from coderepairrl.runs import commit
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.stages.fix import apply_patch, open_repository

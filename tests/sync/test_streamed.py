@@ -28,7 +28,7 @@ from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
-from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Chunk, Sample, Sampling
 
 torch.set_num_threads(1)

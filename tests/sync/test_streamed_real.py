@@ -15,7 +15,7 @@ from coderepairrl.config.sections.episodes import Route
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import require_vllm
 

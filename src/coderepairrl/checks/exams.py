@@ -16,8 +16,7 @@ from coderepairrl.printable import counted
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Finding, check_options, check_types, nearest
-from coderepairrl.sync.streamed import Streamed
-from coderepairrl.sync.weights import Published
+from coderepairrl.sync.weights import Published, Streamed
 from coderepairrl.tasks import catalog
 from coderepairrl.types import EngineNeeds, Sample
 

@@ -19,7 +19,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.plan.parts import errors_of, make_each, raise_all
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, derive_seed
-from coderepairrl.runs.folder import read_learned
+from coderepairrl.runs import read_learned
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.prepare import with_diffed_references

@@ -25,7 +25,7 @@ from coderepairrl.report.kit import Around, diff_lines
 from coderepairrl.report.reading import read_run
 from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.runs.following import Follower
+from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000

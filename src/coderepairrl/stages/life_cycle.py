@@ -1,6 +1,6 @@
 """Life cycle of a run of `crrl train`, `sft`, `eval` and `collect`: begin, resume, retry, prune, conclude.
 
-Settings that a resumed run may change are in `stages.changes`, files in `runs.folder`.
+Settings that a resumed run may change are in `stages.changes`, files in `runs`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from coderepairrl.plan.tasks import learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
-from coderepairrl.runs import Log, RunFolder, open_run
-from coderepairrl.runs.folder import write_learned
+from coderepairrl.runs import Log, RunFolder, open_run, write_learned
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of
 from coderepairrl.stages.history import History, read_history

@@ -26,8 +26,7 @@ from coderepairrl.runs.storage import replace_folder, write_sums
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.sync.streamed import Streamed
-from coderepairrl.sync.weights import shared_folder
+from coderepairrl.sync.weights import Streamed, shared_folder
 from coderepairrl.types import Episode, Sampling, Task, Turn
 
 _KEPT = 0.9  # Share of learned adapters below which a run raises an alarm.

@@ -9,12 +9,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from coderepairrl.config.sections.base import Section, Several, Short, Weights
-from coderepairrl.config.sections.episodes import Agent, Engine, Rollout, Sandbox, TaskKind
-from coderepairrl.config.sections.evaluation import Eval, Keep
-from coderepairrl.config.sections.run import Gpu, Plan, Run
-from coderepairrl.config.sections.tasks import Curriculum, Data, Tasks
-from coderepairrl.config.sections.train import Model, Train
+from coderepairrl.config.sections import (
+    Agent,
+    Curriculum,
+    Data,
+    Engine,
+    Eval,
+    Gpu,
+    Keep,
+    Model,
+    Plan,
+    Rollout,
+    Run,
+    Sandbox,
+    Section,
+    Several,
+    Short,
+    TaskKind,
+    Tasks,
+    Train,
+    Weights,
+)
 
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from coderepairrl.config.loading import layers, load_config, parse_options
 from coderepairrl.config.schema import Config
-from coderepairrl.config.sections.run import Run
+from coderepairrl.config.sections import Run
 
 REQUIRED = "required"
 """Placeholder for a missing default."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from coderepairrl.config.sections.train import Kind
+from coderepairrl.config.sections import Kind
 from coderepairrl.errors import ConfigError
 
 EPS = 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from coderepairrl.config.sections.train import Algorithm, Kind
+from coderepairrl.config.sections import Algorithm, Kind
 
 Ratio = Literal["token", "row", "product"]
 Objective = Literal["score", "clip", "cispo"]

@@ -10,8 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.config.sections.episodes import Route
-from coderepairrl.config.sections.train import Precision, Quantise
+from coderepairrl.config.sections import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.remote import RemoteLearner, common_files
 from coderepairrl.learn.settings import Form, LearnSettings

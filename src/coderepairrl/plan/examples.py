@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from coderepairrl import tokens
-from coderepairrl.config.sections.tasks import Data
+from coderepairrl.config.sections import Data
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.runs.storage import digests

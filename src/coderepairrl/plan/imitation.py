@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coderepairrl.config import Config
-from coderepairrl.config.sections.tasks import Tasks
+from coderepairrl.config.sections import Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices

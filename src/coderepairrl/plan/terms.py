@@ -8,8 +8,8 @@ from functools import partial
 
 from coderepairrl import agents, rewards, sandbox
 from coderepairrl.config import Config
-from coderepairrl.config.sections.episodes import Agent as AgentSettings
-from coderepairrl.config.sections.episodes import TaskKind
+from coderepairrl.config.sections import Agent as AgentSettings
+from coderepairrl.config.sections import TaskKind
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.model import ServingPlan
 from coderepairrl.plan.parts import Check, make_each, part, raise_all

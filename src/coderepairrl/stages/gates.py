@@ -19,7 +19,7 @@ from statistics import fmean, median, variance
 from typing import Any, NamedTuple
 
 from coderepairrl.config import load_run
-from coderepairrl.config.sections.run import GateName, Run
+from coderepairrl.config.sections import GateName, Run
 from coderepairrl.learn.advantages import FLAT
 from coderepairrl.runs import open_run
 from coderepairrl.stages import overoptimisation

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.sections import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.settings import LINEAR_ATTENTION
 from coderepairrl.plan.sizing.families import FAMILIES, Raw, Unknown, layers, positive_numbers

@@ -2,10 +2,9 @@
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom
-from coderepairrl.environments.fingerprints import fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
-from coderepairrl.environments.verify import check_environments, check_unchanged, states
+from coderepairrl.environments.verify import check_environments, check_unchanged, fingerprint, fingerprints, states
 
 __all__ = [
     "KIND",

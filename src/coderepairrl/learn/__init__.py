@@ -1,7 +1,6 @@
 """Training: advantages, stitching, and the learner process. Imports no torch."""
 
-from coderepairrl.learn.advantages import group_advantages
-from coderepairrl.learn.algorithms import RECIPES
+from coderepairrl.learn.algorithms import RECIPES, group_advantages
 from coderepairrl.learn.client import (
     Learner,
     check_weights,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from coderepairrl.config.sections import Kind
-from coderepairrl.learn.advantages import GroupAdvantages, group_advantages, overlong, ties_broken
+from coderepairrl.learn.algorithms import GroupAdvantages, group_advantages, overlong, ties_broken
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 

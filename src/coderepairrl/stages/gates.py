@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.config import load_run
 from coderepairrl.config.sections import GateName, Run
-from coderepairrl.learn.advantages import FLAT
+from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.runs import open_run
 from coderepairrl.stages import overoptimisation
 from coderepairrl.stages.history import read_history

@@ -6,12 +6,11 @@ from coderepairrl.config import Config
 from coderepairrl.config.sections import Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
-from coderepairrl.plan import devices
+from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_trackers
 from coderepairrl.plan.devices import Split
 from coderepairrl.plan.examples import Examples, read_training_examples, steps
 from coderepairrl.plan.learner import learn_settings, resolve_numerics
 from coderepairrl.plan.parts import Check, part, raise_all
-from coderepairrl.plan.plan import EvaluationPlan, PolicyPlan, require_trackers
 from coderepairrl.plan.sizing import GB, learner_alone
 from coderepairrl.plan.terms import AgentPlan
 
@@ -104,7 +103,7 @@ class ImitationPlan(PolicyPlan):
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
-    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan.plan.plan_run`."""
+    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan_run`."""
     plan = ImitationPlan(config)
     raise_all(plan.errors())
     return plan

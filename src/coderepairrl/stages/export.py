@@ -13,7 +13,7 @@ from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import check_weights, language_model, merge_in_child, survived
-from coderepairrl.plan.plan import require_trackers
+from coderepairrl.plan import require_trackers
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories

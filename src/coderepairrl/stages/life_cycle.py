@@ -20,10 +20,10 @@ from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner
+from coderepairrl.plan import Plan
 from coderepairrl.plan.conditions import TRAINING, conditions, differences
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.plan import Plan
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter

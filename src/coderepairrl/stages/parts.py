@@ -15,8 +15,8 @@ from coderepairrl import models, tokens
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge_in_child, rounded, survived, torchrun_command
+from coderepairrl.plan import Plan
 from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, worker_setup
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Executor, LocalExecutor, Rollout, SupervisedEngine, Terms, Ticket, warm_up

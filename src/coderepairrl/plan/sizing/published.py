@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.plan.sizing.architecture import Architecture
-from coderepairrl.plan.sizing.families import Raw
+from coderepairrl.plan.sizing.architecture import Architecture, Raw
 
 
 def _qwen3(hidden: int, width: int, layers: int, heads: int, *, tied: bool = False, **more: Any) -> Raw:

@@ -22,7 +22,7 @@ from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
 from coderepairrl.learn.strategy import SingleProcess
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample

@@ -7,24 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from coderepairrl import (
-    agents as agents,
-)
-from coderepairrl import (
-    engines as engines,
-)
-from coderepairrl import (
-    models,
-)
-from coderepairrl import (
-    rewards as rewards,
-)
-from coderepairrl import (
-    sandbox as sandbox,
-)
-from coderepairrl import (
-    tasks as tasks,
-)
+from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.config.sections import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
@@ -60,7 +43,7 @@ from coderepairrl.plan.terms import (
     check_kinds,
     require_ray,
 )
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 from coderepairrl.rollout import Curriculum, Share, Terms
 from coderepairrl.types import EngineNeeds, Task
 

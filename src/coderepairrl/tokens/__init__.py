@@ -10,7 +10,7 @@ from typing import Any
 
 from coderepairrl import models
 from coderepairrl.errors import ConfigError
-from coderepairrl.processes.extras import require_train
+from coderepairrl.processes.installs import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom, Row, conversation_rows
 from coderepairrl.tokens.inert import InertTokenizer, TooLong

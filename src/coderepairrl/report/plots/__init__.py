@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal
 from xml.etree import ElementTree
 
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 from coderepairrl.report.plots.panels import (
     COLOURS,
     STYLE,

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from coderepairrl import models
-from coderepairrl.config.sections import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, require_packages
 from coderepairrl.learn.adapters import QuantisedLinear

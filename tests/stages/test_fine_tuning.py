@@ -18,7 +18,7 @@ import pytest
 from coderepairrl import models, tokens
 from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load_config
-from coderepairrl.config.sections import Data
+from coderepairrl.config.schema import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan import imitation

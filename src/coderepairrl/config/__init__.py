@@ -23,8 +23,7 @@ from coderepairrl.config.loading import (
     to_toml,
     validate,
 )
-from coderepairrl.config.schema import Config
-from coderepairrl.config.sections import Run
+from coderepairrl.config.schema import Config, Run
 
 __all__ = [
     "Config",

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.config.sections import Precision, Quantise, Route
+from coderepairrl.config.schema import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.algorithms import RECIPES, group_advantages
 from coderepairrl.learn.remote import RemoteLearner, common_files, torchrun_command

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from coderepairrl.config.sections import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
 from coderepairrl.learn.settings import LINEAR_ATTENTION, NF4_BLOCK

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coderepairrl.config.sections import Correction, Kind, Learning, Quantise
+from coderepairrl.config.schema import Correction, Kind, Learning, Quantise
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.algorithms import RECIPES, Recipe
 from coderepairrl.processes.installs import require_extra, require_train

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coderepairrl.config.sections import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.learn import checkpoint, values
 from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
 from coderepairrl.learn.metrics import Metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.config.sections import Data
+from coderepairrl.config.schema import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from coderepairrl import tokens
 from coderepairrl.config import Config
-from coderepairrl.config.sections import Data, Tasks
+from coderepairrl.config.schema import Data, Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_trackers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coderepairrl import models, tokens
 from coderepairrl.config import Config
-from coderepairrl.config.sections import Learning
+from coderepairrl.config.schema import Learning
 from coderepairrl.engines.vllm.options import half
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings

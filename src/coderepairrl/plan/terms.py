@@ -9,8 +9,8 @@ from functools import partial
 from coderepairrl import agents, engines, rewards, sandbox, tasks
 from coderepairrl.agents import recipe
 from coderepairrl.config import Config
-from coderepairrl.config.sections import Agent as AgentSettings
-from coderepairrl.config.sections import TaskKind
+from coderepairrl.config.schema import Agent as AgentSettings
+from coderepairrl.config.schema import TaskKind
 from coderepairrl.errors import ConfigError, several
 from coderepairrl.plan.model import RELAY, ServingPlan
 from coderepairrl.plan.parts import Check, make_each, part, raise_all

@@ -65,7 +65,7 @@ SHIPPED = {
     "search_replace_similarity": "coderepairrl.rewards.thesis:SearchReplaceSimilarity",
     "reasoning_format": "coderepairrl.rewards.thesis:ReasoningFormat",
     "reasoning_format_strict": "coderepairrl.rewards.thesis:ReasoningFormatStrict",
-    "label": "coderepairrl.rewards.answers:Label",
+    "label": "coderepairrl.rewards.text:Label",
     "classification": "coderepairrl.rewards.thesis:Classification",
     "tests": "coderepairrl.rewards.tests:TestsReward",
     "tests_graded": "coderepairrl.rewards.tests:GradedTests",

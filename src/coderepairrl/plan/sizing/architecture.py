@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.config.sections import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.settings import LINEAR_ATTENTION
 from coderepairrl.plan.sizing.parts import Layer, Part, attention, delta, experts, latent, mlp

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.config.sections import Model
+from coderepairrl.config.schema import Model
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing import engine as engine_side

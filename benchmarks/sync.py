@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from coderepairrl.config.sections import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from coderepairrl.config.sections import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights

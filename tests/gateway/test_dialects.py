@@ -201,12 +201,12 @@ async def test_a_retry_joins_the_running_call_and_replays_the_finished_one(
     (call,) = session._calls.values()
     await _until(lambda: call._followers == 2)
     world.engine.gate.set()
-    dialects = [await first, await second, await http.send(session, speech, body, x_stainless_retry_count="2")]
+    replies = [await first, await second, await http.send(session, speech, body, x_stainless_retry_count="2")]
     assert len(session.turns) == len(world.engine.seen) == 1
-    for status, reply in dialects:
+    for status, reply in replies:
         assert status == 200
         assert b"story" in reply or (b'"st"' in reply and b'"ory"' in reply) or stream
-    ids = {json.dumps(_id(reply)) for _, reply in dialects}
+    ids = {json.dumps(_id(reply)) for _, reply in replies}
     assert len(ids) == 1
     assert (await http.send(session, speech, body, x_stainless_retry_count="0"))[0] == 200
     assert len(session.turns) == 2

@@ -86,8 +86,8 @@ async def test_a_plain_format_is_no_wish(world: World) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_functions_of_before_there_were_tools(world: World, said: Said, stream: bool) -> None:
-    dialects = [said("I look.", ("shell", {"cmd": "ls"})), said("Done.")]
-    world.engine.script = lambda *_: dialects[len(world.engine.seen) - 1]
+    replies = [said("I look.", ("shell", {"cmd": "ls"})), said("Done.")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
     session = world.open()
     completions = openai_client(session.endpoint).chat.completions
     options: Any = {"functions": [SHELL["function"]], "function_call": {"name": "shell"}, "model": "policy"}
@@ -153,8 +153,8 @@ async def test_items_may_be_referred_to(world: World, said: Said) -> None:
     """As clients do that leave the conversation to the server: what they refer to is what was said, and one path."""
     added = said.codec.tokenizer.added
     thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
-    dialects = [[*thoughts, *said("\n\nI look.", ("shell", {"cmd": "ls"}))], said("Done.")]
-    world.engine.script = lambda *_: dialects[len(world.engine.seen) - 1]
+    replies = [[*thoughts, *said("\n\nI look.", ("shell", {"cmd": "ls"}))], said("Done.")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
     session = world.open()
     api = openai_client(session.endpoint).responses
     tool: Any = {"type": "function", "strict": False, **SHELL["function"]}
@@ -201,8 +201,8 @@ async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
     world: World, said: Said, kind: str, stream: bool
 ) -> None:
     arguments, fields, output, text = VENDOR[kind]
-    dialects = [said("", (kind, arguments)), said("Done.")]
-    world.engine.script = lambda *_: dialects[len(world.engine.seen) - 1]
+    replies = [said("", (kind, arguments)), said("Done.")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
     session = world.open()
     api = openai_client(session.endpoint).responses
     options: Any = {"model": "policy", "tools": [{"type": kind}]}

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from coderepairrl.config import Config, load_config
-from coderepairrl.config.sections import Lora, Route
+from coderepairrl.config.schema import Lora, Route
 from coderepairrl.engines import make_engine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks
-from coderepairrl.config.sections import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.printable import counted

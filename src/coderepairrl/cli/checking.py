@@ -23,7 +23,7 @@ def config(
 ) -> None:
     """Print every setting with its value, default, and origin: a preset, a file, or an override."""
     from coderepairrl import config as configs
-    from coderepairrl.plan import check_names
+    from coderepairrl.plan.terms import check_names
 
     settings = configs.explain(file, overrides or [])
     show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.format_settings(settings))

@@ -231,7 +231,8 @@ def tasks_export(
     as_json: Json = False,
 ) -> None:
     """Write the tasks of SOURCE as JSON lines or Harbor tasks, which `jsonl` and `harbor` read."""
-    from coderepairrl.tasks import catalog, harbor
+    from coderepairrl.tasks import catalog
+    from coderepairrl.tasks.sources import harbor
 
     if image is not None and form != "harbor":
         raise UsageError("--image is for --format harbor", fix="leave it out")

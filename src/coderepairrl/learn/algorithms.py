@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from coderepairrl.config.sections import Algorithm, Kind
+from coderepairrl.config.schema import Algorithm, Kind
 from coderepairrl.errors import ConfigError
 
 Ratio = Literal["token", "row", "product"]

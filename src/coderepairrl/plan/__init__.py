@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from coderepairrl import agents, engines, models, rewards, sandbox, tasks
-from coderepairrl.agents import recipe
+from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.config.sections import Data
-from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
+from coderepairrl.config.schema import Data
+from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.plan import devices
 from coderepairrl.plan.curriculum import curriculum
@@ -19,7 +18,6 @@ from coderepairrl.plan.devices import Split
 from coderepairrl.plan.few_shot import has_examples, with_examples
 from coderepairrl.plan.learner import check_clip, check_teacher, clip, learn_settings, resolve_numerics
 from coderepairrl.plan.model import (
-    RELAY,
     LocalModel,
     LocalPlan,
     RemoteModel,
@@ -41,14 +39,11 @@ from coderepairrl.plan.tasks import (
 from coderepairrl.plan.terms import (
     AgentPlan,
     JudgedPlan,
-    agent_settings,
     check_executor,
     check_kinds,
-    evaluation_setting,
     require_ray,
 )
-from coderepairrl.processes.extras import require_extra
-from coderepairrl.registry import nearest
+from coderepairrl.processes.installs import require_extra
 from coderepairrl.rollout import Curriculum, Share, Terms
 from coderepairrl.types import EngineNeeds, Task
 
@@ -404,38 +399,3 @@ def check_learns_from_rewards(config: Config) -> None:
         )
     if config.data != Data():
         raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")
-
-
-def check_names(config: Config) -> None:
-    """Raise `ConfigError` (`Several` for more) for unknown parts, with the nearest known name.
-
-    Checks neither user classes (``module:Class``) nor options.
-    """
-    if wrong := list(_wrong(config)):
-        raise several(wrong)
-
-
-def _wrong(config: Config) -> Iterator[ConfigError]:
-    for key, agent in agent_settings(config).items():
-        if not recipe.is_recipe(agent.name):
-            yield from _unknown(f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.recipe_names()})
-    yield from _unknown("engine.name", "engine", [config.engine.name], {*engines.SHIPPED, RELAY})
-    yield from _unknown("sandbox.name", "sandbox", [config.sandbox.name], {*sandbox.SHIPPED, "auto"})
-    sources = {"tasks.source": config.tasks.source}
-    sources |= {f"tasks.sources.{at}.source": each.source for at, each in enumerate(config.tasks.sources)}
-    sources |= {f"{evaluation_setting(name)}.source": each.source for name, each in config.eval.each.items()}
-    for key, source in sources.items():
-        yield from _unknown(key, "task source", filter(None, [source]), tasks.SHIPPED)
-    paid = {"reward": config.reward, "eval.reward": config.eval.reward}
-    paid |= {f"kinds.{name}.reward": kind.reward for name, kind in config.kinds.items()}
-    for key, named in paid.items():
-        yield from _unknown(key, "reward", named, {*rewards.SHIPPED, *rewards.PRESETS})
-
-
-def _unknown(key: str, kind: str, names: Iterable[str], known: Collection[str]) -> Iterator[ConfigError]:
-    for name in names:
-        if name not in known and ":" not in name:
-            yield ConfigError(
-                f"{key}: unknown {kind} {name!r}",
-                fix=f"{nearest(name, known)} A class of your own is named module:Class.",
-            )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
-from coderepairrl.environments import verify
+from coderepairrl.environments import fingerprints
 from coderepairrl.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, tasks_by_kind
 from coderepairrl.protocols import Agent
@@ -64,7 +64,7 @@ def _phase_conditions(
     ]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
     return {
-        "environments": verify(tasks),
+        "environments": fingerprints(tasks),
         "agents": agents,
         "sandboxes": [{"name": name, **limits} for name, limits in sandboxes.items()],
         "sampling": dict(sampling),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl import models, tasks
 from coderepairrl.config import Config, validate
-from coderepairrl.config.sections import Curriculum, Eval, Source, Tasks
+from coderepairrl.config.schema import Curriculum, Eval, Source, Tasks
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.plan.parts import errors_of, make_each, raise_all

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.config.sections import Keep
+from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted
 from coderepairrl.runs import logged_episodes, write_atomic

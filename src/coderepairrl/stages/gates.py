@@ -19,7 +19,7 @@ from statistics import fmean, median, variance
 from typing import Any, NamedTuple
 
 from coderepairrl.config import load_run
-from coderepairrl.config.sections import GateName, Run
+from coderepairrl.config.schema import GateName, Run
 from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.runs import open_run
 from coderepairrl.stages import overoptimisation

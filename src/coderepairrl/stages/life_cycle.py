@@ -28,12 +28,12 @@ from coderepairrl.plan.tasks import learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
+from coderepairrl.report.trackers import following
 from coderepairrl.runs import Log, RunFolder, open_run, write_learned
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.trackers import following
 
 T = TypeVar("T")
 _ENOUGH_DISK = 64 << 20

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from coderepairrl.config import Config
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, algorithms, batch
+from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, advantages, batch
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
@@ -42,7 +42,7 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 def informative(episodes: Sequence[Episode], config: Config) -> int:
     """Number of groups with something to learn."""
-    groups, _ = algorithms(episodes, **_compared(config))
+    groups, _ = advantages(episodes, **_compared(config))
     return sum(any(value is not None for value in group.values) for group in groups.values())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import EngineFault
-from coderepairrl.processes.extras import require_train
+from coderepairrl.processes.installs import require_train
 from coderepairrl.processes.scratch import PREFIX, owned, sweep
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder, storage

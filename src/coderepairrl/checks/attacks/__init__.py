@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from coderepairrl.checks.attacks.probes import KEEPER, NAIVE_DIFF
+from coderepairrl.checks.attacks.probes import CONTROLS
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
@@ -146,7 +146,7 @@ class Outside:
 
     async def patch(self) -> bytes:
         """Implement `Stage.patch` by plain git."""
-        done = await asyncio.to_thread(self._run, [sys.executable, "-c", NAIVE_DIFF], 5.0)
+        done = await asyncio.to_thread(self._run, [sys.executable, "-c", CONTROLS, "diff"], 5.0)
         return done.output if done.exit_code == 0 and not done.timed_out else b""
 
     async def exchange(self, script: str) -> bytes:
@@ -157,7 +157,7 @@ class Outside:
         ours, keeper_end = socket.socketpair()
         with ours:
             with keeper_end:
-                argv = [sys.executable, "-P", "-c", KEEPER, str(keeper_end.fileno()), script]
+                argv = [sys.executable, "-P", "-c", CONTROLS, "keeper", str(keeper_end.fileno()), script]
                 keeper = subprocess.Popen(
                     command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
                     env={**self.target.env, "PATH": os.environ["PATH"]},

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from coderepairrl.processes.extras import EXTRAS
+from coderepairrl.processes.installs import EXTRAS
 from e2e.conftest import completion, listening
 
 HERE = Path(__file__).parent

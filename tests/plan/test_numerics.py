@@ -13,11 +13,11 @@ from coderepairrl import models, rewards, stages
 from coderepairrl.config import Config, load_config, override, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.learner import check_clip, check_teacher, clip, engine_half, learn_settings, resolve_numerics
-from coderepairrl.plan.plan import plan_run
-from coderepairrl.plan.rewarding import reward_for, settle_rewards
 from coderepairrl.plan.sizing import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.tasks import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import preview_run
 from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of

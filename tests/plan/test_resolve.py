@@ -22,7 +22,7 @@ from coderepairrl.errors import (
     exit_on_error,
     several,
 )
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.tasks import sample
 from coderepairrl.stages import evaluation
 from coderepairrl.tasks import make_source

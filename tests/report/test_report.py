@@ -21,14 +21,13 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
-from coderepairrl.report import Site, analysis, kit, reading, verdict
+from coderepairrl.report import Site, _csv, analysis, kit, reading, verdict
 from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
 from coderepairrl.report.charts import outcomes
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, Panel, Series, figure, pdf
 from coderepairrl.report.site import write_page
-from coderepairrl.report.tables import _csv
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.hello import SHOWN, before_and_after
 from coderepairrl.stats import intervals, paired_changes

@@ -22,9 +22,8 @@ from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.report import trackers
-from coderepairrl.report.trackers import send
+from coderepairrl.report.trackers import following, send
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.trackers import following
 from commands import CRRL
 
 from .runs import Maker, written
@@ -219,7 +218,7 @@ async def test_a_tracker_that_breaks_is_reported_once(
 async def test_a_tracker_that_hangs_holds_nothing_up(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coderepairrl.stages.trackers._PATIENCE", 0.01)
+    monkeypatch.setattr("coderepairrl.report.trackers._PATIENCE", 0.01)
     package(tmp_path / "hangs", "trackio", "import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hangs"))
     said: list[str] = []
@@ -233,7 +232,7 @@ def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
     needs("tensorboard")
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
-        "from coderepairrl.stages.trackers import following\n"
+        "from coderepairrl.report.trackers import following\n"
         "async def main(folder):\n"
         "    log, sent = folder.writer(), folder.path / 'tensorboard' / 'sent'\n"
         "    async with following(folder, ['tensorboard'], print):\n"

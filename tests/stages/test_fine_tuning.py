@@ -18,10 +18,10 @@ import pytest
 from coderepairrl import models, tokens
 from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load_config
-from coderepairrl.config.sections.tasks import Data
+from coderepairrl.config.schema import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan import examples
+from coderepairrl.plan import imitation
 from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.tasks import learned_by
@@ -42,9 +42,9 @@ SAID = {"role": "assistant", "content": "Done."}
 TINY = models.model_folder("builtin:tiny")
 
 
-def read(*paths: Path, **more: Any) -> examples.Examples:
+def read(*paths: Path, **more: Any) -> imitation.Examples:
     data = Data(paths=tuple(map(str, paths)), max_tokens=1024, **more)
-    return examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
+    return imitation.read_training_examples(data, TINY, tokens.load_codec(TINY))
 
 
 HABITS = Habits(look_around=1.0, wrong_file=1.0)
@@ -103,7 +103,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     trainer = Trainer(TINY, plan.learner)
     seen: list[int] = []
     for step in range(1, steps + 1):
-        due = examples.due(plan.config.data, len(there), 0, step)
+        due = imitation.due(plan.config.data, len(there), 0, step)
         seen += due
         found = trainer.step([row for at in due for row in there[at].samples])
         assert folder.metrics()[step - 1]["learn/loss"] == found["loss"]
@@ -207,7 +207,7 @@ def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_read
     config = config_of(["sft-tiny", f"data.paths={table}"])
     assert config.data.paths == (str(table),)
     data = config.data.model_copy(update={"max_tokens": None})
-    assert examples.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
+    assert imitation.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
 
 
 def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:

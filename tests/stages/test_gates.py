@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config import Config
-from coderepairrl.config.sections.run import GateName, Run
+from coderepairrl.config.schema import GateName, Run
 from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout import Group
 from coderepairrl.stages import gates, overoptimisation, train

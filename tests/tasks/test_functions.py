@@ -18,7 +18,7 @@ from coderepairrl.agents.patching import Block, apply_blocks, blocks_between, pa
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.rewards import make_rewards
 from coderepairrl.rewards.thesis import SearchReplaceSimilarity
 from coderepairrl.tasks.masking import find_functions, parses

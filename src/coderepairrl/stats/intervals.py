@@ -243,7 +243,7 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float
     return Estimate(mean, max(independent, between) / size**2, number)
 
 
-def student(freedom: int) -> float:
+def student(freedom: float) -> float:
     """97.5 % quantile of Student's t.
 
     >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60)]

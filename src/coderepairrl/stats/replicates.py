@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scipy import special
 
-from coderepairrl.stats.intervals import Interval, estimate, tango, tango_variance, wilson
+from coderepairrl.stats.intervals import Interval, estimate, student, tango, tango_variance, wilson
 from coderepairrl.stats.power import POWER, detectable, detectable_by
 
 Rows = Sequence[Sequence[float]]
@@ -58,7 +58,7 @@ def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repl
     if spread.variance == 0:
         return _made(rows, spread, wilson(spread.mean * spread.clusters, spread.clusters), None, None)
     effective = spread.mean * (1 - spread.mean) / spread.variance
-    interval = wilson(spread.mean * effective, effective, _quantile(spread.freedom))
+    interval = wilson(spread.mean * effective, effective, student(spread.freedom))
     return _made(rows, spread, interval, None, None)
 
 
@@ -80,7 +80,7 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     freedom = spread.freedom if spread.variance else None
     pairs = (moved - spread.mean**2) / spread.variance if spread.variance else float(spread.clusters)
     lost, gained = (max(0.0, (moved + sign * spread.mean) / 2) * pairs for sign in (-1, 1))
-    quantile = float(special.ndtri(0.975)) if freedom is None else _quantile(freedom)
+    quantile = float(special.ndtri(0.975)) if freedom is None else student(freedom)
     _, low, high = tango(lost, gained, pairs, quantile)
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     seen: Interval | None
@@ -101,7 +101,7 @@ def _of_shares(seen: Interval) -> Interval | None:
 
 def _by_student(rows: Rows, found: _Spread) -> Replicated:
     error = math.sqrt(found.variance)
-    half = _quantile(found.freedom) * error
+    half = student(found.freedom) * error
     interval = Interval(found.mean, found.mean - half, found.mean + half)
     seen = detectable_by(found.variance, found.freedom, power=POWER)
     return _made(rows, found, interval, _two_sided(found.mean, error, found.freedom), seen)
@@ -139,10 +139,6 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
         return _Spread(mean, of_tasks.variance, number - 1.0, number)
     freedom = (between + task_variance) ** 2 / (between**2 / (seeds - 1) + task_variance**2 / (number - 1))
     return _Spread(mean, between + task_variance, freedom, number)
-
-
-def _quantile(freedom: float) -> float:
-    return float(special.stdtrit(freedom, 0.975))
 
 
 def _two_sided(mean: float, error: float, freedom: float | None) -> float:

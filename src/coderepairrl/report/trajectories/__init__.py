@@ -1,7 +1,8 @@
 """Export of episodes: trajectories with token ids, and a table of chats.
 
 Trajectories are in Harbor's Agent Trajectory Interchange Format (ATIF) 1.7, with original ids
-(harborframework.com/docs/trajectory-format). The table is Parquet, a row per episode, for `datasets`, pandas and chat trainers.
+(harborframework.com/docs/trajectory-format). The table is Parquet, a row per episode, for `datasets`, pandas and
+chat trainers.
 
 Both hold conversations, patches and scores, but no configuration, servers or program output.
 """

@@ -34,7 +34,8 @@ def score(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them; or one of `crrl run`")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="run folders, or folders that hold runs"),
     ],
     output: Annotated[
         Path | None,

@@ -70,6 +70,7 @@ class Rollout(Section):
     executor: Literal["local", "ray"] = "local"
     """Run episodes on this machine, or on a Ray cluster (docs/guides/cluster.md)."""
     ray: RayCluster = RayCluster()
+    """The Ray cluster, for `executor = "ray"`."""
 
     tasks_per_step: int = Field(default=4, ge=1)
     """Tasks per step."""

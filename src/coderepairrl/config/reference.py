@@ -29,8 +29,8 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
   2 for mistakes, 3 if only the machine lacks something.
 - **Secrets** in clear are refused, since a configuration is printed and kept in the run folder: values in `options`
   whose name ends in `key`, `token`, `password`, `secret` or `authorization` (also of arguments, as in `--api-key`),
-  URLs with a login, and keys of well-known services. Name an environment variable instead (`engine.options.key_env` of a
-  remote model), or read one in your own class. Programs in a sandbox are given `"{api_key}"`, their episode's key.
+  URLs with a login, and keys of well-known services. Name an environment variable instead (`engine.options.key_env` of
+  a remote model), or read one in your own class. Programs in a sandbox are given `"{api_key}"`, their episode's key.
 """
 
 

@@ -92,7 +92,7 @@ def loop() -> Drawing:
     """The way of data from tasks to new weights."""
     d = Drawing("The loop: from a task to new weights", 382)
     d.box(20, 60, 128, "Task source", "repository, issue,", "checks, reference")
-    d.box(212, 60, 128, "Sandbox", "an agent, as it is,", "edits the code")
+    d.box(212, 60, 128, "Sandbox", "unmodified agent", "edits the code")
     d.box(412, 60, 128, "Gateway", "a key per session,", "records each call")
     d.box(612, 60, 128, "Engine", "samples tokens", "with logprobs", css="model")
     d.box(212, 200, 128, "Rewards", "fresh sandboxes:", "tests, similarity")

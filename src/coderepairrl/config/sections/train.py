@@ -30,7 +30,7 @@ class Model(Section):
     (the model's chat template)."""
     quantise: Quantise = "none"
     """`nf4` holds the learner's base weights, under adapters (`train.lora`), in 4 bits (package bitsandbytes). The
-    engine has the same rounded values in 16 or 32 bits (docs/guides/memory.md). `none`: rounding costs quality and time."""
+    engine has the same values, rounded, in 16 or 32 bits (docs/guides/memory.md). `none`: it costs quality and time."""
     thinking: bool = False
     """Let the model reason before it answers, if its template has a switch; thoughts cost tokens."""
 

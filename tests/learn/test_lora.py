@@ -90,22 +90,6 @@ def test_a_checkpoint_is_what_peft_and_transformers_read(miniature, make_rows, t
         Policy.load(tmp_path / "c")
 
 
-def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, trained, tmp_path):
-    settings = SETTINGS.but(beta=0.1, updates_per_batch=2)
-    straight = Trainer(miniature, settings)
-    straight.step(make_rows(LENGTHS))
-    straight.save(tmp_path / "c")
-    expected = straight.step(make_rows(LENGTHS, 1))
-    assert expected["kl"] > 0
-    resumed = Trainer(miniature, settings)
-    resumed.step(make_rows(LENGTHS, 9))  # a state to be forgotten
-    resumed.restore(tmp_path / "c")
-    assert resumed.step(make_rows(LENGTHS, 1)) == expected
-    assert all(torch.equal(tensor, state(resumed)[name]) for name, tensor in state(straight).items())
-    with pytest.raises(UsageError, match="another model"):
-        Trainer(miniature, SETTINGS.but(lora=Lora(rank=2))).restore(tmp_path / "c")
-
-
 def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -253,11 +253,3 @@ def test_every_sampled_token_is_accounted_for_and_trains_at_most_once(tree, adva
             held = any(set(each.output.ids) <= set(row.ids) for row in rows)
             assert not each.output or held == (fate != "dropped")
             assert (fate == "trained") == (bool(each.output) and set(each.output.ids) <= set(ids))
-
-
-@given(st.lists(trees(), max_size=4))
-def test_accounts_add_up(forest):
-    accounts = [stitch(tree, 1.0, max_tokens=20)[1] for tree in forest]
-    total = sum(accounts, Account())
-    assert total.balanced
-    assert total.sampled == sum(tree.sampled for tree in forest)

@@ -109,6 +109,11 @@ class Said:
             ids += [added["<tool_call>"], *self.codec.encode(f"\n{body}\n"), added["</tool_call>"]]
         return [*ids, self.end] if end else ids
 
+    def thought(self, text: str = "hm") -> list[int]:
+        """What a thought is before a reply."""
+        added = self.codec.tokenizer.added
+        return [added["<think>"], *self.codec.encode(text), added["</think>"], *self.codec.encode("\n\n")]
+
 
 @pytest.fixture
 def said(codec: tokens.Codec) -> Said:
@@ -122,6 +127,10 @@ class World:
     gateway: Gateway
     engine: Fake
     committed: list[tuple[str, Turn]]
+
+    def says(self, *replies: Sequence[int]) -> None:
+        """Let the policy reply so, the last time on and on."""
+        self.engine.script = lambda *_: replies[min(len(self.engine.seen), len(replies)) - 1]
 
     def open(self, episode: str = "episode", seed: int = 7, **limits: Any) -> Session:
         return self.gateway.open(episode, limits=Limits(**({"tokens": 4000, "seconds": 30.0} | limits)), seed=seed)

@@ -47,12 +47,10 @@ class Agent:
 @pytest.fixture(params=SPEAKERS)
 async def agent(request: pytest.FixtureRequest, world: World, said: Said) -> Agent:
     """Its policy thinks before each call, which no client sends back."""
-    added = said.codec.tokenizer.added
 
     def script(*_: Any) -> list[int]:
         number = len(world.engine.seen)
-        thought = [added["<think>"], *said(f"hm {number}", end=False), added["</think>"], *said("\n\n", end=False)]
-        return [*thought, *said(f"Step {number}.", ("shell", {"cmd": f"ls {number}"}))]
+        return [*said.thought(f"hm {number}"), *said(f"Step {number}.", ("shell", {"cmd": f"ls {number}"}))]
 
     world.engine.script = script
     return Agent(world.open(), request.param)
@@ -71,6 +69,7 @@ async def test_a_pruned_tool_result_leaves_the_replies_after_it_as_they_were_sai
     agent.messages[3] |= {"content": PRUNED}
     turn = await agent.ask(agent.result("listing 3"))
     turns, prompt = agent.session.turns, world.engine.seen[-1][0]
+    assert [each.base for each in turns[:4]] == [None, 0, 1, 2], "thoughts that the client drops stay"
     outputs = [each.output.ids for each in turns[:4]]
     found = places(outputs, prompt)
     assert -1 not in found and found == sorted(found)

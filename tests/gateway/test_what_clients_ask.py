@@ -23,8 +23,8 @@ from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
 from .conftest import SHELL, Said, World, identical
-from .speech import SPEAKERS
-from .test_remote import WAYS, calling, completion, listening, post, relay
+from .speech import SPEAKERS, post
+from .test_remote import WAYS, calling, completion, listening, relay, replying
 
 ASK: list[Any] = [{"role": "user", "content": "Fix it."}]
 EVERY = pytest.mark.parametrize("name", SPEAKERS)
@@ -42,33 +42,27 @@ async def test_any_name_is_the_model_and_is_recorded(world: World, name: str) ->
     assert (await openai_client(session.endpoint).models.retrieve("vendor/model-9")).id == "vendor/model-9"
 
 
-FORMATS: dict[str, Any] = {
-    "chat": {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
-    },
-    "responses": {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
-    "messages": {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}},
-}
+NAMED = {"name": "n", "schema": SCHEMA, "strict": True}
+FORMATS: list[tuple[str, dict[str, Any]]] = [
+    ("chat", {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
+    ("responses", {"text": {"format": {"type": "json_schema", **NAMED}}}),
+    ("messages", {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}}),
+    ("messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),  # as it was spelled before
+]
 
 
-@EVERY
-async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str) -> None:
+@pytest.mark.parametrize(("name", "more"), FORMATS)
+async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str, more: dict[str, Any]) -> None:
     session = world.open()
-    body = SPEAKERS[name].body(ASK) | FORMATS[name]
+    body = SPEAKERS[name].body(ASK) | more
     assert (await post(session, name, body))[0] == 200
-    wanted = {"name": "reply" if name == "messages" else "n", "schema": SCHEMA}
-    wanted |= {} if name == "messages" else {"strict": True}
+    wanted = {"name": "reply", "schema": SCHEMA} if name == "messages" else NAMED
     wish = {"type": "json_schema", "json_schema": wanted}
     assert session.turns[0].overridden == (f"response_format={json.dumps(wish, sort_keys=True)}",)
     told: list[Any] = []
-
-    async def handler(request: aiohttp.web.Request) -> aiohttp.web.Response:
-        told.append(await request.json())
-        return aiohttp.web.json_response(completion())
-
-    async with listening(handler) as url, relay(url) as remote:
+    async with listening(replying(completion(), asked=told)) as url, relay(url) as remote:
         assert (await post(remote, name, body | {"model": "policy"}))[0] == 200
-    assert told[0]["response_format"] == wish
+    assert told[0][1]["response_format"] == wish
     assert remote.turns[0].overridden == ()
 
 
@@ -86,8 +80,7 @@ async def test_a_plain_format_is_no_wish(world: World) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_functions_of_before_there_were_tools(world: World, said: Said, stream: bool) -> None:
-    replies = [said("I look.", ("shell", {"cmd": "ls"})), said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("I look.", ("shell", {"cmd": "ls"})), said("Done."))
     session = world.open()
     completions = openai_client(session.endpoint).chat.completions
     options: Any = {"functions": [SHELL["function"]], "function_call": {"name": "shell"}, "model": "policy"}
@@ -151,10 +144,7 @@ async def test_what_is_not_stored_is_not_there_and_says_so(world: World) -> None
 
 async def test_items_may_be_referred_to(world: World, said: Said) -> None:
     """As clients do that leave the conversation to the server: what they refer to is what was said, and one path."""
-    added = said.codec.tokenizer.added
-    thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
-    replies = [[*thoughts, *said("\n\nI look.", ("shell", {"cmd": "ls"}))], said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says([*said.thought(), *said("I look.", ("shell", {"cmd": "ls"}))], said("Done."))
     session = world.open()
     api = openai_client(session.endpoint).responses
     tool: Any = {"type": "function", "strict": False, **SHELL["function"]}
@@ -201,8 +191,7 @@ async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
     world: World, said: Said, kind: str, stream: bool
 ) -> None:
     arguments, fields, output, text = VENDOR[kind]
-    replies = [said("", (kind, arguments)), said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("", (kind, arguments)), said("Done."))
     session = world.open()
     api = openai_client(session.endpoint).responses
     options: Any = {"model": "policy", "tools": [{"type": kind}]}
@@ -437,10 +426,3 @@ async def test_the_sdks_readers_of_formats_work_where_the_policy_keeps_to_them(w
     read = [chat.choices[0].message.parsed, response.output_parsed, message.parsed_output, beta.parsed_output]
     assert read == [_Verdict(fixed=True)] * 4
     assert [text.partition("=")[0] for turn in session.turns for text in turn.overridden] == ["response_format"] * 4
-
-
-async def test_an_older_spelling_of_a_format(world: World) -> None:
-    session = world.open()
-    body = SPEAKERS["messages"].body(ASK) | {"output_format": {"type": "json_schema", "schema": SCHEMA}}
-    assert (await post(session, "messages", body))[0] == 200
-    assert session.turns[0].overridden[0].startswith("response_format=")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,10 @@ import pytest
 from coderepairrl import agents, tokens
 from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.rewards.thesis import ExplorationDepth
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Episode, Limits, Sampling, Task, Turn, sequence
+from coderepairrl.types import AgentReport, Ending, Episode, Limits, Task, Turn, sequence
+from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\r\n    return a - b\r\n"}
 TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
@@ -28,30 +30,19 @@ async def episode(
 
     def ids(text: str) -> list[int]:
         """`text` with the markers of tool calls as the tokens that they are."""
-        parts: list[int] = []
-        for piece in (
-            text.replace("<tool_call>", "\0<tool_call>\0").replace("</tool_call>", "\0</tool_call>\0").split("\0")
-        ):
-            parts += [added[piece]] if piece in added else codec.encode(piece)
-        return [*parts, added["<|im_end|>"]]
+        parts = [
+            [added[piece]] if piece in added else codec.encode(piece) for piece in re.split("(</?tool_call>)", text)
+        ]
+        return [*itertools.chain(*parts), added["<|im_end|>"]]
 
-    def forever() -> Iterator[Sequence[int]]:
-        yield from map(ids, replies)
-        while True:
-            yield ids(replies[-1])
-
-    said = forever()
+    said = map(ids, itertools.chain(replies, itertools.repeat(replies[-1])))
     engine = ScriptedEngine(lambda ids, sampling, seed: next(said))
     (folder / "repo").mkdir()
     sandbox = FolderSandbox(folder / "repo", FILES)
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
-    await gateway.start()
-    session = gateway.open("episode", limits=limits, seed=0)
-    nano = agents.make_agent("nano", system="compact", tools="compact")
-    report = await nano.run(TASK, sandbox, session.endpoint)
-    turns = await gateway.close(session)
-    await gateway.stop()
-    return report, turns, engine, await sandbox.diff()
+    async with open_session(codec, engine, limits) as session:
+        nano = agents.make_agent("nano", system="compact", tools="compact")
+        report = await nano.run(TASK, sandbox, session.endpoint)
+    return report, session.turns, engine, await sandbox.diff()
 
 
 def call(name: str, **arguments: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from chatml import QWEN3
+from family import streamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -152,7 +153,7 @@ def test_lone_surrogates_are_refused(codec: tokens.Codec) -> None:
         ),
         max_size=12,
     ),
-    sizes=st.lists(st.integers(1, 9), min_size=400),
+    sizes=st.lists(st.integers(1, 9), min_size=1),
 )
 def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
     codec: tokens.Codec, parts: list[str], sizes: list[int]
@@ -164,22 +165,7 @@ def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
         for part in parts
         for token in ([added[part]] if part in added else half if part == HALF else codec.encode(part))
     ]
-    _check_stream(codec, codec.render(OPENING, TOOLS), output, sizes)
-
-
-def _check_stream(codec: tokens.Codec, prompt: list[int], output: list[int], sizes: list[int]) -> None:
-    stream = codec.stream(prompt, TOOLS)
-    deltas, at = [], 0
-    for size in sizes:
-        deltas += stream.feed(output[at : at + size])
-        at += size
-    stream.feed(output[at:])
-    reply, rest = stream.close()
-    deltas += rest
-    assert reply == codec.parse(output, prompt, TOOLS)
-    assert "".join(delta.content for delta in deltas) == reply.content
-    assert "".join(delta.reasoning for delta in deltas) == reply.reasoning
-    assert tuple(delta.call for delta in deltas if delta.call) == reply.calls
+    streamed(codec, output, *sizes)
 
 
 def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: tokens.Codec) -> None:
@@ -193,24 +179,16 @@ def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: t
     assert codec.decode(ids[: stream.cut]) == "I act\nObserve\nObservation:"
 
 
-@pytest.mark.parametrize(
-    "body", ['{"name": "shell", "arguments": {"cmd": "l', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "{}", "3", ""]
-)
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_broken_call_is_content_and_said_to_be_malformed(codec: tokens.Codec, body: str, closed: bool) -> None:
-    added = codec.tokenizer.added
-    output = [*codec.encode("See:"), added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    reply = codec.parse([*output, added["<|im_end|>"]], codec.render(OPENING, TOOLS), TOOLS)
-    assert reply.calls == ()
-    assert len(reply.malformed) == 1
-    assert reply.content.startswith("See:")
-    assert body in reply.content
-    assert ("</tool_call>" in reply.content) is closed
-
-
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("thinks", [True, False])
-@pytest.mark.parametrize("body", ['{"name": "she', '  {"a":\t1}\n\n', "", " \n", "3", "é 🛠️ \n\n x", '\n{"name": 3}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *('{"name": "she', '  {"a":\t1}\n\n', "", " \n", "3", "é 🛠️ \n\n x", '\n{"name": 3}', "{}"),
+        *('{"name": "shell", "arguments": {"cmd": "l', "[" * 100_000, '{"a": ' + "9" * 5000 + "}"),
+    ],
+    ids=lambda body: body[:20],
+)
 def test_a_broken_call_is_told_character_for_character(
     codec: tokens.Codec, body: str, closed: bool, thinks: bool
 ) -> None:
@@ -220,13 +198,10 @@ def test_a_broken_call_is_told_character_for_character(
     good = '\n{"name": "shell", "arguments": {}}\n'
     before += [*codec.encode("See:"), added["<tool_call>"], *codec.encode(good), added["</tool_call>"]]
     call = [added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    stream = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
-    told = "".join(delta.content for delta in stream.feed([*before, *call, added["<|im_end|>"]]))
-    reply, rest = stream.close()
+    reply = streamed(codec, [*before, *call, added["<|im_end|>"]], 1 << 20)
     assert [call.name for call in reply.calls] == ["shell"]
     assert reply.malformed == (codec.decode(call),)
     assert reply.content == f"See:\n{codec.decode(call)}"
-    assert told + "".join(delta.content for delta in rest) == reply.content
 
 
 class TestBadModels:
@@ -238,12 +213,12 @@ class TestBadModels:
         return folder
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"config\.json and no tokenizer\.json"):
-            tokens.load_codec(tmp_path)
-
-    def test_a_name_is_no_folder(self) -> None:
-        with pytest.raises(ConfigError, match=r"nobody/nothing has no config\.json"):
-            tokens.load_codec("nobody/nothing")
+        for folder, message in (
+            (tmp_path, r"config\.json and no tokenizer\.json"),
+            ("nobody/nothing", r"nobody/nothing has no config\.json"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                tokens.load_codec(folder)
 
     def test_an_unknown_family(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.copy(miniature, tmp_path, "config.json", model_type="gpt2")
@@ -267,22 +242,7 @@ class TestBadModels:
         with pytest.raises(ConfigError, match="other ids than its file says"):
             tokens.load_codec(folder)
 
-    def test_a_vocabulary_too_small_for_the_stop_tokens(self, miniature: Path, tmp_path: Path) -> None:
-        folder = self.copy(miniature, tmp_path, "config.json", vocab_size=200)
-        with pytest.raises(ConfigError, match="outside the vocabulary"):
-            verify_codec(tokens.load_codec(folder))
 
-
-CHATML = (
-    "{%- if tools %}{{ '<|im_start|>system\\n' + messages[0].content + '\\n\\n# Tools\\n\\nYou may call one or more "
-    "functions to assist with the user query.\\n\\nYou are provided with function signatures within <tools></tools> "
-    "XML tags:\\n<tools>' }}{%- for tool in tools %}{{ '\\n' + tool | tojson }}{%- endfor %}{{ '\\n</tools>\\n\\n"
-    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
-    'tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n\' }}'
-    "{%- set messages = messages[1:] %}{%- endif %}"
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
-    "{{ '<|im_start|>assistant\\n' }}"
-)
 THOUGHT = r"<think>\n\n</think>\n\n"
 
 
@@ -293,23 +253,11 @@ class TestTheModelsOwnTemplate:
         (folder / "chat_template.jinja").write_text(template)
         return folder
 
-    def test_a_hybrid_model_gets_an_empty_thought(self, miniature: Path, tmp_path: Path) -> None:
-        codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3))
-        assert codec.family == "qwen3"
-        assert codec.decode(codec.render(OPENING)).endswith("<think>\n\n</think>\n\n")
-        assert verify_codec(codec).forks == ()
-
     def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
         assert THOUGHT in QWEN3
         codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
         assert codec.family == "qwen3"
         assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
-
-    def test_another_dialect_is_refused(self, miniature: Path, tmp_path: Path) -> None:
-        folder = self.folder(miniature, tmp_path, CHATML.replace("# Tools", "## Tools"))
-        with pytest.raises(ConfigError, match="not shown its calls"):
-            tokens.load_codec(folder)  # in its own words, then, which are none for calls
-        assert verify_codec(tokens.load_codec(folder, renderer="qwen3")).forks == ()
 
     def test_a_template_that_fails_is_reported(self, miniature: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no luck"):
@@ -376,19 +324,16 @@ class TestOtherFamilies:
     """Models without a renderer of their own are prompted by their own template, if that can be extended exactly."""
 
     def folder(self, merging: Path, folder: Path, template: str = OTHER) -> Path:
-        self.drop(merging, folder, "think")
+        """Its tokenizer without the tokens of thoughts."""
+        spec = json.loads((merging / "tokenizer.json").read_text())
+        first = spec["added_tokens"][0]["id"]
+        kept = [token for token in spec["added_tokens"] if "think" not in token["content"]]
+        spec["added_tokens"] = [token | {"id": first + number} for number, token in enumerate(kept)]
+        (folder / "tokenizer.json").write_text(json.dumps(spec))
         config = json.loads((merging / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
         (folder / "chat_template.jinja").write_text(template.strip())
         return folder
-
-    def drop(self, merging: Path, folder: Path, name: str) -> None:
-        """The tokenizer without some added tokens."""
-        spec = json.loads((merging / "tokenizer.json").read_text())
-        first = spec["added_tokens"][0]["id"]
-        kept = [token for token in spec["added_tokens"] if name not in token["content"]]
-        spec["added_tokens"] = [token | {"id": first + number} for number, token in enumerate(kept)]
-        (folder / "tokenizer.json").write_text(json.dumps(spec))
 
     def test_a_shape_that_the_template_refuses_is_written_as_another(self, merging: Path, tmp_path: Path) -> None:
         """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
@@ -426,12 +371,6 @@ class TestOtherFamilies:
         assert broken != OTHER
         with pytest.raises(ConfigError, match=why):
             verify_codec(tokens.load_codec(self.folder(merging, tmp_path, broken)))
-
-    def test_no_tokens_for_calls(self, merging: Path, tmp_path: Path) -> None:
-        folder = self.folder(merging, tmp_path)
-        self.drop(merging, folder, "tool_call")
-        with pytest.raises(ConfigError, match="<tool_call>"):
-            tokens.load_codec(folder)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ async def post(where: Session | str, name: str, body: Any, *, path: str = "", **
         return answer.status, await answer.read()
 
 
+async def speak(session: Session, name: str, messages: list[Message], *, stream: bool = False, **more: Any) -> Message:
+    """The reply to a conversation."""
+    speaker = SPEAKERS[name]
+    status, raw = await post(session, name, speaker.body(messages, stream=stream, **more))
+    assert status == 200, raw
+    return speaker.stream(raw) if stream else speaker.whole(json.loads(raw))
+
+
 def events(stream: bytes) -> Iterator[Any]:
     for block in stream.split(b"\n\n"):
         line = block.rpartition(b"\n")[2]

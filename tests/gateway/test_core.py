@@ -131,40 +131,35 @@ class TestTree:
         assert [turn.base for turn in session.turns] == [None, 0]
         identical(session.turns, world.engine)
 
-    async def test_a_client_may_fill_in_the_defaults_of_a_tool(self, world: World, said: Said) -> None:
-        properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 3}}
-        tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
-        world.engine.script = lambda *_: said("", ("edit", {"path": "a", "n": 3.0}))
-        session = world.open()
-        for arguments in ({"path": "a", "all": False}, {"path": "a", "all": True}, {"path": "a", "all": None}):
-            reply = message(await ask(session, tools=[tool]))
-            reply["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
-            await ask(session, [*ASK, reply, {"role": "tool", "tool_call_id": "c", "content": "ok"}], tools=[tool])
-        assert [turn.base for turn in session.turns] == [None, 0, None, 2, None, 4]
-        assert ["rewritten=true" in turn.overridden for turn in session.turns[1::2]] == [False, True, True]
-        identical(session.turns, world.engine)
-
     @pytest.mark.parametrize(
-        ("sampled", "sent"),
-        [  # as Claude Code 2.1.330 rewrites its own calls
-            ({"command": "cd /workspace && cat calc.py"}, {"command": "cat calc.py"}),
-            ({"command": "find . -exec head -1 {} \\\\;"}, {"command": "find . -exec head -1 {} \\;"}),
-            ({"content": "x = 1   \n\n\n"}, {"content": "x = 1\n\n\n"}),
-            ({"new_string": "    return a - b   \n"}, {"new_string": "    return a - b\n"}),
+        ("sampled", "sent", "rewritten"),
+        [
+            ({"path": "a", "n": 3.0}, '{"path": "a", "all": false}', False),  # defaults of the tool are filled in
+            ({"path": "a", "n": 3.0}, '{"path": "a", "all": true}', True),
+            ({"path": "a", "n": 3.0}, '{"path": "a", "all": null}', True),
+            ({}, "", False),
+            ({}, "null", False),
+            ({}, "{}", False),
+            # as Claude Code 2.1.330 rewrites its own calls
+            ({"command": "cd /workspace && cat calc.py"}, '{"command": "cat calc.py"}', True),
+            ({"command": "find . -exec head -1 {} \\\\;"}, '{"command": "find . -exec head -1 {} \\\\;"}', True),
+            ({"content": "x = 1   \n\n\n"}, '{"content": "x = 1\\n\\n\\n"}', True),
+            ({"new_string": "    return a - b   \n"}, '{"new_string": "    return a - b\\n"}', True),
         ],
     )
-    async def test_a_call_that_the_client_rewrites_is_what_was_sampled(
-        self, world: World, said: Said, sampled: dict[str, str], sent: dict[str, str]
+    async def test_a_call_is_what_was_sampled_however_its_arguments_come_back(
+        self, world: World, said: Said, sampled: dict[str, Any], sent: str, rewritten: bool
     ) -> None:
-        world.engine.script = lambda *_: said("I look.", ("shell", sampled))
+        properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 3}}
+        tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
+        world.engine.script = lambda *_: said("I look.", ("edit", sampled))
         session, messages = world.open(), list(ASK)
         for result in ("one", "two", "three"):
-            reply = message(await ask(session, messages, tools=[SHELL]))
-            reply["tool_calls"][0]["function"]["arguments"] = json.dumps(sent)
-            id = reply["tool_calls"][0]["id"]
-            messages += [reply, {"role": "tool", "tool_call_id": id, "content": result}]
+            reply = message(await ask(session, messages, tools=[tool]))
+            reply["tool_calls"][0]["function"]["arguments"] = sent
+            messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": result}]
         assert [turn.base for turn in session.turns] == [None, 0, 1]
-        assert ["rewritten=true" in turn.overridden for turn in session.turns] == [False, True, True]
+        assert ["rewritten=true" in turn.overridden for turn in session.turns] == [False, rewritten, rewritten]
         identical(session.turns, world.engine)
 
     async def test_a_reply_sent_back_as_several_messages_is_one(self, world: World, said: Said) -> None:
@@ -185,17 +180,6 @@ class TestTree:
         await ask(session, [*ASK, {**whole, "content": "I do not look."}, *results], tools=[SHELL])
         assert [turn.base for turn in session.turns[4:]] == [None, None]
         identical(session.turns, world.engine)
-
-    async def test_a_call_without_arguments_may_come_back_as_nothing(self, world: World, said: Said) -> None:
-        world.engine.script = lambda *_: said("", ("shell", {}))
-        session = world.open()
-        reply = message(await ask(session, tools=[SHELL]))
-        for arguments in ("", "null", "{}"):
-            reply["tool_calls"][0]["function"]["arguments"] = arguments
-            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": arguments}
-            await ask(session, [*ASK, reply, result], tools=[SHELL])
-        assert [turn.base for turn in session.turns] == [None, 0, 0, 0]
-        assert not any("rewritten" in each for turn in session.turns for each in turn.overridden)
 
     async def test_rewritten_history_forks_where_it_differs(self, world: World, said: Said) -> None:
         world.engine.script = lambda *_: said(f"reply {len(world.engine.seen)}")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import pytest
 
 from coderepairrl.gateway import Session
 from coderepairrl.types import Turn, conversation, sequence
 
 from .conftest import SHELL, Said, World, identical
-from .speech import SPEAKERS
+from .speech import SPEAKERS, speak
 from .test_identity import trains_what_was_served
 
 TASK: list[dict[str, Any]] = [{"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."}]
@@ -24,19 +22,12 @@ class Agent:
     """A conversation in one dialect, as the client keeps it: without the thoughts that it is told."""
 
     def __init__(self, session: Session, dialect: str) -> None:
-        self.session, self.speaker = session, SPEAKERS[dialect]
-        self.messages = [*TASK]
+        self.session, self.dialect, self.messages = session, dialect, [*TASK]
 
     async def ask(self, *new_messages: dict[str, Any]) -> Turn:
         self.messages += new_messages
-        body = json.dumps(self.speaker.body(self.messages))
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{self.session.endpoint.base_url}{self.speaker.path}", data=body) as response,
-        ):
-            assert response.status == 200, await response.text()
-            reply = self.speaker.whole(await response.json())
-            self.messages.append({name: said for name, said in reply.items() if name != "reasoning_content"})
+        reply = await speak(self.session, self.dialect, self.messages)
+        self.messages.append({name: said for name, said in reply.items() if name != "reasoning_content"})
         return self.session.turns[-1]
 
     def result(self, text: str) -> dict[str, Any]:

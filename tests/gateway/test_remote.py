@@ -18,7 +18,7 @@ from coderepairrl.gateway.remote_answer import Received, RemoteAnswer
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHELL, Said, World
-from .speech import SPEAKERS, Message, post
+from .speech import SPEAKERS, Message, post, speak
 
 KEY = "sk-secret-key"
 ASK: list[Message] = [{"role": "user", "content": "Repair it."}]
@@ -80,13 +80,6 @@ async def relay(url: str, *, limits: Limits | None = None, **options: Any) -> As
         await server.start()
         yield server.open("e", limits=limits or Limits(tokens=4000, seconds=30.0), seed=0)
         await server.stop()
-
-
-async def speak(session: Session, name: str, messages: list[Message], *, stream: bool = False) -> Message:
-    speaker = SPEAKERS[name]
-    status, raw = await post(session, name, speaker.body(messages, stream=stream))
-    assert status == 200, raw
-    return speaker.stream(raw) if stream else speaker.whole(json.loads(raw))
 
 
 @pytest.mark.parametrize(("name", "stream"), WAYS)

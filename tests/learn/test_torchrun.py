@@ -180,9 +180,14 @@ async def connect(listen, said):
     return reader, writer
 
 
+async def accept(listen, said, seconds=10.0):
+    """A run that waits for learners, and a connection to it on which `said` was sent."""
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, seconds))
+    return waiting, *await connect(listen, said)
+
+
 async def test_requests_and_the_end(listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    reader, writer = await connect(listen, hello())
+    waiting, reader, writer = await accept(listen, hello())
     run = await waiting
     assert "welcome" in await remote._receive(reader)
     assert run.pid == 7 and run.name == "7 on there"
@@ -202,8 +207,7 @@ async def test_requests_and_the_end(listen):
 
 
 async def test_a_connection_that_is_lost(listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    _, writer = await connect(listen, hello())
+    waiting, _, writer = await accept(listen, hello())
     run = await waiting
     writer.close()
     with pytest.raises(ChildDied, match="process 7 on there, was lost") as lost:
@@ -225,8 +229,7 @@ async def test_a_connection_that_is_lost(listen):
     ],
 )
 async def test_strangers_are_rejected(said, listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    reader, writer = await connect(listen, said)
+    waiting, reader, writer = await accept(listen, said)
     writer.write_eof()
     answer = await reader.read()
     assert b"error" in answer and b"welcome" not in answer and remote.read_secret() not in answer
@@ -246,8 +249,7 @@ async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
         (hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
         (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
-        waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-        reader, writer = await connect(listen, said)
+        waiting, reader, writer = await accept(listen, said)
         with pytest.raises(error, match=message) as caught:
             await waiting
         assert caught.value.fix and str(caught.value) in (await remote._receive(reader))["error"]
@@ -255,8 +257,7 @@ async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
 
 
 async def test_nobody_comes(listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 1.0))
-    _, writer = await connect(listen, bytes(32))
+    waiting, _, writer = await accept(listen, bytes(32), seconds=1.0)
     with pytest.raises(LearnerFault, match=f"no learner .* 1 s .* this run's {SECRET} was rejected") as caught:
         await waiting
     assert "torchrun" in caught.value.fix and "--resume" in caught.value.fix

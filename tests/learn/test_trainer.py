@@ -29,6 +29,19 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.fixture
+def trainer(miniature):
+    return Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
+
+
+@pytest.fixture
+def saved(trainer, make_rows, tmp_path):
+    """A trainer after its first step, whose checkpoint is ``tmp_path / "c"``."""
+    trainer.step(make_rows(LENGTHS))
+    trainer.save(tmp_path / "c")
+    return trainer
+
+
 KINDS = {
     "all weights": LearnSettings(algorithm="grpo", lr=1e-2, beta=0.1, warmup_updates=4, updates_per_batch=2),
     "adapters": LearnSettings(algorithm="grpo", lr=1e-2, beta=0.1, updates_per_batch=2, lora=Lora(rank=4, alpha=8)),
@@ -61,8 +74,7 @@ def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path
             Trainer(miniature, settings.but(lora=Lora(rank=2))).restore(tmp_path / "2")
 
 
-def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
+def test_a_checkpoint_before_the_first_step_and_over_an_older_one(trainer, miniature, make_rows, tmp_path):
     start = weights(trainer)
     trainer.save(tmp_path / "c")
     trainer.step(make_rows(LENGTHS))
@@ -78,24 +90,18 @@ def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, mak
     assert equal(weights(fresh), after) and fresh.version == 1
 
 
-def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
+def test_a_checkpoint_is_a_hugging_face_model(saved, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
-    trainer.step(make_rows(LENGTHS))
-    trainer.save(tmp_path / "c")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights(trainer).items())
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights(saved).items())
     assert AutoTokenizer.from_pretrained(tmp_path / "c").eos_token == "<|im_end|>"
     index = json.loads((tmp_path / "c" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {"model.safetensors"}  # else vLLM loads the optimiser's state, too
 
 
-def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
-    trainer.step(make_rows(LENGTHS))
-    trainer.save(tmp_path / "c")
-    before, files, chance = weights(trainer), sorted((tmp_path / "c").iterdir()), random.Random(0)
+def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(saved, tmp_path):
+    before, files, chance = weights(saved), sorted((tmp_path / "c").iterdir()), random.Random(0)
     assert {"SHA256SUMS", "learner.json", "model.safetensors", "optimizer.safetensors"} <= {f.name for f in files}
     for file in files:
         whole = file.read_bytes()
@@ -104,15 +110,14 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(miniature, make_ro
             flipped[at] ^= 1 << chance.randrange(8)
             file.write_bytes(flipped)
             with pytest.raises(UsageError, match="not a whole checkpoint") as refused:
-                trainer.restore(tmp_path / "c")
+                saved.restore(tmp_path / "c")
             assert file.name in str(refused.value) or file.name == "SHA256SUMS"
         file.write_bytes(whole)
-    assert equal(weights(trainer), before)
-    trainer.restore(tmp_path / "c")
+    assert equal(weights(saved), before)
+    saved.restore(tmp_path / "c")
 
 
-def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
+def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(trainer, make_rows, tmp_path):
     trainer.save(tmp_path / "c")
     trainer.step(make_rows(LENGTHS))
     before = weights(trainer)
@@ -133,8 +138,7 @@ def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniatu
     assert equal(weights(trainer), before) and trainer.version == 1
 
 
-def test_a_failed_save_leaves_the_old_checkpoint(miniature, make_rows, tmp_path, monkeypatch):
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
+def test_a_failed_save_leaves_the_old_checkpoint(trainer, make_rows, tmp_path, monkeypatch):
     trainer.save(tmp_path / "c")
     old = (tmp_path / "c" / "model.safetensors").read_bytes()
     trainer.step(make_rows(LENGTHS))
@@ -152,19 +156,15 @@ def test_a_failed_save_leaves_the_old_checkpoint(miniature, make_rows, tmp_path,
     assert not list((tmp_path / "published").iterdir())
 
 
-def test_a_crash_between_two_renames_loses_no_checkpoint(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
-    trainer.step(make_rows(LENGTHS))
-    trainer.save(tmp_path / "c")
+def test_a_crash_between_two_renames_loses_no_checkpoint(saved, miniature, tmp_path):
     (tmp_path / "c").rename(tmp_path / ".c.old")  # the old one moved away, the new one not yet in its place
     fresh = Trainer(miniature, LearnSettings(algorithm="grpo"))
     fresh.restore(tmp_path / "c")
-    assert equal(weights(fresh), weights(trainer))
+    assert equal(weights(fresh), weights(saved))
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
-def test_published_weights_are_versioned_and_checksummed(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
+def test_published_weights_are_versioned_and_checksummed(trainer, make_rows, tmp_path):
     first, version, _ = trainer.publish(tmp_path)
     assert version == 0
     trainer.step(make_rows(LENGTHS))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatml import QWEN3
-from family import streamed
+from chatml import CHATML_TOKENS
+from families import FAMILIES
+from family import Family, streamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,25 +244,13 @@ class TestBadModels:
             tokens.load_codec(folder)
 
 
-THOUGHT = r"<think>\n\n</think>\n\n"
-
-
-class TestTheModelsOwnTemplate:
-    def folder(self, miniature: Path, folder: Path, template: str) -> Path:
-        for file in ("config.json", "tokenizer.json"):
-            shutil.copy(miniature / file, folder)
-        (folder / "chat_template.jinja").write_text(template)
-        return folder
-
-    def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
-        assert THOUGHT in QWEN3
-        codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
-        assert codec.family == "qwen3"
-        assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
-
-    def test_a_template_that_fails_is_reported(self, miniature: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="no luck"):
-            tokens.load_codec(self.folder(miniature, tmp_path, "{{ raise_exception('no luck') }}"))
+def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None:
+    template, thought = FAMILIES["Qwen3"].write(tmp_path) / "chat_template.jinja", r"<think>\n\n</think>\n\n"
+    assert thought in template.read_text()
+    template.write_text(template.read_text().replace(thought, ""))
+    codec = tokens.load_codec(tmp_path)
+    assert codec.family == "qwen3"
+    assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -320,57 +309,48 @@ OTHER = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-class TestOtherFamilies:
-    """Models without a renderer of their own are prompted by their own template, if that can be extended exactly."""
+def with_template(folder: Path, template: str = OTHER) -> tokens.Codec:
+    """Of a model without a renderer: it is prompted by its own template, if that can be extended exactly."""
+    marks = (*CHATML_TOKENS, "<tool_response>", "</tool_response>")
+    family = Family("Qwen2", marks, template.strip(), ("<|im_end|>", "<|endoftext|>"))
+    return tokens.load_codec(family.write(folder))
 
-    def folder(self, merging: Path, folder: Path, template: str = OTHER) -> Path:
-        """Its tokenizer without the tokens of thoughts."""
-        spec = json.loads((merging / "tokenizer.json").read_text())
-        first = spec["added_tokens"][0]["id"]
-        kept = [token for token in spec["added_tokens"] if "think" not in token["content"]]
-        spec["added_tokens"] = [token | {"id": first + number} for number, token in enumerate(kept)]
-        (folder / "tokenizer.json").write_text(json.dumps(spec))
-        config = json.loads((merging / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
-        (folder / "chat_template.jinja").write_text(template.strip())
-        return folder
 
-    def test_a_shape_that_the_template_refuses_is_written_as_another(self, merging: Path, tmp_path: Path) -> None:
-        """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
-        codec = tokens.load_codec(self.folder(merging, tmp_path))
-        system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
-        joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
-        for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
-            assert codec.render(opening) == codec.render(joined)
-            assert codec.changes(opening) == [(opening.index(late), "several system messages")]
-        answered = [*OPENING, {"role": "assistant", "content": "b"}]
-        assert codec.render([*answered, late]) == codec.render([*answered, {"role": "user", "content": "a"}])
-        assert codec.changes([*answered, late]) == [(3, "a late system message")]
-        assert codec.changes(answered) == []
+def test_a_shape_that_the_template_refuses_is_written_as_another(tmp_path: Path) -> None:
+    """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
+    codec = with_template(tmp_path)
+    system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
+    joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
+    for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
+        assert codec.render(opening) == codec.render(joined)
+        assert codec.changes(opening) == [(opening.index(late), "several system messages")]
+    answered = [*OPENING, {"role": "assistant", "content": "b"}]
+    assert codec.render([*answered, late]) == codec.render([*answered, {"role": "user", "content": "a"}])
+    assert codec.changes([*answered, late]) == [(3, "a late system message")]
+    assert codec.changes(answered) == []
 
-    @pytest.mark.parametrize(
-        ("change", "why"),
-        [
-            (
-                ("'<|im_start|>system\\n'", "'<|im_start|>system %d\\n' % (messages | length)"),
-                "is no prefix|cannot be extended",
-            ),
-            (("+ m.content }}\n{%- for call", "+ m.content.upper() }}\n{%- for call"), "what a reply says"),
-            (("{{- '<|im_end|>\\n' }}\n{%- endif %}\n{%- endfor %}", "{%- endif %}\n{%- endfor %}"), "no special"),
-            (("m.tool_calls or []", "[]"), "not shown"),
-            (
-                ("{%- if add_generation_prompt %}", "{%- if messages | length == 2 %}"),
-                "no prefix|not the conversation",
-            ),
-        ],
-    )
-    def test_a_template_that_cannot_be_extended_is_refused(
-        self, merging: Path, tmp_path: Path, change: tuple[str, str], why: str
-    ) -> None:
-        broken = OTHER.replace(*change)
-        assert broken != OTHER
-        with pytest.raises(ConfigError, match=why):
-            verify_codec(tokens.load_codec(self.folder(merging, tmp_path, broken)))
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "'<|im_start|>system\\n'",
+            "'<|im_start|>system %d\\n' % (messages | length)",
+            "is no prefix|cannot be extended",
+        ),
+        ("+ m.content }}\n{%- for call", "+ m.content.upper() }}\n{%- for call", "what a reply says"),
+        ("{{- '<|im_end|>\\n' }}\n{%- endif %}\n{%- endfor %}", "{%- endif %}\n{%- endfor %}", "no special"),
+        ("m.tool_calls or []", "[]", "not shown"),
+        ("{%- if add_generation_prompt %}", "{%- if messages | length == 2 %}", "no prefix|not the conversation"),
+        (OTHER, "{{ raise_exception('no luck') }}", "no luck"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_template_that_cannot_be_extended_is_refused(tmp_path: Path, old: str, new: str, why: str) -> None:
+    broken = OTHER.replace(old, new)
+    assert broken != OTHER
+    with pytest.raises(ConfigError, match=why):
+        verify_codec(with_template(tmp_path, broken))
 
 
 @pytest.mark.parametrize(

@@ -34,18 +34,6 @@ async def test_a_program_repairs_and_only_its_repair_counts(tmp_path: Path, mini
     assert ISSUE in outcome.prompts[0]
 
 
-async def test_a_limit_of_the_gateway_is_an_ending_not_a_crash(tmp_path: Path, miniature: Path) -> None:
-    outcome = await run(tmp_path, miniature, [EDIT], Limits(calls=2, tokens=1 << 20, seconds=120))
-    check_repair(outcome, ending=Ending.LIMIT, turns=4)
-    assert (outcome.episode.reason, len(outcome.engine.requests)) == ("calls", 4)
-
-
-async def test_time_is_an_ending(tmp_path: Path, miniature: Path) -> None:
-    outcome = await run(tmp_path, miniature, REPAIR, Limits(seconds=1.0), argv=["sleep", "600"])
-    assert (outcome.episode.ending, outcome.episode.reason) == (Ending.LIMIT, "time"), outcome.told()
-    assert outcome.engine.requests == []
-
-
 @pytest.mark.parametrize(
     ("script", "options", "words"),
     [

@@ -46,13 +46,6 @@ async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(tmp_pat
     assert again == episode
 
 
-async def test_a_program_that_dies_before_the_model_replied_is_void(tmp_path: Path, miniature: Path) -> None:
-    agent = Command(argv=["sh", "-c", "kill -KILL $$"])
-    episode = (await play(agent, [REPAIR], folder=tmp_path, model=miniature)).episode
-    assert (episode.ending, episode.reason, episode.turns, episode.scores) == (Ending.VOID, "agent", (), ())
-    assert "exit code 137" in episode.fault and not episode.crash
-
-
 # -- a group
 
 

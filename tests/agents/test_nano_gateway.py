@@ -15,7 +15,7 @@ from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.rewards.thesis import ExplorationDepth
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Episode, Limits, Task, Turn, sequence
+from coderepairrl.types import AgentReport, Ending, Episode, Limits, Task, Turn
 from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\r\n    return a - b\r\n"}
@@ -24,7 +24,7 @@ TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
 
 async def episode(
     folder: Path, miniature: Path, replies: Sequence[str], limits: Limits
-) -> tuple[AgentReport, tuple[Turn, ...], ScriptedEngine, bytes]:
+) -> tuple[AgentReport, tuple[Turn, ...], ScriptedEngine]:
     codec = tokens.load_codec(miniature)
     added = codec.tokenizer.added
 
@@ -42,7 +42,7 @@ async def episode(
     async with open_session(codec, engine, limits) as session:
         nano = agents.make_agent("nano", system="compact", tools="compact")
         report = await nano.run(TASK, sandbox, session.endpoint)
-    return report, session.turns, engine, await sandbox.diff()
+    return report, session.turns, engine
 
 
 def call(name: str, **arguments: str) -> str:
@@ -50,22 +50,6 @@ def call(name: str, **arguments: str) -> str:
 
 
 PATCH = call("apply_patch", file_path="add.py", old_content="a - b\n", new_content="a + b\n")
-
-
-async def test_a_repair_is_one_conversation_token_for_token(tmp_path: Path, miniature: Path) -> None:
-    replies = ["Let me look." + call("shell", cmd="cat add.py"), PATCH + call("shell", cmd="ls"), "Repaired."]
-    report, turns, engine, diff = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
-    assert report.exit == "submitted"
-    assert [turn.base for turn in turns] == [None, 0, 1]
-    assert [len(turn.output) for turn in turns] == [turn.sampled for turn in turns]
-    for turn, asked in zip(turns, engine.requests, strict=True):
-        assert sequence(turns, turn.index)[: len(asked.ids)] == asked.ids
-    assert [(tool.turn, tool.name, tool.ok) for tool in report.tool_calls or ()] == [
-        (0, "shell", True),
-        (1, "apply_patch", True),
-        (1, "shell", True),
-    ]
-    assert b"+    return a + b\r\n" in diff
 
 
 @pytest.mark.parametrize(
@@ -81,7 +65,7 @@ async def test_a_repair_is_one_conversation_token_for_token(tmp_path: Path, mini
 async def test_every_limit_ends_it_politely(
     tmp_path: Path, miniature: Path, replies: list[str], limits: Limits, ending: str, model_calls: int
 ) -> None:
-    report, turns, engine, _ = await episode(tmp_path, miniature, replies, limits)
+    report, turns, engine = await episode(tmp_path, miniature, replies, limits)
     assert (report.exit, len(engine.requests), len(turns)) == (ending, model_calls, model_calls)
     assert [turn.base for turn in turns] == [None, *range(model_calls - 1)]
     assert not any(turn.masked for turn in turns)
@@ -91,7 +75,7 @@ async def test_habits_find_what_a_call_printed_though_another_had_no_result(tmp_
     """A call that cannot be read is in the report, and answered by a message that is no tool's."""
     look, read = call("shell", cmd="grep -rn return ."), call("shell", cmd="sed -n 1,5p ./add.py")
     replies = ["<tool_call>\nnonsense\n</tool_call>", look, read, PATCH, "Done."]
-    report, turns, _, _ = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
+    report, turns, _ = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
     assert report.tool_calls is not None and [call.ok for call in report.tool_calls] == [False, True, True, True]
     attempt = Episode("e", TASK.id, "train", 1, "g", 0, Ending.DONE, turns=turns, tool_calls=report.tool_calls)
     assert (await ExplorationDepth()(TASK, attempt, ScriptedBackend())).value == pytest.approx(0.25)

@@ -445,37 +445,32 @@ async def test_a_refused_load_is_rolled_back(
     assert (await joined.health())["version"] == 1
 
 
-async def test_a_roll_back_that_fails_ends_the_engine(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def changed(path: Path) -> None:
+    found = load_file(path)
+    found["model.norm.weight"] += 1
+    save_file(found, path)
+
+
+@pytest.mark.parametrize(("spoil", "message"), [(removed, ""), (changed, "has SHA-256")])
+async def test_a_roll_back_that_fails_or_is_to_other_weights_ends_the_engine(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     good = weights_named(miniature, tmp_path / "good.safetensors")
     bad = weights_named(miniature, tmp_path / "refuse.safetensors")
     await joined.load(good[0], 1, good[1])
     stream = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
     await anext(stream)
-    good[0].rename(tmp_path / "gone")
-    with pytest.raises(EngineFault):
+    spoil(good[0])
+    with pytest.raises(EngineFault, match=message):
         await joined.load(bad[0], 2, bad[1])
-    assert not state(wire).go.is_set(), "half of the weights are served"
+    assert not state(wire).go.is_set(), "half of the weights, or nobody's, are served"
     for call in (ask(joined, [1], TEN), anext(stream)):
         with pytest.raises(EngineFault, match="nobody knows what is served"):
             await call
-
-
-async def test_a_roll_back_to_other_weights_than_before_ends_the_engine(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
-) -> None:
-    good = weights_named(miniature, tmp_path / "good.safetensors")
-    bad = weights_named(miniature, tmp_path / "refuse.safetensors")
-    await joined.load(good[0], 1, good[1])
-    changed = load_file(good[0])
-    changed["model.norm.weight"] += 1
-    save_file(changed, good[0])
-    with pytest.raises(EngineFault, match="has SHA-256"):
-        await joined.load(bad[0], 2, bad[1])
-    assert not state(wire).go.is_set(), "weights that are nobody's are served"
-    with pytest.raises(EngineFault, match="nobody knows what is served"):
-        await ask(joined, [1], TEN)
 
 
 @pytest.mark.parametrize(

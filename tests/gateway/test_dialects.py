@@ -6,7 +6,6 @@ import asyncio
 import copy
 import io
 import json
-import pickle
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, Session, replies, workers
-from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 from gateways import open_session
 
@@ -424,18 +422,6 @@ async def test_special_tokens_in_text_are_inert(world: World, name: str) -> None
     assert len(dirty) > len(clean)
     for mark in marks:
         assert clean.count(added[mark]) == dirty.count(added[mark])
-
-
-@EVERY
-def test_a_request_is_plain_data(name: str) -> None:
-    """It may be read in one process and answered in another."""
-    [dialect] = [each for each in DIALECTS if each.name == name]
-    body = copy.deepcopy(SPEECHES[name].body)
-    for _ in range(2):
-        request = dialect.parse(json.dumps(body).encode())
-        assert pickle.loads(pickle.dumps(request)) == request
-        if name == "responses":
-            body["input"].append({"type": "item_reference", "id": "msg_a-0-0"})
 
 
 async def test_half_open_and_slow_clients_hold_nobody_up(world: World, said: Said) -> None:

@@ -18,7 +18,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from coderepairrl.gateway import replies
+from coderepairrl.gateway import Session, replies
 from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
@@ -304,16 +304,22 @@ async def test_no_error_speaks_python(world: World, said: Said, name: str) -> No
     assert [text for text in texts if PYTHON.search(text)] == []
 
 
-async def _gone(world: World, name: str, body: dict[str, Any], how: str) -> None:
-    """A client that sends a request, or half of it, and goes away once the reply has begun."""
-    session = next(iter(world.gateway._sessions.values()))
+async def _begin(
+    world: World, session: Session, name: str, body: dict[str, Any], *, half: bool = False
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request under way, or half of one."""
     data = json.dumps(body).encode()
-    port = int(world.gateway.url.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
     path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
     writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode())
-    writer.write(data[: len(data) // 2 if how == "half a body" else None])
+    writer.write(data[: len(data) // 2 if half else None])
     await writer.drain()
+    return reader, writer
+
+
+async def _gone(world: World, session: Session, name: str, body: dict[str, Any], how: str) -> None:
+    """A client that sends a request, or half of it, and goes away once the reply has begun."""
+    reader, writer = await _begin(world, session, name, body, half=how == "half a body")
     if how != "half a body":
         while not any(emitted for _, emitted, _ in world.engine.seen):
             await asyncio.sleep(0.005)
@@ -336,15 +342,12 @@ async def test_clients_that_vanish_at_any_moment_leave_no_traceback(
     monkeypatch.setattr(replies, "HEARTBEAT", 0.003)
     world.engine.script = lambda *_: said("a long story " * 30)
     world.engine.delay = 0.001
-    port, random = int(world.gateway.url.rpartition(":")[2]), Random(0)
+    random = Random(0)
 
     async def visit(number: int) -> None:
         session = world.open(f"e{number}")
         name = random.choice(list(SPEAKERS))
-        data = json.dumps(SPEAKERS[name].body(ASK, stream=random.random() < 0.5)).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
-        writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        _, writer = await _begin(world, session, name, SPEAKERS[name].body(ASK, stream=random.random() < 0.5))
         await asyncio.sleep(random.random() * 0.2)
         _leave(writer, reset=random.random() < 0.5)
         await asyncio.sleep(0.1)
@@ -368,7 +371,7 @@ async def test_a_client_that_vanishes_leaves_a_turn_and_no_traceback(
     world.engine.script = lambda *_: said("a long story " * 30)
     world.engine.delay = 0.002
     session = world.open()
-    await _gone(world, name, SPEAKERS[name].body(ASK, stream=stream), how)
+    await _gone(world, session, name, SPEAKERS[name].body(ASK, stream=stream), how)
     if how != "half a body":
         async with asyncio.timeout(5):
             while not world.committed:
@@ -399,7 +402,7 @@ async def test_a_client_that_vanishes_as_its_reply_ends_has_a_whole_turn(
 
     session._on_turn = slowly
     world.engine.script = lambda *_: said("a story")
-    await _gone(world, name, SPEAKERS[name].body(ASK, stream=True), "reset")
+    await _gone(world, session, name, SPEAKERS[name].body(ASK, stream=True), "reset")
     await recording.wait()
     await asyncio.sleep(0.02)
     go_on.set()

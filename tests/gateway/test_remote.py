@@ -120,19 +120,6 @@ async def test_usage_is_the_remotes_in_every_dialect(world: World, said: Said) -
     assert found == [len(prompt) for prompt, *_ in world.engine.seen]
 
 
-async def test_a_response_goes_on_from_another_by_its_id(world: World, said: Said) -> None:
-    replies = iter([said("One."), said("Two.")])
-    world.engine.script = lambda *_: next(replies)
-    upstream = world.open()
-    async with relay(upstream.endpoint.base_url, model="policy") as session:
-        _, raw = await post(session, "responses", {"model": "policy", "input": "Count."})
-        more = {"model": "policy", "input": "Go on.", "previous_response_id": json.loads(raw)["id"]}
-        assert (await post(session, "responses", more))[0] == 200
-    asked = [message["content"] for turn in upstream.turns for message in turn.messages]
-    assert asked == ["Count.", "One.", "Go on.", "Two."]
-    assert session.turns[1].base == 0
-
-
 async def test_a_model_is_found_where_there_is_one(world: World) -> None:
     async with Remote(world.open().endpoint.base_url) as remote:
         assert (remote.model, remote.context) == ("policy", world.engine.context)

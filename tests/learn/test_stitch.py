@@ -149,12 +149,6 @@ def test_overlong_paths_end_before_the_turn_that_does_not_fit():
     assert none == () and account.dropped == {"overlong": 9} and account.balanced
 
 
-def test_void_and_flat_give_no_rows_but_an_account():
-    straight = (turn(0, None, 1, 3, tail=1),)
-    assert stitch(episode(*straight, ending=Ending.VOID), None, max_tokens=9) == ((), Account(4, dropped={"void": 4}))
-    assert stitch(episode(*straight), None, max_tokens=9) == ((), Account(4, dropped={"flat_group": 4}))
-
-
 def test_refuses_tokens_without_a_prompt_or_a_version():
     with pytest.raises(ValueError, match="empty prompt"):
         stitch(episode(turn(0, None, 0, 1)), 1.0, max_tokens=9)

@@ -225,16 +225,6 @@ def test_the_diagnostics_are_those_of_the_ratios(miniature, make_rows, on_policy
     assert metrics["staleness_mean"] == pytest.approx(older / len(ratios)) and metrics["staleness_max"] == 1
 
 
-def test_old_logprobs_recorded_or_recomputed(miniature, make_rows, monkeypatch):
-    rows = make_rows(LENGTHS)  # recorded logprobs far from the learner's
-    recorded = Trainer(miniature, LearnSettings(algorithm="grpo")).step(rows)
-    recomputed = Trainer(miniature, LearnSettings(algorithm="grpo", old_logprobs="recomputed")).step(rows)
-    assert recorded["ratio_max"] > 1.3
-    assert recomputed["ratio_max"] == recomputed["ratio_mean"] == 1.0
-    twice = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", updates_per_batch=2))
-    assert twice.step(rows)["ratio_max"] > 1.0 and twice.updates == 2  # against the logprobs before the batch
-
-
 def test_old_logprobs_are_those_from_before_the_batch_in_every_minibatch(miniature, make_rows):
     """The last part's ratios show all updates before it, and its old logprobs none of them."""
     rows = make_rows(LENGTHS)

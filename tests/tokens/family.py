@@ -86,6 +86,23 @@ def split_bytes() -> Any:
     return made
 
 
+def learned(pattern: str | None, *texts: str) -> Any:
+    """A tokenizer of 600 pieces learned from `texts`, which are split by `pattern` or as GPT-2 does."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
 def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
     """Canonical ids of the last of `messages`, a reply, up to its stop token, which may begin `news`."""
     prompt, whole = codec.render(messages[:-1], tools), codec.render(messages, tools, prompt=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chatml import CHATML_TOKENS
 from families import FAMILIES
-from family import Family, streamed
+from family import Family, learned, streamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,28 +30,12 @@ def codec(miniature: Path) -> tokens.Codec:
 
 
 @pytest.fixture(scope="module")
-def merging(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The miniature with a tokenizer that merges, Qwen's way: regex pre-tokenizer, NFC, a trained BPE."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    folder = tmp_path_factory.mktemp("merging")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(r"\s*[\r\n]+|\s+(?!\S)|\s?\w+|[^\s\w]+"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A miniature with a tokenizer that merges, Qwen's way."""
     text = Path(__file__).read_text()
-    tokenizer.train_from_iterator([text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start"], trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[:3]])
-    rest = (*SPECIAL[3:], "<tool_response>", "</tool_response>")
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in rest])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.loads((miniature / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": tokenizer.get_vocab_size()}))
-    return folder
+    pattern = r"\s*[\r\n]+|\s+(?!\S)|\s?\w+|[^\s\w]+"
+    vocabulary = learned(pattern, text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start")
+    return FAMILIES["Qwen3"].write(tmp_path_factory.mktemp("merging"), vocabulary)
 
 
 @pytest.mark.parametrize("folder", ["miniature", "merging"])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,19 @@ def sandbox_or_skip(agent: Agent) -> Any:
         pytest.skip(f"{error} (fix: {error.fix})")
 
 
+@asynccontextmanager
+async def rollout_in(
+    folder: Path, source: PolicySource, agent: Agent, backend: SandboxBackend, limits: Limits | None
+) -> AsyncIterator[tuple[Rollout, Task]]:
+    """A rollout with its log in `folder`, and the repair of the repository there as a task."""
+    with closing(Log(folder / "log.jsonl")) as log:
+        gateway = Gateway(source, sampling=Sampling(max_tokens=4096), on_turn=log.turn)
+        async with gateway.listening(socket=folder / "gateway.sock"):
+            terms = Terms(agent, backend, limits or RECOMMENDED, {"train": rewards.make_rewards({"patch_lines": 1.0})})
+            rollout = Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=1)
+            yield rollout, Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
+
+
 async def play(
     agent: Agent,
     script: Script,
@@ -329,37 +343,14 @@ async def play(
     for name, text in files.items():
         (folder / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "repo" / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    log = Log(folder / "log.jsonl")
-    gateway = Gateway(
-        PolicySource(codec, engine),
-        sampling=Sampling(max_tokens=4096),
-        on_turn=lambda key, turn: log.append("turn", episode=key, turn=turn),
-    )
-    await gateway.start(socket=folder / "gateway.sock")
     said: list[str] = []
     backend = backend or sandbox_or_skip(agent)
-    try:
-        rollout = Rollout(
-            executor=LocalExecutor(
-                gateway,
-                {
-                    "": Terms(
-                        Loud(agent, said),
-                        backend,
-                        limits or RECOMMENDED,
-                        {"train": rewards.make_rewards({"patch_lines": 1.0})},
-                    )
-                },
-            ),
-            log=log,
-            concurrency=1,
-        )
-        task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
-        episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
-    finally:
-        await gateway.stop()
-        log.close()
-        backend.close()
+    with closing(backend):
+        async with rollout_in(folder, PolicySource(codec, engine), Loud(agent, said), backend, limits) as (
+            rollout,
+            task,
+        ):
+            episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
     return Outcome(episode, engine, codec, said, tuple(side))
 
 

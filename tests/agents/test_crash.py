@@ -13,22 +13,22 @@ from typing import Any, Literal
 
 import aiohttp
 import pytest
-from programs import ISSUE, ORACLE, Reply, call, play, sandbox_or_skip, stand_in, write
+from programs import Reply, call, play, rollout_in, sandbox_or_skip, stand_in, write
 
-from coderepairrl import rewards, tokens
+from coderepairrl import tokens
 from coderepairrl.agents.command import Command
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, LocalExecutor, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
-from coderepairrl.runs import Log, logged_episodes
+from coderepairrl.rollout import Group, SupervisedEngine, collect, derive_seed, slots
+from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.stats import summarise
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Limits, Sampling, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Sampling, Task
 
 REPAIR = call("bash", cmd="sed -i 's/a - b/a + b/' calc/add.py; echo REPAIRED")
 MALFORMED = Reply("", (("bash", {"cmd": ["ls"]}),))
@@ -105,34 +105,9 @@ async def attempts(
             engines[-1].kill("out of memory")
 
     mixed.before = kill
-    log = Log(folder / "log.jsonl")
-    gateway = Gateway(
-        PolicySource(codec, SupervisedEngine(await start(), start, restarts=2)),
-        sampling=Sampling(max_tokens=4096),
-        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
-    )
-    await gateway.start(socket=folder / "gateway.sock")
-    try:
-        rollout = Rollout(
-            executor=LocalExecutor(
-                gateway,
-                {
-                    "": Terms(
-                        Command(**stand_in()),
-                        backend,
-                        Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
-                        {"train": rewards.make_rewards({"patch_lines": 1.0})},
-                    )
-                },
-            ),
-            log=log,
-            concurrency=1,
-        )
-        task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
+    source = PolicySource(codec, SupervisedEngine(await start(), start, restarts=2))
+    async with rollout_in(folder, source, Command(**stand_in()), backend, None) as (rollout, task):
         [group] = await collect(rollout, slots("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2)
-    finally:
-        await gateway.stop()
-        log.close()
     return group, list(logged_episodes(read_records(folder / "log.jsonl")))
 
 

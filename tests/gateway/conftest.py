@@ -88,6 +88,11 @@ def identical(turns: Sequence[Turn], engine: Fake) -> None:
     assert [emitted for _, emitted in seen if emitted] == []
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
 @pytest.fixture(scope="session")
 def codec(miniature: Path) -> tokens.Codec:
     return tokens.load_codec(miniature)
@@ -131,6 +136,11 @@ class World:
     def says(self, *replies: Sequence[int]) -> None:
         """Let the policy reply so, the last time on and on."""
         self.engine.script = lambda *_: replies[min(len(self.engine.seen), len(replies)) - 1]
+
+    def holds(self, reply: Sequence[int]) -> None:
+        """Let the policy begin to reply so, and go on when ``engine.gate`` is set."""
+        self.engine.gate = asyncio.Event()
+        self.says(reply)
 
     def open(self, episode: str = "episode", seed: int = 7, **limits: Any) -> Session:
         return self.gateway.open(episode, limits=Limits(**({"tokens": 4000, "seconds": 30.0} | limits)), seed=seed)

@@ -29,7 +29,7 @@ from coderepairrl.gateway.workers import Offload, Workers
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
-from .conftest import SHELL, World
+from .conftest import SHELL, World, until
 
 CHAT = "/chat/completions"
 
@@ -195,13 +195,11 @@ async def test_what_is_over_is_freed_at_once(world: World) -> None:
         for stream in (False, True):
             world.engine.gate = asyncio.Event()
             asked = asyncio.create_task(post(session, body(user("a"), stream=stream)))
-            while not session._running:
-                await asyncio.sleep(0.01)
+            await until(lambda: session._running)
             asked.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asked
-            while session._running:
-                await asyncio.sleep(0.01)
+            await until(lambda: not session._running)
             world.engine.gate = None
             assert (await post(session, body(user("b"))))[0] == 200
 
@@ -514,8 +512,7 @@ async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> N
     pool = Workers(most=1)
     offload = Offload(pool, world.gateway.source.codec, 1 << 30)
     jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
-    while not pool._children:
-        await asyncio.sleep(0.05)
+    await until(lambda: pool._children)
     started = time.monotonic()
     await pool.close()
     assert all(isinstance(each, GatewayFault) for each in await asyncio.gather(*jobs, return_exceptions=True))

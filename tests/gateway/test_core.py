@@ -19,7 +19,7 @@ from coderepairrl.gateway import Gateway, PolicySource, Session, chat, source
 from coderepairrl.gateway.request import PrefixKeys
 from coderepairrl.types import Finish, Fork, Sampling, conversation
 
-from .conftest import SHELL, Said, World, identical
+from .conftest import SHELL, Said, World, identical, until
 from .speech import post
 
 ASK = ({"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."})
@@ -240,12 +240,10 @@ class TestRetries:
     async def test_without_a_count_a_repeated_body_is_a_retry_until_the_reply_was_read(
         self, world: World, said: Said
     ) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session = world.open()
         asked = [asyncio.create_task(ask(session, retry=None)) for _ in range(2)]
-        while not any(call._followers == 2 for call in session._calls.values()):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(call._followers == 2 for call in session._calls.values()))
         world.engine.gate.set()
         first, second = [await each for each in asked]
         assert first["id"] == second["id"] and len(world.engine.seen) == 1
@@ -253,12 +251,10 @@ class TestRetries:
         assert [turn.base for turn in session.turns] == [None, None]
 
     async def test_a_joined_call_survives_its_first_client(self, world: World, said: Said) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session = world.open()
         first = asyncio.create_task(ask(session))
-        while not world.engine.seen:
-            await asyncio.sleep(0.01)
+        await until(lambda: world.engine.seen)
         second = asyncio.create_task(ask(session, retry=1))
         await asyncio.sleep(0.05)
         first.cancel()
@@ -268,15 +264,12 @@ class TestRetries:
         assert session.turns[0].masked == ""
 
     async def test_a_retry_after_the_client_went_away_is_a_new_call(self, world: World, said: Said) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session = world.open()
         first = asyncio.create_task(ask(session))
-        while not world.engine.seen:
-            await asyncio.sleep(0.01)
+        await until(lambda: world.engine.seen)
         first.cancel()
-        while not session.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: session.turns)
         world.engine.gate.set()
         await ask(session, retry=1)
         assert [turn.masked for turn in session.turns] == ["aborted", ""]
@@ -301,12 +294,10 @@ class TestLimits:
             return clock
 
         monkeypatch.setattr(source, "asyncio", SimpleNamespace(timeout_at=timeout_at))
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session = world.open()
         running = asyncio.create_task(ask(session))
-        while not world.engine.seen or not world.engine.seen[0][1]:
-            await asyncio.sleep(0.01)
+        await until(lambda: world.engine.seen and world.engine.seen[0][1])
         assert deadlines == [session._budget.deadline]
         session._budget.deadline = asyncio.get_running_loop().time()
         clock.reschedule(session._budget.deadline)
@@ -400,12 +391,10 @@ class TestLifetime:
         assert session.turns[0].masked == "fault"
 
     async def test_a_closed_session_refuses_and_has_recorded_what_ran(self, world: World, said: Said) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session, other = world.open(), world.open("other")
         running = asyncio.create_task(try_to_ask(session))
-        while not world.engine.seen or not world.engine.seen[0][1]:
-            await asyncio.sleep(0.01)
+        await until(lambda: world.engine.seen and world.engine.seen[0][1])
         (turn,) = await world.gateway.close(session)
         assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
         assert (await running)[0] == 410

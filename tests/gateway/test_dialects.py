@@ -23,7 +23,7 @@ from coderepairrl.gateway import Gateway, Session, replies, workers
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 from gateways import open_session
 
-from .conftest import SHELL, Fake, Said, World, identical
+from .conftest import SHELL, Fake, Said, World, identical, until
 from .speech import SPEAKERS, post
 
 
@@ -173,25 +173,19 @@ async def heard(session: Session, name: str) -> AsyncIterator[bytes]:
             yield (seen := seen + data)
 
 
-async def _until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
 @EVERY
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_joins_the_running_call_and_replays_the_finished_one(
     world: World, said: Said, name: str, stream: bool
 ) -> None:
-    world.engine.gate = asyncio.Event()
-    world.engine.script = lambda *_: said("a story")
+    world.holds(said("a story"))
     speech, session = SPEECHES[name], world.open()
     body = speech.plain | {"stream": stream}
     first = asyncio.create_task(send(session, name, body, x_stainless_retry_count="0"))
-    await _until(lambda: world.engine.seen)
+    await until(lambda: world.engine.seen)
     second = asyncio.create_task(send(session, name, body, x_stainless_retry_count="1"))
     (call,) = session._calls.values()
-    await _until(lambda: call._followers == 2)
+    await until(lambda: call._followers == 2)
     world.engine.gate.set()
     replies = [await first, await second, await send(session, name, body, x_stainless_retry_count="2")]
     assert len(session.turns) == len(world.engine.seen) == 1
@@ -236,8 +230,7 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
 
     session, speech = world.open(), SPEECHES[name]
     session._on_turn = slowly
-    world.engine.script = lambda *_: said("ok then")
-    world.engine.gate = asyncio.Event()
+    world.holds(said("ok then"))
     async for seen in heard(session, name):
         if b'"ok' in seen and not commit.is_set():  # heard as it was sampled, and nothing is recorded yet
             world.engine.gate.set()
@@ -269,8 +262,7 @@ async def test_a_silent_stream_says_that_it_is_alive(
     world: World, said: Said, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
-    world.engine.script = lambda *_: said("a story")
-    world.engine.gate = asyncio.Event()
+    world.holds(said("a story"))
     session, speech = world.open(), SPEECHES[name]
     async for seen in heard(session, name):
         if seen.count(speech.alive) >= 3:
@@ -437,7 +429,7 @@ async def test_half_open_and_slow_clients_hold_nobody_up(world: World, said: Sai
     slow.write(f"{head}{len(body)}\r\n\r\n{body}".encode())
     for name, speech in SPEECHES.items():
         assert (await send(session, name, speech.plain))[0] == 200
-    await _until(lambda: len(session.turns) == 4)
+    await until(lambda: len(session.turns) == 4)
     for writer in (half, idle, slow):
         writer.close()
     assert session.fault is None

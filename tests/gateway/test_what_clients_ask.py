@@ -22,7 +22,7 @@ from coderepairrl.gateway import Session, replies
 from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
-from .conftest import SHELL, Said, World, identical
+from .conftest import SHELL, Said, World, identical, until
 from .speech import SPEAKERS, post
 from .test_remote import WAYS, calling, completion, listening, relay, replying
 
@@ -321,8 +321,7 @@ async def _gone(world: World, session: Session, name: str, body: dict[str, Any],
     """A client that sends a request, or half of it, and goes away once the reply has begun."""
     reader, writer = await _begin(world, session, name, body, half=how == "half a body")
     if how != "half a body":
-        while not any(emitted for _, emitted, _ in world.engine.seen):
-            await asyncio.sleep(0.005)
+        await until(lambda: any(emitted for _, emitted, _ in world.engine.seen))
         if body["stream"]:
             assert b"200 OK" in await reader.read(100)
     _leave(writer, reset=how == "reset")
@@ -374,8 +373,7 @@ async def test_a_client_that_vanishes_leaves_a_turn_and_no_traceback(
     await _gone(world, session, name, SPEAKERS[name].body(ASK, stream=stream), how)
     if how != "half a body":
         async with asyncio.timeout(5):
-            while not world.committed:
-                await asyncio.sleep(0.005)
+            await until(lambda: world.committed)
         ((_, turn),) = world.committed
         assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
         assert world.engine.closed == 1
@@ -407,8 +405,7 @@ async def test_a_client_that_vanishes_as_its_reply_ends_has_a_whole_turn(
     await asyncio.sleep(0.02)
     go_on.set()
     async with asyncio.timeout(5):
-        while not session.turns:
-            await asyncio.sleep(0.005)
+        await until(lambda: session.turns)
     assert (session.turns[0].finish, session.turns[0].masked, session.fault) == (Finish.STOP, "", None)
     assert [record.getMessage() for record in caplog.records] == []
 

@@ -100,7 +100,7 @@ def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None,
     return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters()}
 
 
-def trl_trainer(folder, args, trainer=None):
+def trl_trainer(folder, args, trainer=None, **more):
     """TRL's trainer, about to compute a loss."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -110,8 +110,9 @@ def trl_trainer(folder, args, trainer=None):
         model=str(folder),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["x"]}),
+        train_dataset=Dataset.from_dict({"prompt": ["x"] * 8}),
         processing_class=AutoTokenizer.from_pretrained(folder),
+        **more,
     )
     made.model.float().train()
     made.current_gradient_accumulation_steps = 1
@@ -320,9 +321,7 @@ def recorded_gradients(monkeypatch, model):
 
 def trl_training(folder, samples, order, tmp_path, passes, **options):
     """The weights after TRL's `train` on one generation batch of two steps, the gradient of each, and their number."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOTrainer
+    from transformers import TrainerCallback
     from trl.trainer import grpo_trainer
 
     args = trl_config(
@@ -345,15 +344,7 @@ def trl_training(folder, samples, order, tmp_path, passes, **options):
         def on_pre_optimizer_step(self, args, state, control, model=None, **_):
             gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
 
-    trainer = GRPOTrainer(
-        model=str(folder),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["x"] * 8}),
-        processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[Keep()],
-    )
-    trainer.model.float()
+    trainer = trl_trainer(folder, args, callbacks=[Keep()])
     inputs = {name: column[torch.tensor(order)] for name, column in trl_inputs(samples).items() if column.ndim}
     trainer._generate_and_score_completions = lambda batch: dict(inputs)
     with pytest.MonkeyPatch.context() as patch:

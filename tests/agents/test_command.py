@@ -185,7 +185,7 @@ def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypa
     assert "mini-swe-agent" in unknown.value.fix
 
 
-def test_a_sandbox_shows_what_an_agent_needs(tmp_path: Path) -> None:
+def test_a_sandbox_shows_what_an_agent_needs() -> None:
     made: Any = sandbox.make_backend("bwrap", ["/a"], binds=["/b"])
     assert made._binds == ("/b", "/a")
     sandbox.make_backend("unsafe-local", ["/a"])  # hides nothing

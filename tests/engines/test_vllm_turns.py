@@ -159,7 +159,7 @@ async def test_who_waits_learns_that_a_sleeping_engine_was_closed(joined: VllmEn
             await waiting
 
 
-async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer) -> None:
     await joined.sleep()
     joined.server.patience = 0.3
     state(wire).hangs.add("/wake_up")

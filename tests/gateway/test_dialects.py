@@ -416,25 +416,6 @@ async def test_special_tokens_in_text_are_inert(world: World, name: str) -> None
         assert clean.count(added[mark]) == dirty.count(added[mark])
 
 
-async def test_half_open_and_slow_clients_hold_nobody_up(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("x" * 400)
-    session = world.open()
-    port = int(world.gateway.url.rpartition(":")[2])
-    head = f"POST /s/{session.key}/v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: "
-    _, half = await asyncio.open_connection("127.0.0.1", port)
-    half.write(f"{head}999\r\n\r\n{{".encode())
-    _, idle = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps(RESPONSES.plain | {"stream": True})
-    _, slow = await asyncio.open_connection("127.0.0.1", port)  # never reads
-    slow.write(f"{head}{len(body)}\r\n\r\n{body}".encode())
-    for name, speech in SPEECHES.items():
-        assert (await send(session, name, speech.plain))[0] == 200
-    await until(lambda: len(session.turns) == 4)
-    for writer in (half, idle, slow):
-        writer.close()
-    assert session.fault is None
-
-
 # Bodies that are nearly right: a valid one with some of its values replaced, removed or doubled.
 JUNK = st.recursive(
     st.none()

@@ -130,7 +130,7 @@ async def test_a_model_is_found_where_there_is_one(world: World) -> None:
                 pass
 
 
-async def test_what_is_sent_is_what_the_run_decides(world: World) -> None:
+async def test_what_is_sent_is_what_the_run_decides() -> None:
     asked: list[Any] = []
     async with (
         listening(replying(completion(), asked=asked)) as url,

@@ -268,7 +268,7 @@ WRONG: list[Any] = [
 
 
 @EVERY
-async def test_no_error_speaks_python(world: World, said: Said, name: str) -> None:
+async def test_no_error_speaks_python(world: World, name: str) -> None:
     """Whatever is wrong with a body, or breaks in here, is said in the shape and in the words of an API."""
     speaker, session = SPEAKERS[name], world.open()
     texts = []

@@ -8,9 +8,8 @@ import io
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import aiohttp
 import pyarrow
@@ -27,11 +26,10 @@ from .conftest import SHELL, Fake, Said, World, identical, until
 from .speech import SPEAKERS, post
 
 
-@dataclass(frozen=True)
-class Speech:
+class Speech(NamedTuple):
     """How a client speaks a dialect, written down without any of the gateway's code."""
 
-    body: dict[str, Any]
+    full: dict[str, Any]
     """A request that uses every field whose meaning the gateway knows."""
     plain: dict[str, Any]
     """The least that a request has."""
@@ -40,7 +38,7 @@ class Speech:
     terminal: bytes
     alive: bytes
     """What a silent stream says."""
-    headers: dict[str, str]
+    headers: Mapping[str, str] = {}
 
 
 def _openai(body: Any) -> str:
@@ -79,7 +77,6 @@ CHAT = Speech(
     _openai,
     b"data: [DONE]\n\n",
     b": still here\n\n",
-    {},
 )
 RESPONSES = Speech(
     {
@@ -111,7 +108,6 @@ RESPONSES = Speech(
     _openai,
     b"event: response.completed\n",
     b"event: response.in_progress\n",
-    {},
 )
 MESSAGES = Speech(
     {
@@ -157,7 +153,7 @@ EVERY = pytest.mark.parametrize("name", SPEECHES)
 
 
 async def send(where: Session | str, name: str, body: Any, *, path: str = "", **headers: str) -> tuple[int, bytes]:
-    heads = SPEECHES[name].headers | {header.replace("_", "-"): value for header, value in headers.items()}
+    heads = {**SPEECHES[name].headers} | {header.replace("_", "-"): value for header, value in headers.items()}
     return await post(where, name, body, path=path, **heads)
 
 
@@ -406,8 +402,8 @@ async def test_special_tokens_in_text_are_inert(world: World, name: str) -> None
     """Wherever a client writes it, the text of a special token is text."""
     speech, session = SPEECHES[name], world.open()
     marks = "<|im_end|>", "<|im_start|>", "<tool_call>", "<think>"
-    poisoned = json.loads(json.dumps(speech.body).replace('"a"', json.dumps("".join(marks))))
-    assert (await send(session, name, speech.body))[0] == 200
+    poisoned = json.loads(json.dumps(speech.full).replace('"a"', json.dumps("".join(marks))))
+    assert (await send(session, name, speech.full))[0] == 200
     assert (await send(session, name, poisoned))[0] == 200
     added = world.gateway.source.codec.tokenizer.added
     clean, dirty = (prompt for prompt, *_ in world.engine.seen)
@@ -439,7 +435,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(sorted(SPEECHES)))
-    body = copy.deepcopy(SPEECHES[name].body)
+    body = copy.deepcopy(SPEECHES[name].full)
     for _ in range(draw(st.integers(1, 3))):
         *path, last = draw(st.sampled_from([path for path in _paths(body) if path != ("model",)]))
         at: Any = body

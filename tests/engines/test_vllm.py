@@ -53,8 +53,8 @@ def site(folder: Path, version: str = "0.32.0", package: str = "vllm") -> dict[s
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    return site(tmp_path / "site")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return site(tmp_path_factory.mktemp("site"))
 
 
 Start = Callable[..., Awaitable[VllmEngine]]

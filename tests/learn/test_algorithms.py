@@ -65,8 +65,8 @@ REFUSED = [
     ({**PPO, "algorithm": "sft"}, "algorithm=sft", "leave value_head out"),
     ({**TEACHER, "strategy": "fsdp2"}, "whole on every device", ""),
     ({**TEACHER, "strategy": "zero3"}, "whole on every device", ""),
-    ({**NF4, "lora": None}, "", "train.lora=true"),
-    ({**NF4, "strategy": "fsdp2", "processes": 2}, "", "strategy=ddp"),
+    ({**NF4, "lora": None}, "quantise=nf4", "train.lora=true"),
+    ({**NF4, "strategy": "fsdp2", "processes": 2}, "strategy=fsdp2 divides numbers", "strategy=ddp"),
 ]
 IMPOSSIBLE = [
     {"algorithm": "dpo"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.learner import init_random

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from coderepairrl.config import load_config
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
-from coderepairrl.learn.advantages import overlong, ties_broken
+from coderepairrl.learn.algorithms import overlong, ties_broken
 from coderepairrl.learn.losses import AGGREGATIONS, LOG_RATIOS, OBJECTIVES
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, SIZES
 from forest import ROWS, alone, apart, found, one_by_one
 from gradient import gradient_of_step
 
-from coderepairrl.config.sections.train import Lora
+from architectures import ARCHITECTURES, SIZES
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention, loading, probe, recurrence
 from coderepairrl.learn.learner import init_random, language_model

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
-from peak import Peak
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.learner import init_random
@@ -18,7 +17,8 @@ from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import require_packages
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.processes.extras import install_extra
+from coderepairrl.processes.installs import install_extra
+from peak import Peak
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
 LORA = Lora(rank=4, alpha=8)

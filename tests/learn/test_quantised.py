@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from coderepairrl import models
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear

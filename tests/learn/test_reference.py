@@ -219,7 +219,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(name, miniature, monkeypatc
     case, groups = CASES[name], make_groups(MIXED)
     made, metrics, ours = our_gradient(miniature, case, groups, monkeypatch)
     loss, theirs = exact_gradient(miniature, case, groups)
-    assert (made.episodes, metrics["denominator"]) == (12, 12) and metrics["micro_batches"] > 3  # which add up
+    assert (made.episodes, metrics["denominator"]) == (12, 12) and metrics["micro_batches"] > 1  # which add up
     clipped = metrics["clip_low"] + metrics["clip_high"]
     assert clipped == 0 if case.algorithm == "reinforce" else 0 < clipped < 1  # the clip acts, but not everywhere
     assert metrics["loss"] == pytest.approx(loss, rel=1e-6, abs=1e-6) and abs(loss) > 1e-4

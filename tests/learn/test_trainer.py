@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.losses import k3

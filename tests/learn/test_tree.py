@@ -11,10 +11,9 @@ import pytest
 import torch
 from forest import ROWS, alone, apart, found, one_by_one
 from gradient import check_gradient, gradient_of_step
-from peak import Peak
 from transformers import Qwen3Config
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.learner import init_random
@@ -22,6 +21,7 @@ from coderepairrl.learn.pack import cut_rows, distinct, micro_batches, pack_samp
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
+from peak import Peak
 
 WINDOW = 11
 

@@ -32,9 +32,34 @@ def recorded(kind: str, name: str) -> Outcomes:
     return parse(kind, (RUNS / name).read_text())
 
 
-@pytest.mark.parametrize("name", ["node.tap", "node.spec"])
-def test_node_says_the_same_in_both_reporters_and_printed_lines_count_for_nothing(name: str) -> None:
-    assert recorded("node", name) == NODE
+JUNIT = {
+    "test.adds 2 and 3": FAILED,
+    "test.adds # zero": PASSED,
+    "test.later": SKIPPED,
+    "test.some day": FAILED,
+    "test.inner": PASSED,
+}
+CARGO = {
+    "tests::panics": PASSED,
+    "tests::slow": SKIPPED,
+    "tests::adds": FAILED,
+    "tests::zero": PASSED,
+    "zero": PASSED,
+    "/src/rs/src/lib.rs - add (line 3)": PASSED,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "outcomes"),
+    [
+        ("node", "node.tap", NODE),  # which says the same as the next, and printed lines count for nothing
+        ("node", "node.spec", NODE),
+        ("cargo", "cargo.txt", CARGO),
+        ("junit", "node.xml", JUNIT),
+    ],
+)
+def test_what_a_runner_really_printed(kind: str, name: str, outcomes: Outcomes) -> None:
+    assert recorded(kind, name) == outcomes
 
 
 def test_go_plain_and_json_say_the_same() -> None:
@@ -47,51 +72,23 @@ def test_go_plain_and_json_say_the_same() -> None:
     assert "example.com/m.TestZero" not in events  # go lost it: the test had printed a line without its end
 
 
-def test_cargo() -> None:
-    assert recorded("cargo", "cargo.txt") == {
-        "tests::panics": PASSED,
-        "tests::slow": SKIPPED,
-        "tests::adds": FAILED,
-        "tests::zero": PASSED,
-        "zero": PASSED,
-        "/src/rs/src/lib.rs - add (line 3)": PASSED,
-    }
-
-
 def test_of_a_cargo_binary_whose_end_does_not_agree_nothing_counts() -> None:
     text = (RUNS / "cargo.txt").read_text()
-    forged = text.replace("test tests::panics", "test tests::adds2 ... ok\ntest tests::panics", 1)
-    assert set(parse("cargo", forged)) == {"zero", "/src/rs/src/lib.rs - add (line 3)"}
     assert parse("cargo", text.split("test result")[0]) == {}
-    assert set(parse("cargo", text.replace("failures:\n\n----", "test more ... ok\nfailures:\n\n----", 1))) == {
-        *("zero", "/src/rs/src/lib.rs - add (line 3)"),
-    }
+    for old in ("test tests::panics", "failures:\n\n----"):
+        forged = text.replace(old, f"test tests::more ... ok\n{old}", 1)
+        assert set(parse("cargo", forged)) == {"zero", "/src/rs/src/lib.rs - add (line 3)"}, old
 
 
-def test_junit_of_node_and_several_documents() -> None:
-    text = (RUNS / "node.xml").read_text()
-    assert parse("junit", text) == {
-        "test.adds 2 and 3": FAILED,
-        "test.adds # zero": PASSED,
-        "test.later": SKIPPED,
-        "test.some day": FAILED,
-        "test.inner": PASSED,
-    }
+def test_junit_of_several_documents() -> None:
     other = '<?xml version="1.0"?><testsuite><testcase classname="a.B" name="c"/><testcase name="d"/></testsuite>'
-    assert parse("junit", f"{other}\n{text}").keys() > {"a.B.c", "d", "test.inner"}
+    assert parse("junit", f"{other}\n{(RUNS / 'node.xml').read_text()}").keys() > {"a.B.c", "d", "test.inner"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<testsuite><testcase name='x'/>",
-        "<!DOCTYPE x [<!ENTITY a 'b'>]><testsuite><testcase name='x'/></testsuite>",
-        "",
-        "\0",
-    ],
-)
-def test_xml_that_is_cut_or_hostile_says_nothing(text: str) -> None:
-    assert parse("junit", text) == {}
+def test_xml_that_is_cut_or_hostile_says_nothing() -> None:
+    entity = "<!DOCTYPE x [<!ENTITY a 'b'>]><testsuite><testcase name='x'/></testsuite>"
+    for text in ("<testsuite><testcase name='x'/>", entity, "", "\0"):
+        assert parse("junit", text) == {}, text
 
 
 OLD = """\
@@ -130,16 +127,24 @@ def test_a_name_that_fails_once_has_failed() -> None:
     assert parse("go", f"{claim}\n{truth}\n") == parse("go", f"{truth}\n{claim}\n") == {"TestX": FAILED}
 
 
-def test_names_that_lists_cut_at_the_first_space() -> None:
-    outcomes = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
-    assert lacking(outcomes, ["t.py::x[a b]", "t.py::y[a"]) == []
-    assert lacking(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
+CUT = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
+GROUPS = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
 
 
-def test_a_group_of_xdist_may_be_in_a_name_or_not() -> None:
-    outcomes = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
-    assert lacking(outcomes, ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"]) == []
-    assert lacking(outcomes, ["t.py::w[a@b]", "t.py::w[a"]) == ["t.py::w[a@b]", "t.py::w[a"]
+@pytest.mark.parametrize(
+    ("outcomes", "there", "missing"),
+    [
+        (CUT, ["t.py::x[a b]", "t.py::y[a"], ["t.py::x[a", "t.py::z", "t.py::none"]),
+        (
+            GROUPS,
+            ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"],
+            ["t.py::w[a@b]", "t.py::w[a"],
+        ),
+    ],
+    ids=["lists cut names at the first space", "a group of xdist may be in a name or not"],
+)
+def test_names_of_lists_are_found(outcomes: Outcomes, there: list[str], missing: list[str]) -> None:
+    assert (lacking(outcomes, there), lacking(outcomes, missing)) == ([], missing)
 
 
 CASE = '<testcase classname="a" name="{}"{}'
@@ -162,10 +167,7 @@ def test_junit_loses_no_test(text: str) -> None:
     assert parse("junit", text) == {"a.ok": PASSED}
 
 
-def test_junit_that_a_test_prints_counts_for_nothing() -> None:
-    forged = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
-    failed = f"<testsuite>{CASE.format('ok', '>')}<failure/><system-out>{forged}</system-out></testcase></testsuite>"
-    assert parse("junit", failed) == {"a.ok": FAILED}
+FORGED = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
 
 
 @pytest.mark.parametrize(
@@ -182,6 +184,7 @@ def test_junit_that_a_test_prints_counts_for_nothing() -> None:
         ("><disabled/></testcase>", SKIPPED),
         ("><properties/><system-out/></testcase>", PASSED),
         ("><skipped/><error/></testcase>", FAILED),
+        (f"><failure/><system-out>{FORGED}</system-out></testcase>", FAILED),  # what a test prints counts for nothing
     ],
 )
 def test_only_a_stated_pass_of_junit_is_a_pass(rest: str, outcome: Outcome) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import sandbox as sandboxes
 from coderepairrl.grading import apply_patch, grade_patch, witness
 from coderepairrl.grading.checks import restore
 from coderepairrl.grading.reports import PARSERS, lacking
@@ -17,26 +16,7 @@ from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards.tests import GradedTests
 from coderepairrl.types import Checks, Command, Task
-from grading.cheats import (
-    ANY,
-    CLASS,
-    COMMON,
-    COMMONJS,
-    ENDS,
-    HONEST,
-    HONEST_HELPERS,
-    JUNIT,
-    MODULE,
-    NAMED,
-    NODE,
-    PYTEST,
-    REPAIRED,
-    SCRIPT,
-    SOURCE,
-    SWAPPED,
-    UNITTEST,
-    WORDS,
-)
+from grading import cheats
 from rewards.folder import Local, Repository, bwrap, graded
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
@@ -78,7 +58,7 @@ COMMANDS = {
 }
 NOT_BY = {
     "script": {
-        *(name for name in SWAPPED if "loaded" in name or "away" in name),
+        *(name for name in cheats.SWAPPED if "loaded" in name or "away" in name),
         *("skips when imported", "tests that are written anew", "a run that stops"),
         *("classes that are built without tests",),
     },
@@ -88,29 +68,27 @@ NOT_BY = {
 }
 """What is no cheat there, as its control shows: it does not pass without a witness either."""
 PLAYED = [
-    *[("script", name) for name in (*ANY, *UNITTEST) if name not in NOT_BY["script"]],
-    *[("unittest", name) for name in (*ANY, *UNITTEST)],
-    *[("pytest", name) for name in (*ANY, *PYTEST) if "cases" not in name],
-    *[("pytest of cases", name) for name in UNITTEST if name not in NOT_BY["pytest of cases"]],
+    *[("script", name) for name in (*cheats.ANY, *cheats.UNITTEST) if name not in NOT_BY["script"]],
+    *[("unittest", name) for name in (*cheats.ANY, *cheats.UNITTEST)],
+    *[("pytest", name) for name in (*cheats.ANY, *cheats.PYTEST) if "cases" not in name],
+    *[("pytest of cases", name) for name in cheats.UNITTEST if name not in NOT_BY["pytest of cases"]],
     ("pytest of cases", "test cases without content"),
-    *[(kind, name) for kind in COMMANDS for name in SWAPPED if name not in NOT_BY.get(kind, ())],
+    *[(kind, name) for kind in COMMANDS for name in cheats.SWAPPED if name not in NOT_BY.get(kind, ())],
 ]
 
 
 @pytest.fixture(scope="session")
 def backend() -> SandboxBackend:
     """The real sandbox, which is shown the folder that has pytest."""
-    bwrap()
-    packages = Path(pytest.__file__).parents[1]
-    env = {"PYTHONPATH": str(packages), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return sandboxes.make_backend("bwrap", binds=(str(packages),), env=env)
+    packages = str(Path(pytest.__file__).parents[1])
+    return bwrap(binds=(packages,), env={"PYTHONPATH": packages, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
 
 def made(repository: Repository, kind: str) -> Task:
     limits = PLAIN if kind == "pytest" else CASES
     tests = {"test_limits.py": limits, "test_a.py": FIRST, "test_b.py": FINE, "test_z.py": ""}
     checks = Checks((Command(COMMANDS[kind], 30.0),), tests)
-    return repository.task({"limits.py": SOURCE, **tests}, {"limits.py": REPAIRED}, checks, f"t/{kind}")
+    return repository.task({"limits.py": cheats.SOURCE, **tests}, {"limits.py": cheats.REPAIRED}, checks, f"t/{kind}")
 
 
 NAMES = {"unittest": "test_limits.Clamp.test_{}", "pytest": "test_limits.py::test_{}"}
@@ -124,14 +102,14 @@ async def share(task: Task, kind: str, patch: bytes, backend: SandboxBackend) ->
 
 
 def cheat(repository: Repository, name: str) -> bytes:
-    return repository.edit({**ANY, **SWAPPED, **UNITTEST, **PYTEST}[name])
+    return repository.edit({**cheats.ANY, **cheats.SWAPPED, **cheats.UNITTEST, **cheats.PYTEST}[name])
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
 async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)
     assert (await graded(task, task.reference, backend)).problem == ""
-    bug = repository.edit({"limits.py": f"# nothing\n{SOURCE}"})
+    bug = repository.edit({"limits.py": f"# nothing\n{cheats.SOURCE}"})
     assert "check failed" in (await graded(task, bug, backend)).problem
     assert kind not in NAMES or await share(task, kind, task.reference, backend) == 1.0
 
@@ -140,8 +118,8 @@ async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repos
 async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -> None:
     """They are what their file says, decorators, metaclasses and all."""
     env = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
-    checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": HONEST})
-    task = repository.task({"helpers.py": HONEST_HELPERS}, {"a.py": "1\n"}, checks)
+    checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": cheats.HONEST})
+    task = repository.task({"helpers.py": cheats.HONEST_HELPERS}, {"a.py": "1\n"}, checks)
     verdict = await graded(task, task.reference)
     assert verdict.problem == ""
     assert len(verdict.outcomes) == (0 if kind == "script" else 18)
@@ -175,32 +153,32 @@ async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, 
 
 
 ENDED = {
-    "sys.exit": [name for name in SCRIPT if "sys.exit" in name or "ends" in name],
+    "sys.exit": [name for name in cheats.SCRIPT if "sys.exit" in name or "ends" in name],
     "sys.exit by another name": ["functions that are sys.exit", "functions that end the script"],
     "exit": ["exit that returns"],
     "os._exit": ["os._exit that returns"],
     "raise": ["SystemExit in exchange", "SystemExit in exchange once"],
-    "unittest.main": [name for name in SCRIPT if name.startswith("sys.exit")],
+    "unittest.main": [name for name in cheats.SCRIPT if name.startswith("sys.exit")],
     "assert": ["functions that end the script", "functions that are sys.exit", "true is all"],
 }
 """The cheats that make a script end well, by how it would end otherwise."""
 
 
 def script(repository: Repository, end: str) -> Task:
-    text = f"from limits import clamp\nhigh = clamp(10, 0, 9)\n{ENDS[end]}"
+    text = f"from limits import clamp\nhigh = clamp(10, 0, 9)\n{cheats.ENDS[end]}"
     checks = Checks((Command(("python3", "-B", "check.py"), 30.0),), {"check.py": text})
-    return repository.task({"limits.py": SOURCE, "check.py": text}, {"limits.py": REPAIRED}, checks)
+    return repository.task({"limits.py": cheats.SOURCE, "check.py": text}, {"limits.py": cheats.REPAIRED}, checks)
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", cheats.ENDS)
 async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Repository) -> None:
     """With the controls: the reference passes, the bug does not, and each cheat does where the exit code decides."""
     task, backend = script(repository, end), Local()
-    bug = repository.edit({"limits.py": f"# nothing\n{SOURCE}"})
+    bug = repository.edit({"limits.py": f"# nothing\n{cheats.SOURCE}"})
     assert (await graded(task, task.reference)).problem == ""
     assert (await graded(task, bug)).problem.startswith("check failed (exit code 1)")
     for name in ENDED[end]:
-        patch = repository.edit(SCRIPT[name])
+        patch = repository.edit(cheats.SCRIPT[name])
         async with backend.open(task) as fresh:
             assert (await grade_patch(fresh, task, patch)).problem, name
             assert (await fresh.exec(task.checks.commands[0].argv)).ok, f"{name}: the control"
@@ -217,7 +195,7 @@ async def test_runners_do_not_start_with_modules_of_the_workspace(
     repository.commit({f"{module}.py": "raise ImportError\n"})
     task = made(repository, kind)
     assert (await graded(task, task.reference, backend)).problem == ""
-    patch = repository.edit({f"{module}.py": WORDS + SOURCE})
+    patch = repository.edit({f"{module}.py": cheats.WORDS + cheats.SOURCE})
     assert "test_high failed" in (await graded(task, patch, backend)).problem
 
 
@@ -285,29 +263,29 @@ TAP = ("node", "--test", "--test-reporter=tap")
 
 def made_for_node(repository: Repository, argv: tuple[str, ...]) -> Task:
     tests = {"limits.test.mjs": JS, "program.test.mjs": PROGRAM}
-    repair = {"limits.mjs": MODULE.replace(": n)", ": n > high ? high : n)")}
+    repair = {"limits.mjs": cheats.MODULE.replace(": n)", ": n > high ? high : n)")}
     checks = Checks((Command(argv, 30.0, "node"),), tests)
-    return replace(repository.task({"limits.mjs": MODULE, **tests}, repair, checks), language="javascript")
+    return replace(repository.task({"limits.mjs": cheats.MODULE, **tests}, repair, checks), language="javascript")
 
 
 @needs_node
-@pytest.mark.parametrize("name", NODE)
+@pytest.mark.parametrize("name", cheats.NODE)
 async def test_cheats_do_not_pass_in_node(name: str, repository: Repository) -> None:
     """With what a program and a test of its own may do: a process ends, and so does the tests'."""
     task = made_for_node(repository, TAP)
-    patch = repository.edit({"limits.mjs": NODE[name]})
+    patch = repository.edit({"limits.mjs": cheats.NODE[name]})
     async with bwrap().open(task) as fresh:
         assert (await grade_patch(fresh, task, patch)).problem
         assert (await fresh.exec(TAP, timeout=30.0)).ok, "the positive control"
 
 
-SPOKEN = [*(("mjs", name) for name in NAMED), *(("cjs", name) for name in COMMONJS)]
+SPOKEN = [*(("mjs", name) for name in cheats.NAMED), *(("cjs", name) for name in cheats.COMMONJS)]
 """Cheats by the ending of the module."""
 
 
 def made_of_names(repository: Repository, ending: str) -> Task:
     """A task that names its tests, of a module that is imported (``mjs``) or required (``cjs``)."""
-    module, tests = (MODULE, IMPORTS) if ending == "mjs" else (COMMON, REQUIRES)
+    module, tests = (cheats.MODULE, IMPORTS) if ending == "mjs" else (cheats.COMMON, REQUIRES)
     repair = {f"limits.{ending}": module.replace(": n)", ": n > high ? high : n)")}
     own = {f"limits.test.{ending}": tests}
     checks = Checks((Command(TAP, 30.0, "node"),), own, ("low", "high"))
@@ -316,7 +294,7 @@ def made_of_names(repository: Repository, ending: str) -> Task:
 
 def spoken(repository: Repository, ending: str, name: str) -> bytes:
     """The patch of a cheat of `SPOKEN`."""
-    return repository.edit({f"limits.{ending}": {"mjs": NAMED, "cjs": COMMONJS}[ending][name]})
+    return repository.edit({f"limits.{ending}": {"mjs": cheats.NAMED, "cjs": cheats.COMMONJS}[ending][name]})
 
 
 @needs_node
@@ -386,8 +364,8 @@ async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository
 
 
 def made_for_junit(repository: Repository) -> Task:
-    files = {"programs/Clamp.java": CLASS, "tests/ClampTest.java": JAVA}
-    repair = {"programs/Clamp.java": CLASS.replace(": n;", ": n > high ? high : n;")}
+    files = {"programs/Clamp.java": cheats.CLASS, "tests/ClampTest.java": JAVA}
+    repair = {"programs/Clamp.java": cheats.CLASS.replace(": n;", ": n > high ? high : n;")}
     checks = witness.junit_checks({"tests/ClampTest.java": JAVA}, ["programs/Clamp.java"], "tests.ClampTest")
     return replace(repository.task(files, repair, checks), language="java")
 
@@ -396,8 +374,8 @@ async def test_cheats_do_not_pass_in_junit(repository: Repository) -> None:
     if shutil.which("javac") is None or not all(Path(jar).exists() for jar in witness.JARS.split(":")):
         pytest.skip("a JDK, or JUnit 4, is not installed")
     task, backend = made_for_junit(repository), bwrap()
-    cheats = {name: repository.edit({"programs/Clamp.java": text}) for name, text in JUNIT.items()}
-    for name, patch in {"the reference": task.reference, "nothing": b"", **cheats}.items():
+    patches = {name: repository.edit({"programs/Clamp.java": text}) for name, text in cheats.JUNIT.items()}
+    for name, patch in {"the reference": task.reference, "nothing": b"", **patches}.items():
         verdict = await graded(task, patch, backend)
         assert (not verdict.problem) is (name == "the reference"), (name, verdict)
 

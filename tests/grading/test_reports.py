@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,17 +48,10 @@ CARGO = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "outcomes"),
-    [
-        ("node", "node.tap", NODE),  # which says the same as the next, and printed lines count for nothing
-        ("node", "node.spec", NODE),
-        ("cargo", "cargo.txt", CARGO),
-        ("junit", "node.xml", JUNIT),
-    ],
-)
-def test_what_a_runner_really_printed(kind: str, name: str, outcomes: Outcomes) -> None:
-    assert recorded(kind, name) == outcomes
+def test_what_runners_really_printed() -> None:
+    """Node says the same in both reporters; printed lines count for nothing."""
+    assert recorded("node", "node.tap") == recorded("node", "node.spec") == NODE
+    assert (recorded("cargo", "cargo.txt"), recorded("junit", "node.xml")) == (CARGO, JUNIT)
 
 
 def test_go_plain_and_json_say_the_same() -> None:
@@ -127,33 +119,21 @@ def test_a_name_that_fails_once_has_failed() -> None:
     assert parse("go", f"{claim}\n{truth}\n") == parse("go", f"{truth}\n{claim}\n") == {"TestX": FAILED}
 
 
-CUT = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
-GROUPS = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "there", "missing"),
-    [
-        (CUT, ["t.py::x[a b]", "t.py::y[a"], ["t.py::x[a", "t.py::z", "t.py::none"]),
-        (
-            GROUPS,
-            ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"],
-            ["t.py::w[a@b]", "t.py::w[a"],
-        ),
-    ],
-    ids=["lists cut names at the first space", "a group of xdist may be in a name or not"],
-)
-def test_names_of_lists_are_found(outcomes: Outcomes, there: list[str], missing: list[str]) -> None:
-    assert (lacking(outcomes, there), lacking(outcomes, missing)) == ([], missing)
+def test_names_that_lists_cut_at_the_first_space_and_groups_of_xdist() -> None:
+    outcomes = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
+    assert lacking(outcomes, ["t.py::x[a b]", "t.py::y[a"]) == []
+    assert lacking(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
+    outcomes = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
+    assert lacking(outcomes, ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"]) == []
+    assert lacking(outcomes, ["t.py::w[a@b]", "t.py::w[a"]) == ["t.py::w[a@b]", "t.py::w[a"]
 
 
 CASE = '<testcase classname="a" name="{}"{}'
 OK = '<testsuite><testcase classname="a" name="ok"/>{}</testsuite>'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_junit_loses_no_test() -> None:
+    for text in (
         OK.format("<system-out>\x1b[32mcolour\x1b[0m \x00\x08</system-out>".replace("\x00", "\x01")),
         OK.format("<system-out><![CDATA[<!DOCTYPE html><?xml version='1.0'?>]]></system-out>"),
         OK.format("") + "\0" + OK.format("") + "\0",
@@ -161,18 +141,15 @@ OK = '<testsuite><testcase classname="a" name="ok"/>{}</testsuite>'
         "\ufeff<?xml version='1.0'?>\n" + OK.format("") + "\ufeff<?xml version='1.0'?>" + OK.format("") + "\n",
         "<testsuite><testcase name='cut'/>\0" + OK.format("") + "\0",
         OK.format("").replace("<testsuite>", "<testsuite xmlns='urn:x'>"),
-    ],
-)
-def test_junit_loses_no_test(text: str) -> None:
-    assert parse("junit", text) == {"a.ok": PASSED}
+    ):
+        assert parse("junit", text) == {"a.ok": PASSED}, text
 
 
 FORGED = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
 
 
-@pytest.mark.parametrize(
-    ("rest", "outcome"),
-    [
+def test_only_a_stated_pass_of_junit_is_a_pass() -> None:
+    for rest, outcome in (
         (' status="run" result="completed"/>', PASSED),
         (' status="Passed"/>', PASSED),
         (' status="notrun" result="suppressed"/>', SKIPPED),
@@ -185,15 +162,12 @@ FORGED = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
         ("><properties/><system-out/></testcase>", PASSED),
         ("><skipped/><error/></testcase>", FAILED),
         (f"><failure/><system-out>{FORGED}</system-out></testcase>", FAILED),  # what a test prints counts for nothing
-    ],
-)
-def test_only_a_stated_pass_of_junit_is_a_pass(rest: str, outcome: Outcome) -> None:
-    assert parse("junit", f"<testsuite>{CASE.format('t', rest)}</testsuite>") == {"a.t": outcome}
+    ):
+        assert parse("junit", f"<testsuite>{CASE.format('t', rest)}</testsuite>") == {"a.t": outcome}, rest
 
 
-@pytest.mark.parametrize(
-    ("text", "outcomes"),
-    [
+def test_tap_with_and_without_version_durations_and_colours() -> None:
+    for text, outcomes in (
         ("1..2\nok 1 addition works\nnot ok 2 y\n", {"addition works": PASSED, "y": FAILED}),
         ("TAP version 14\nok 1 - adds # time=3.1ms\n1..1\n", {"adds": PASSED}),
         ("TAP version 14\nok 1 - adds # time=3.1ms {\n}\n1..1\n", {"adds": PASSED}),
@@ -202,10 +176,8 @@ def test_only_a_stated_pass_of_junit_is_a_pass(rest: str, outcome: Outcome) -> N
         ("\x1b[32mok\x1b[0m 1 - adds\n\x1b[31mnot ok\x1b[0m 2 - b\n1..2\n", {"adds": PASSED, "b": FAILED}),
         ("TAP version 13\nok 1 - a\n1..1\n✖ a (1ms)\n", {"a": FAILED}),
         ("\x1b[32m✔ adds \x1b[90m(1.5ms)\x1b[39m\x1b[39m\n", {"adds": PASSED}),
-    ],
-)
-def test_tap_with_and_without_version_durations_and_colours(text: str, outcomes: Outcomes) -> None:
-    assert parse("node", text) == outcomes
+    ):
+        assert parse("node", text) == outcomes, text
 
 
 def test_colours_hide_no_test() -> None:

@@ -106,11 +106,11 @@ async def graded(task: Task, patch: bytes, backend: SandboxBackend | None = None
         return await grade_patch(fresh, task, patch)
 
 
-def bwrap() -> SandboxBackend:
+def bwrap(**options: Any) -> SandboxBackend:
     """The real sandbox, or a skip outside CI where bubblewrap is missing."""
     if shutil.which("bwrap") is None and os.environ.get("CI") != "true":
         pytest.skip("bubblewrap is not installed")
-    return sandboxes.make_backend("bwrap")
+    return sandboxes.make_backend("bwrap", **options)
 
 
 def records(name: str) -> Iterator[dict[str, Any]]:

@@ -69,6 +69,13 @@ def read_confidence(reply: str) -> float | None:
     return value if value <= 1 else None
 
 
+def label_of(task: Task) -> str:
+    """The task's label. Raises `TaskError` without one."""
+    if not task.answer:
+        raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
+    return task.answer
+
+
 class Label(AnswerReward):
     """1 if the reply gives the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
@@ -81,6 +88,4 @@ class Label(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare labels. Raises `TaskError` without a label."""
-        if not task.answer:
-            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
-        return float(read_label(answer) == plain_label(task.answer))
+        return float(read_label(answer) == plain_label(label_of(task)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from coderepairrl.errors import TaskError
-from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.parse import MalformedPatch, parse_patch
+from coderepairrl.errors import RewardFault, SandboxFault, TaskError
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Episode, Score, Task
 
 LARGEST_PATCH = 16 << 20
@@ -39,7 +40,7 @@ class TextReward(Reward, ABC):
         try:
             value, nearest = await asyncio.to_thread(self._nearest, references, episode.patch, task.language)
         except MalformedPatch as problem:
-            self._check_reference(task)
+            parse_reference(task)
             return Score(self.name, 0.0, note=str(problem))
         return Score(self.name, value, nearest=nearest)
 
@@ -53,9 +54,27 @@ class TextReward(Reward, ABC):
                 break
         return best, whose
 
-    @staticmethod
-    def _check_reference(task: Task) -> None:
-        try:
-            parse_patch(task.reference)
-        except MalformedPatch as problem:
-            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+
+def parse_reference(task: Task) -> tuple[FilePatch, ...]:
+    """Parse the task's reference. Raises `TaskError` for a malformed one."""
+    try:
+        return parse_patch(task.reference)
+    except MalformedPatch as problem:
+        raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+
+
+async def read_sandbox_file(sandbox: Sandbox, path: str) -> bytes:
+    """Content of a file; empty if one side creates or deletes it, or no file can have that name."""
+    try:
+        return await sandbox.read(path)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def reward_faults(what: str, task: Task) -> Iterator[None]:
+    """Raise `RewardFault` for a `SandboxFault`."""
+    try:
+        yield
+    except SandboxFault as fault:
+        raise RewardFault(f"{what} of task {task.id}: {fault}", fix=fault.fix) from fault

@@ -23,7 +23,6 @@ from coderepairrl.agents.fences import (
     Format,
     Unreadable,
     edit,
-    fenced,
     format_reply,
     group_by_file,
     parse_fences,
@@ -33,6 +32,7 @@ from coderepairrl.agents.fences import (
 )
 from coderepairrl.agents.patching import Inexpressible, replace_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
+from coderepairrl.printable import fenced
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.patches import patched

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from coderepairrl.agents import patching
 from coderepairrl.agents.patching import Text, places_of_lines
+from coderepairrl.printable import fenced
 
 Format = Literal["blocks", "whole", "function"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -544,14 +545,3 @@ def _differing(old: str, new: str) -> str:
 def fence_file(path: str, text: str) -> str:
     """Format a file for a prompt."""
     return f"{path}\n{fenced(text.rstrip())}"
-
-
-def fenced(text: str, info: str = "") -> str:
-    """Fence `text` with enough backticks.
-
-    >>> fenced("x = 1")
-    '```\\nx = 1\\n```'
-    """
-    longest = max((len(run) for run in re.findall(r"^[ \t]*(`{3,})", text, re.MULTILINE)), default=2)
-    signs = "`" * (longest + 1)
-    return f"{signs}{info}\n{text}\n{signs}"

@@ -11,8 +11,7 @@ from cydifflib import SequenceMatcher
 from coderepairrl import grading
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards.answers import last_reply
-from coderepairrl.rewards.text import parse_reference, read_sandbox_file, reward_faults
+from coderepairrl.rewards.text import last_reply, parse_reference, read_sandbox_file, reward_faults
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")

@@ -19,10 +19,16 @@ from cydifflib import SequenceMatcher
 from coderepairrl.agents.patching import parse_blocks
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.answers import AnswerReward, label_of
 from coderepairrl.rewards.changes import common_ends
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
-from coderepairrl.rewards.text import TextReward, parse_reference, read_sandbox_file, reward_faults
+from coderepairrl.rewards.text import (
+    AnswerReward,
+    TextReward,
+    label_of,
+    parse_reference,
+    read_sandbox_file,
+    reward_faults,
+)
 from coderepairrl.types import Episode, Score, Task
 
 _STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")

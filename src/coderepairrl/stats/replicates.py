@@ -12,9 +12,15 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from scipy import special
-
-from coderepairrl.stats.intervals import Interval, estimate, student, tango, tango_variance, wilson
+from coderepairrl.stats.intervals import (
+    Interval,
+    estimate,
+    student,
+    t_probability,
+    tango,
+    tango_variance,
+    wilson,
+)
 from coderepairrl.stats.power import POWER, detectable, detectable_by
 
 Rows = Sequence[Sequence[float]]
@@ -80,8 +86,7 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     freedom = spread.freedom if spread.variance else None
     pairs = (moved - spread.mean**2) / spread.variance if spread.variance else float(spread.clusters)
     lost, gained = (max(0.0, (moved + sign * spread.mean) / 2) * pairs for sign in (-1, 1))
-    quantile = float(special.ndtri(0.975)) if freedom is None else student(freedom)
-    _, low, high = tango(lost, gained, pairs, quantile)
+    _, low, high = tango(lost, gained, pairs, student(freedom))
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     seen: Interval | None
     if freedom is None:
@@ -144,5 +149,4 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
 def _two_sided(mean: float, error: float, freedom: float | None) -> float:
     if not error:
         return 1.0 if mean == 0 else 0.0
-    tail = -abs(mean) / error
-    return 2 * float(special.ndtr(tail) if freedom is None else special.stdtr(freedom, tail))
+    return 2 * t_probability(-abs(mean) / error, freedom)

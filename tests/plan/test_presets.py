@@ -255,10 +255,12 @@ def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.M
     said = capsys.readouterr()
     assert install_extra("hub") in said.err
     assert all(f"tasks.options.{name}=FILE" in said.err for name in ("swe_gym", "multilingual"))
-    needs = json.loads(said.out.splitlines()[-1])["needs"]
+    plan = json.loads(said.out.splitlines()[-1])
+    needs = plan["needs"]
     assert needs["parameters"] == KNOWN["Qwen3-14B"].parameters
     assert needs["gpu 1, 2 (learner)"]["weights_gb"] == 29.54
-    assert "hf download Qwen/Qwen3-14B" in said.err
+    assert next(iter(plan)) == "verdict" and "the run downloads Qwen/Qwen3-14B when it starts" in plan["verdict"]
+    assert "Qwen3-14B" not in said.err
 
 
 @pytest.mark.parametrize(

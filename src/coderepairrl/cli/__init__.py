@@ -9,6 +9,7 @@ import atexit
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -161,7 +162,8 @@ def main() -> None:
     try:
         with exit_on_error():
             if renamed := RENAMED.get("".join(sys.argv[1:2])):
-                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{renamed}`")
+                whole = shlex.join([*renamed.split(), *sys.argv[2 + (sys.argv[1] == "env") :]])
+                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{whole}`")
             app()
     except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,13 +17,14 @@ def run(
         str, typer.Argument(metavar="FILE", help="a TOML file with jobs (docs/guides/jobs.md), or a shipped one")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys and settings of a job")
+        list[str] | None,
+        typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys and settings of a job"),
     ] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="JOB", help="run only this job; repeatable")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="concurrent jobs")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="check all jobs, and print what each does")] = False,
-    commands: Annotated[bool, typer.Option("--commands", help="print commands for Slurm, and start nothing")] = False,
-    table: Annotated[bool, typer.Option("--table", help="print the table of what is done, and start nothing")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="jobs that run at a time")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check all jobs, print what each does")] = False,
+    commands: Annotated[bool, typer.Option("--commands", help="print a script for Slurm, start nothing")] = False,
+    table: Annotated[bool, typer.Option("--table", help="print the table of finished jobs, start nothing")] = False,
     form: Format = "text",
     as_json: Json = False,
 ) -> None:
@@ -33,12 +34,12 @@ def run(
     from coderepairrl.stages import jobs_file as reading
 
     if sum([dry_run, commands, table, bool(only)]) > 1:
-        raise UsageError("these options exclude each other", fix="one of --only, --dry-run, --commands, --table")
+        raise UsageError("--only, --dry-run, --commands and --table exclude each other", fix="name one of them")
     form = "json" if as_json else form
     planned = reading.read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
-            raise UsageError("overrides are not passed on by --commands", fix="write them into the file")
+            raise UsageError("--commands passes no JOB.KEY=VALUE on", fix=f"write {overrides[0]} into {file}")
         show(running.slurm_script(planned, note))
         return
     failures: dict[str, str] = {}

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def score(
-    oracle: Annotated[Path, typer.Option(help="the reference diff")],
-    patch: Annotated[Path, typer.Option(help="the diff to judge")],
-    reward: Annotated[str, typer.Option(help="reward, or module:Class")] = "patch_edits",
+    oracle: Annotated[Path, typer.Option(help="file with the reference diff")],
+    patch: Annotated[Path, typer.Option(help="file with the diff to judge")],
+    reward: Annotated[str, typer.Option(help="reward that compares diffs, or module:Class")] = "patch_edits",
     as_json: Json = False,
 ) -> None:
     """Score a diff against another with a reward that runs nothing."""
@@ -34,19 +34,19 @@ def score(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them; or one of `crrl run`")
+        list[Path], typer.Argument(metavar="RUN...", help="run folders, folders of runs, or one folder of `crrl run`")
     ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="folder, or FILE.html for the first page alone (default: RUN/report)"),
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="serve live pages to this machine, without files")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="show live pages on this machine, write no files")] = False,
     port: Annotated[int, typer.Option(help="port of --serve (0: any free one)")] = 0,
-    episode: Annotated[str | None, typer.Option(help="id of one episode, written to one file")] = None,
+    episode: Annotated[str | None, typer.Option(help="write one episode, by its id, to one file")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="write an SVG of reward and passing tests instead of the pages")
     ] = None,
-    baseline: Annotated[list[str] | None, typer.Option(help="horizontal line in the figure, NAME=VALUE")] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="horizontal line in --figure, NAME=VALUE")] = None,
     export: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="write figures as SVG and PDF, numbers as CSV, instead of the pages"),
@@ -58,19 +58,17 @@ def report(
     from coderepairrl.report import jobs
 
     if sum((as_json, figure is not None, export is not None, output is not None, serve)) > 1:
-        raise UsageError(
-            "--json, --figure, --export, --output and --serve are different things", fix="ask for one at a time"
-        )
+        raise UsageError("--json, --figure, --export, --output and --serve exclude each other", fix="name one of them")
     if any(jobs.is_jobs(each) for each in runs):
         if len(runs) > 1 or figure is not None or export is not None or baseline or serve or episode:
-            raise UsageError("jobs have a page, and numbers (--json)", fix="crrl report FOLDER")
+            raise UsageError("a folder of `crrl run` has one page, and --json", fix=f"crrl report {runs[0]}")
         show(json.dumps(jobs.result(runs[0]).numbers) if as_json else jobs.write_page(runs[0], output))
         return
     missing = [run for run in runs[1:] if not run.exists()]
     if missing and runs[0].exists():
-        raise UsageError(f"there is no run {missing[0]}", fix=f"an episode is named so: --episode {missing[0]}")
+        raise UsageError(f"there is no run {missing[0]}", fix=f"for an episode: --episode {missing[0]}")
     if episode is not None and len(runs) > 1:
-        raise UsageError("--episode is of one run", fix="name its run alone")
+        raise UsageError("--episode is for one run", fix=f"crrl report {runs[0]} --episode {episode}")
     if not as_json:
         note(f"{'reading':<12}{', '.join(map(str, runs))}")  # imports and thousands of pages take a while
     site = reports.Site(runs, live=serve)
@@ -118,7 +116,7 @@ def check(
         ),
     ] = None,
     options: Options = None,
-    every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
+    every: Annotated[bool, typer.Option("--all", help="with KIND sandbox: every sandbox that works here")] = False,
     as_json: Json = False,
 ) -> None:
     """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
@@ -128,7 +126,7 @@ def check(
     from coderepairrl.registry import Finding
 
     if every and (kind != "sandbox" or name is not None or options):
-        raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
+        raise UsageError("--all is for sandboxes, without name and options", fix="crrl check sandbox --all")
     report: list[Finding] = []
 
     def tell(finding: Finding) -> None:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from coderepairrl.runs import RunFolder
 
 RunFile = Annotated[
-    str, typer.Argument(metavar="FILE", help="a TOML file, a shipped config, or a run folder to resume")
+    str,
+    typer.Argument(metavar="FILE", help="a TOML file, a shipped config, or a run folder to resume"),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue the run where it stopped")]
 
 
 def hello(
@@ -27,7 +28,7 @@ def hello(
             metavar="[RUN] [KEY=VALUE]...", help="settings; with --resume first the run (default: runs/hello)"
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue a run where it stopped")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run where it stopped")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -42,22 +43,16 @@ def hello(
 
 def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
     """Print the plan as far as it is known. Raises its problem."""
-    from coderepairrl import config, stages
+    from coderepairrl import stages
 
     plan, problem = stages.dry_run(resolved, folder)
-    if plan:  # what is known, though the rest is refused
-        settings = "" if problem else f"{config.to_toml(resolved)}\n"  # they would hide the mistake
-        show(json.dumps(plan) if as_json else f"{settings}{format_nested(plan)}")
+    show(json.dumps(plan) if as_json else format_nested(plan))
     if problem is not None:
         raise problem
 
 
 def train(
-    file: RunFile,
-    overrides: Overrides = None,
-    resume: Resume = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    file: RunFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
     from coderepairrl import stages
@@ -71,20 +66,15 @@ def train(
 
 
 def sft(
-    file: RunFile,
-    overrides: Overrides = None,
-    resume: Resume = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    file: RunFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
-    from coderepairrl import config
     from coderepairrl.stages import sft as stage
 
     plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
     if dry_run:
         summary = stage.as_shown(plan, folder)
-        show(json.dumps(summary) if as_json else f"{config.to_toml(plan.config)}\n{format_nested(summary)}")
+        show(json.dumps(summary) if as_json else format_nested(summary))
         return
     result = asyncio.run(stage.sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else format_nested(result))
@@ -92,7 +82,8 @@ def sft(
 
 def config(
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="as for `crrl train` (default: show defaults)")
+        str | None,
+        typer.Argument(metavar="FILE", help="as for `crrl train` (default: show defaults)"),
     ] = None,
     overrides: Overrides = None,
     as_json: Json = False,

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from coderepairrl.tasks.select import Verified
 
 app = typer.Typer(
-    name="tasks",
-    help="List, prepare, verify, export and open tasks; import trajectories.",
-    no_args_is_help=True,
+    name="tasks", help="List, prepare, verify, export and open tasks; import trajectories.", no_args_is_help=True
 )
 
 Source = Annotated[
@@ -85,7 +83,8 @@ def tasks_prepare(
     source: Source,
     options: Options = None,
     images: Annotated[
-        Path | None, typer.Option(help="a folder in OCI layout, or an archive of docker save, tried before a registry")
+        Path | None,
+        typer.Option(help="a folder in OCI layout, or an archive of docker save, tried before a registry"),
     ] = None,
     jobs: Concurrent = None,
     as_json: Json = False,
@@ -115,15 +114,19 @@ def tasks_verify(
         bool,
         typer.Option("--deep", help="audit with mutants, repeated runs and history: docs/guides/audit.md"),
     ] = False,
-    limit: Annotated[int, typer.Option(min=0, help="first tasks, with --deep drawn by --seed (0: all)")] = 0,
-    repeat: Annotated[int, typer.Option(min=1, help="runs of the checks, to find flaky tests")] = 1,
-    reward: Annotated[list[str] | None, typer.Option(help="reward to verify; repeatable")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="number of tasks, with --deep drawn by --seed (0: all)")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="times to run the checks, to find flaky tests")] = 1,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(help="reward to verify; repeatable"),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="file for valid tasks; with --deep folder of results (audits/NAME)"),
     ] = None,
     quarantine: Annotated[
-        Path | None, typer.Option(help="write failing tasks with reasons, for select.quarantine=FILE")
+        Path | None,
+        typer.Option(help="write failing tasks with reasons, for select.quarantine=FILE"),
     ] = None,
     mutants: Annotated[int | None, typer.Option(min=0, help="--deep: most mutants per reference (default: 5)")] = None,
     seed: Annotated[int | None, typer.Option(help="--deep: seed of tasks and mutants (default: 0)")] = None,
@@ -279,11 +282,11 @@ def tasks_import(
     output: Annotated[Path, typer.Option("--output", "-o", help="file of examples to write")],
     against: Annotated[
         list[str] | None,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap is refused"),
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap with it is refused"),
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap is left out"),
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap with it is left out"),
     ] = None,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="skip the comparison with evaluation sets")] = False,
     tasks: Annotated[

@@ -17,15 +17,16 @@ _HEAD = """# Configuration
 
 <!-- Written by `python -m coderepairrl.config.reference > docs/reference/config.md`; a test keeps it current. -->
 
-One TOML file with the sections below. Everything can be overridden on the command line as `KEY=VALUE`
-(`train.lr=3e-6`, `engine=tiny`, `reward={patch_edits=0.6,tests=0.4}`); `extends = "other.toml"` starts from another
-file, one level deep, `extends = "thesis-8b"` from a shipped configuration. What a file says replaces what it extends,
-setting by setting; `reward` and the tables of `options` are replaced as a whole, and another task source than the one
-that is extended starts without that one's options, those of `eval` included. An unknown key is an error that names
-the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan (of what is
-refused only the plan, as far as it is known), and `crrl config FILE` every setting with its value, its default and
-what set it. All that is wrong or missing is reported together, each with its fix; the exit code is that of the
-first: mistakes (2) come before what the machine lacks (3).
+One TOML file with the sections below.
+
+- On the command line `KEY=VALUE` overrides it: `train.lr=3e-6`, `engine=tiny`, `reward={patch_edits=0.6,tests=0.4}`.
+- `extends = "other.toml"` starts from another file, one level deep; `extends = "thesis-8b"` from a shipped
+  configuration. The file replaces single settings, but `reward` and tables of `options` as a whole. Another task source
+  starts without the options of the extended one, those of `eval` included.
+- An unknown key is an error that names the nearest known one. All that is wrong or missing is reported together, each
+  with its fix; the exit code is that of the first: mistakes (2) come before what the machine lacks (3).
+- `crrl config FILE` prints every setting with its value, its default and what set it; `crrl train FILE --dry-run`
+  checks all of it and prints the plan.
 
 A configuration is printed and kept in the run folder, so a secret in clear is refused: a value in `options` whose name
 ends in `key`, `token`, `password`, `secret` or `authorization` (`api_key`, `env.GITHUB_TOKEN`, the word behind

@@ -59,6 +59,17 @@ def require_plain_weights(folder: Path) -> None:
         )
 
 
+class NotFetched(UsageError):
+    """A model of the hub that is not on this machine: runs download it when they start."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is not here: there is no such folder, and it is not fetched from the hub yet",
+            fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(name)}",
+        )
+        self.name = name
+
+
 class Named(NamedTuple):
     """Model behind a name: a folder in Hugging Face layout, and adapters, if any."""
 
@@ -114,7 +125,7 @@ def multimodal(folder: Path) -> bool:
 
 def model_folder(path: str, *, weights: bool = False) -> Path:
     """Folder of the model that `path` names (`resolve_model`), below any adapters. Raises `UsageError` if it
-    or its `weights` are missing."""
+    or its `weights` are missing, `NotFetched` for a model of the hub."""
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
         location = home / path.removeprefix(_BUILTIN)
@@ -122,10 +133,7 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
     elif is_hub_name(path):
         cached = find_cached(path)
         if cached is None:
-            raise UsageError(
-                f"{path} is not here: there is no such folder, and it is not fetched from the hub yet",
-                fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(path)}",
-            )
+            raise NotFetched(path)
         location, fix = cached, f"fetch it again: {download_command(path)}"
     else:
         location = Path(path).expanduser()

@@ -11,6 +11,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
+from coderepairrl.models import NotFetched, download_command
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.plan import Plan, plan_run
@@ -110,8 +111,12 @@ def _what_may_not_fit(config: Config) -> str:
 
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
-    """Preview a run without starting it; return known parts and the problem."""
-    preview: dict[str, Any] = {}
+    """Preview a run without starting it; return what is known, the verdict first, and the problem.
+
+    A model that the run will download is no problem, but what depends on it stays unknown.
+    """
+    folder = folder or life_cycle.folder_of(config)
+    preview: dict[str, Any] = {"verdict": "", "run": str(folder.path)}
     errors: list[CodeRepairError] = []
     try:
         preview["needs"] = needs(config)
@@ -126,19 +131,27 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             lacking = several(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
-        preview |= as_shown(plan, folder or life_cycle.folder_of(config))
-    problem = several(errors) if errors else None
-    preview["verdict"] = _preview_verdict(preview, getattr(problem, "problems", (problem,)) if problem else ())
-    return preview, problem
+        preview |= as_shown(plan, folder)
+    found = several(errors) if errors else None
+    parts: Sequence[CodeRepairError] = getattr(found, "problems", (found,)) if found else ()
+    downloads = [each.name for each in parts if isinstance(each, NotFetched)]
+    problems = [each for each in parts if not isinstance(each, NotFetched)]
+    preview["verdict"] = _preview_verdict(preview, problems, downloads)
+    return preview, several(problems) if problems else None
 
 
-def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
-    """Say whether it can run here, and what ends episodes first."""
+def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
+    """Say whether it can run here, what it downloads, and what ends episodes first."""
+    later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
         parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
         parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
-        return f"it cannot be run here: {' and '.join(parts)}"
+        return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
+    if later:
+        return (
+            f"no mistake so far; {later}, and the tasks are planned once it is here: {download_command(downloads[0])}"
+        )
     memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_sized = all(isinstance(each, int | float) for each in memory)
     fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"

@@ -129,7 +129,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         if problem is not None:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
-        return preview["training_episodes"], hours
+        return preview.get("training_episodes", 0), hours  # unknown until the model is here
     if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
         return 0, None
     source = Path(configs.shipped().get(job.source, job.source)).expanduser()

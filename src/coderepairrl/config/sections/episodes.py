@@ -70,9 +70,9 @@ class Rollout(Section):
     executor: Literal["local", "ray"] = "local"
     """Run episodes on this machine, or on a Ray cluster (docs/guides/cluster.md)."""
     ray: RayCluster = RayCluster()
-
+    """The Ray cluster of `executor = "ray"`."""
     tasks_per_step: int = Field(default=4, ge=1)
-    """Tasks per step."""
+    """Tasks per step; the default makes 32 episodes, the thesis's batch of an update."""
     group_size: int = Field(default=8, ge=2)
     """Attempts per task, compared with each other; the default is the thesis's."""
     concurrency: int = Field(default=16, ge=1)

@@ -19,7 +19,7 @@ class Source(Section):
     weight: float = Field(default=1.0, gt=0)
     """Share of the tasks of a batch, relative to the sum of all weights."""
     kind: str = ""
-    """Kind of those of its tasks that name none (`kinds`)."""
+    """Kind (section `kinds`) of its tasks that name none; empty: the run's settings."""
 
 
 class Tasks(Section):
@@ -93,9 +93,9 @@ class Curriculum(Section):
     """Order of the tasks (docs/guides/curriculum.md); by default epochs in an order drawn by `run.seed`."""
 
     easy_first: Annotated[EasyFirst | None, Switch] = None
-    """`true`, or a table; excludes `band`."""
+    """The easiest tasks first: `true`, or a table. Not with `band`."""
     band: Annotated[Band | None, Switch] = None
-    """`true`, or a table; excludes `easy_first`."""
+    """Tasks that the policy sometimes solves: `true`, or a table. Not with `easy_first`."""
     probe: str = ""
     """A file, or a run folder of `crrl eval`, with earlier attempts (docs/guides/curriculum.md). Their success rate
     replaces `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
@@ -128,4 +128,5 @@ class Data(Section):
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest example in tokens; unset is the model's context."""
     unfit: Literal["refuse", "drop"] = "refuse"
-    """For examples that are longer, or that the template cannot write: refuse the run, or drop, count and name them."""
+    """Examples longer than `max_tokens`, or that the template cannot write: refuse the run, or drop, count and name
+    them."""

@@ -182,7 +182,7 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
     assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
     assert of([miniature, tmp_path / "other"]) == [Part((0, 1), 2)]
-    with pytest.raises(ConfigError, match="one cluster once"):
+    with pytest.raises(ConfigError, match="one at a time"):
         of([miniature, tmp_path / "other"], executor="ray")
     with pytest.raises(UsageError, match="have one name, miniature"):
         plan_evaluations("jsonl", [], ["a/miniature", "b/miniature"])

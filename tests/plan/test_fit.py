@@ -142,7 +142,7 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
     [
         (("engine.options.context=4096",), "engine.options.context=4096 is less than rollout.tokens=8192"),
         (("engine.options.args=['--tensor-parallel-size','2']",), "ask for 2 GPUs"),
-        (("engine.options.args=['--tensor-parallel-size','two']",), "wants a number, not 'two'"),
+        (("engine.options.args=['--tensor-parallel-size','two']",), "must be a number, not 'two'"),
         (("engine.options.args=['--tensor_parallel_size=2']",), "ask for 2 GPUs"),
         (("engine.options.args=['-tp=0.5']",), "must be a whole number, not 0.5"),
         (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),

@@ -315,7 +315,7 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
     assert result.exit_code == 0 and result.stdout.strip() == str(output)
     said = [each.text for each in ElementTree.parse(output).getroot().iter("{http://www.w3.org/2000/svg}text")]
     assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
-    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "different things")):
+    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "exclude each other")):
         assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)
 
 

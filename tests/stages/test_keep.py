@@ -105,7 +105,7 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
 
 def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match="run.json is there, and would be written over"):
+    with pytest.raises(UsageError, match="run.json exists already"):
         keep_attempts([tmp_path], Keep(), tmp_path / "run.parquet")
     assert (tmp_path / "run.json").read_text() == "{}"
 

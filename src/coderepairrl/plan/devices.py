@@ -91,7 +91,7 @@ def _check_serving(config: Config, serving_takes: bool) -> None:
 
 def _check_once(key: str, wanted: Sequence[int]) -> None:
     if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
+        raise ConfigError(f"{key}={list(wanted)} names a GPU twice", fix=f"{key}={sorted({*wanted})}")
 
 
 def _check_apart(config: Config, taken: set[int]) -> None:

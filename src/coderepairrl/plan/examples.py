@@ -91,7 +91,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
     for path in map(_examples_file, data.paths):
         examples = read_examples(path)
         if not examples:
-            raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
+            raise UsageError(f"{path} has no example", fix="keep more: crrl collect --select RUN keep.above=0 -o FILE")
         files[str(path)] = digests([path])[path.name]
         for example in examples:
             if (first := seen.get(same := _said(example))) is not None:

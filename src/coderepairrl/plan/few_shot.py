@@ -50,7 +50,7 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
         selected: Sequence[Example]
         if isinstance(option, int):
             if option < 0:
-                raise ConfigError("agent.options.examples is negative")
+                raise ConfigError(f"agent.options.examples={option} is negative", fix="0 or more; 0 sends none")
             form = agent.options.get("format", "blocks")
             selected = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
         else:

@@ -129,6 +129,6 @@ def _check_measured(config: Config, examples: Examples) -> None:
     data = config.data
     if data.held_out and not examples.held_out:
         raise UsageError(
-            f"data.held_out={data.held_out:g} of the tasks is none of {len({each.task for each in examples.train})}",
+            f"data.held_out={data.held_out:g} holds out none of {len({each.task for each in examples.train})} tasks",
             fix="raise it, or set data.held_out=0",
         )

@@ -386,4 +386,6 @@ def check_learns_from_rewards(config: Config) -> None:
             fix="crrl sft FILE, or another train.algorithm",
         )
     if config.data != Data():
-        raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")
+        raise ConfigError(
+            "crrl train learns from tasks, and has no use for [data]", fix="crrl sft FILE, or leave [data] out"
+        )

@@ -78,8 +78,8 @@ def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
         raise ConfigError(
-            "several policies at once, and rollout.executor=ray, of which a process has one cluster once",
-            fix="leave --jobs out: rollout.concurrency says how many attempts are made at once",
+            "--jobs measures several policies at once, and rollout.executor=ray one at a time",
+            fix="leave --jobs out, and raise rollout.concurrency for more attempts at a time",
         )
     shared_parts, alone, left = list[Part](), list[int](), list(range(len(plans)))
     while left:

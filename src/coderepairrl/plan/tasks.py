@@ -164,7 +164,7 @@ def check_workspaces(everything: Sequence[Task], check_image: Callable[[str], No
     checks = [partial(check, task) for task in distinct for check in (environment_of, check_files)]
     errors = errors_of(checks)
     if (more := len(errors) - _TASKS_NAMED) > 0:
-        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify lists them")
+        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify SOURCE lists them")
         errors = [*errors[:_TASKS_NAMED], counted]
     raise_all([*errors, *errors_of([partial(check_environments, everything)])])
 

@@ -97,7 +97,10 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
             if not ended:
                 raise
     if not ended or ended[-1].ending is Ending.VOID:
-        raise RunError(f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}", fix="mend that part")
+        raise RunError(
+            f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}",
+            fix="mend what it names; crrl check says what this machine lacks",
+        )
     return ended[-1]
 
 

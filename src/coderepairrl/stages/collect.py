@@ -73,10 +73,10 @@ def keep_attempts(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[s
     incompatible conversations.
     """
     if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
-        raise UsageError(f"{twice[0]} is there twice", fix="name it once")
+        raise UsageError(f"{twice[0]} is named twice", fix="name it once")
     account = target.with_suffix(".json")
     if account.exists() and not target.exists():
-        raise UsageError(f"{account} is there, and would be written over", fix="name another file with -o")
+        raise UsageError(f"{account} exists already", fix="name another file with -o")
     opened = [open_conversations(path) for path in sources]
     selection = select([each for number, one in enumerate(opened) for each in one.candidates(number)], wanted)
     exact = rendered = 0

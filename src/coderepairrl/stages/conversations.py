@@ -122,8 +122,8 @@ class Recorded:
             return tokens.tokenizer_digest(folder)
         except CodeRepairError as error:
             raise UsageError(
-                f"{self.path} has ids of tokens, and the model whose they are is gone: {error}",
-                fix="put the model back: its tokenizer says what they mean",
+                f"{self.path} has token ids of a model that cannot be read: {error}",
+                fix="put the model back: its tokenizer turns the ids into text",
             ) from None
 
 

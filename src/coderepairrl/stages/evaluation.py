@@ -116,7 +116,7 @@ async def attempt_all(
     """
     first = planned[0]
     if jobs > 1 and len(planned) == 1:
-        raise UsageError("--jobs is how many of several --policy are measured at a time", fix="leave it out")
+        raise UsageError("--jobs is for several --policy, and there is one", fix="leave --jobs out")
     again = f"crrl {first.command} {first.folder.path} --resume"
     if len(planned) > 1:
         again = f"the same command with -o {first.folder.path.parent} --resume"

@@ -40,7 +40,9 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new folder")
     if named_model.adapter is None and precision is not None:
-        raise UsageError(f"{named_model.folder} has full weights, which are copied as they are", fix="no --precision")
+        raise UsageError(
+            f"{named_model.folder} has full weights, which are copied as they are", fix="leave --precision out"
+        )
     try:
         target.mkdir(parents=True, exist_ok=True)
         kept_share = await _write_model(named_model, target, precision)
@@ -124,7 +126,7 @@ async def _write_model(found: models.Named, target: Path, precision: Literal["fp
 def _copy_model(folder: Path, target: Path) -> None:
     model_files = [file for file in models.model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
     if not any(file.suffix == ".safetensors" for file in model_files):
-        raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
+        raise UsageError(f"{folder} has no weights", fix="name a folder with *.safetensors")
     for file in model_files:
         shutil.copyfile(file, target / file.name)
 

@@ -67,7 +67,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
         reason = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
         raise UsageError(
             f"there is no trajectory that can be read{reason}",
-            fix=f"are these of the format {form}?",
+            fix=f"name files of the format {form}, or their format (crrl tasks import -h)",
         )
     matched = _matched(trajectories, tasks)
     for source in options.against:
@@ -87,7 +87,8 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
     if not remaining:
         raise UsageError(
-            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="import others"
+            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}",
+            fix="import files of other tasks",
         )
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
@@ -116,7 +117,10 @@ def _tasks(text: str) -> list[Task]:
 def _solved(source: str) -> Mapping[str, bool]:
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
-        raise UsageError(f"{source} says how many tasks were resolved, and not which", fix="name a report that does")
+        raise UsageError(
+            f"{source} says how many tasks were resolved, and not which",
+            fix="--outcomes takes a report with the tasks' ids",
+        )
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 
 

@@ -432,7 +432,9 @@ def _lock_job(job: Job) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"another process runs {job.name}", fix="wait for it, or stop it") from None
+            raise RunError(
+                f"another process runs {job.name}", fix="wait until it ends, or stop it, and run this again"
+            ) from None
         yield
 
 

@@ -85,7 +85,10 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
     """Apply `keep`. Raises `UsageError` with the filter that leaves none."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
-        raise UsageError("there is no attempt with a verdict to select from", fix="collect some, or name another run")
+        raise UsageError(
+            "there is no attempt with a verdict to select from",
+            fix="name a run that has: crrl collect SOURCE -o RUN makes one",
+        )
     steps = []
     for name, filtered in _filters(keep):
         before, left = left, list(filtered(left))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 
-_TO_FIND = "is it installed, or in the current folder?"
+_TO_FIND = "install it, or call crrl in the folder that holds it"
 _BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
 """Pydantic's mark, in an error's place, of the tried type of a union."""
 

@@ -31,6 +31,7 @@ from coderepairrl.engines.vllm.options import parse_arguments
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.plan.model import adapter_needs
 from coderepairrl.protocols import Engine
+from coderepairrl.registry import protocol_members
 from coderepairrl.sync import weights
 from coderepairrl.sync import wire as sync_wire
 from coderepairrl.types import Chunk, EngineNeeds, Sampling
@@ -99,7 +100,7 @@ def adapter(folder: Path, rank: int = 8) -> tuple[Path, str]:
 
 
 async def test_tokens_logprobs_and_versions_arrive(engine: VllmEngine) -> None:
-    assert isinstance(engine, Engine) and engine.context == 512
+    assert protocol_members(Engine) <= {*dir(engine)} and engine.context == 512
     ids, logprobs, versions = await ask(engine, [1, 2, 3], TEN)
     assert (ids, logprobs, versions) == (list(range(10)), [-0.125] * 10, [0] * 10)
     health = await engine.health()

@@ -15,6 +15,7 @@ import pytest
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
+from coderepairrl.registry import protocol_members
 from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make_backend, session
 from coderepairrl.sandbox.backend import GuestBackend, _sweep
@@ -42,7 +43,7 @@ signal.pause()
 
 
 async def test_a_workspace_is_a_clean_repository(box: GuestSandbox) -> None:
-    assert isinstance(box, Sandbox)
+    assert protocol_members(Sandbox) <= {*dir(box)}
     assert (await box.exec(["git", "status", "--porcelain"])).output == b""
     log = await box.exec(["git", "log", "--oneline", "--all"])
     assert log.ok and len(log.output.splitlines()) == 1

@@ -20,7 +20,7 @@ from typing import Any
 
 from coderepairrl.agents.patching import HEAD
 from coderepairrl.agents.scripted import Answer, Behaviour, FolderBackend, Request, ScriptedEndpoint
-from coderepairrl.errors import CodeRepairError, Fault, RemoteFault, SandboxFault
+from coderepairrl.errors import Fault, RemoteFault, SandboxFault
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
 from coderepairrl.processes.scratch import scratch
@@ -43,7 +43,7 @@ _SLACK = 2.0  # Seconds beyond its time limit for an agent to stop.
 @dataclass(frozen=True, slots=True)
 class _Trial:
     report: AgentReport | None
-    error: CodeRepairError | None
+    error: Exception | None
     requests: list[Request]
     authorizations: list[str]
     diff: bytes
@@ -90,14 +90,13 @@ _Attempt = Callable[[Behaviour, Limits], Awaitable[_Trial]]
 async def _try_agent(agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits) -> _Trial:
     async with ScriptedEndpoint(script) as server, backend.open(task) as sandbox:
         started = time.monotonic()
-        report, error = None, None
+        report: AgentReport | None = None
+        error: Exception | None = None
         try:
-            async with asyncio.timeout(limits.seconds + 10):
+            async with asyncio.timeout(limits.seconds + 10) as clock:
                 report = await agent.run(task, sandbox, server.endpoint(limits))
-        except CodeRepairError as raised:
-            error = raised
-        except TimeoutError:
-            error = Fault("still running 10 s after its time limit")
+        except Exception as raised:  # also of the agent's own code: the question that it fails names it
+            error = Fault("still running 10 s after its time limit") if clock.expired() else raised
         seconds = time.monotonic() - started
         executed = await _count(sandbox)
         return _Trial(report, error, server.requests, server.authorizations, await sandbox.diff(), executed, seconds)

@@ -157,7 +157,11 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
     reward = rewards.only(name)
-    for finding in await sit(reward, sandbox.make_backend(sandbox.choose().name)):
+    findings = await sit(reward, sandbox.make_backend(sandbox.choose().name))
+    if not reward.repairs and (failed := [at for at, finding in enumerate(findings) if not finding.ok]):
+        fix = "it promises no measure of repair (Reward.repairs): pay for tests beside it, or give it weight 0"
+        findings[failed[-1]] = findings[failed[-1]]._replace(fix=fix)
+    for finding in findings:
         yield finding
 
 

@@ -78,7 +78,7 @@ _WRONG = {
 async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
     """Ask `reward` the questions of every reward, on a small repository with a bug.
 
-    The oracle earns 1, an empty patch and meaningless edits 0, junk less than the oracle; values lie in [0, 1] and
+    The reference earns 1, an empty patch and meaningless edits 0, junk less; values lie in [0, 1] and
     repeat. Rewards that run code need `sandbox`. Raises `RewardFault`.
     """
     backend = sandbox or _NoSandbox()
@@ -97,10 +97,13 @@ async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) 
         wrong = {name: await value(patch) for name, patch in _WRONG.items()}
     values = (oracle, empty, *noops.values(), *wrong.values())
     return [
-        Finding("the oracle earns 1", oracle == 1.0, f"{oracle:g}"),
+        Finding("the reference earns 1", oracle == 1.0, f"{oracle:g}"),
         Finding("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
         *(Finding(f"{name} earns 0", found == 0.0, f"{found:g}") for name, found in noops.items()),
-        *(Finding(f"{name} earns less than the oracle", found < oracle, f"{found:g}") for name, found in wrong.items()),
+        *(
+            Finding(f"{name} earns less than the reference", found < oracle, f"{found:g}")
+            for name, found in wrong.items()
+        ),
         Finding("values lie in [0, 1]", all(math.isfinite(v) and 0.0 <= v <= 1.0 for v in values), f"{values}"),
         Finding("the same patch earns the same", oracle == again, f"{oracle:g}, then {again:g}"),
     ]

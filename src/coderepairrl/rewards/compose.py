@@ -176,8 +176,8 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     value = chosen.compare(oracle_diff, patch_diff)
     if value is None:
         raise UsageError(
-            f"reward {reward} needs more than two diffs (a repository, a reply) and cannot compare two files",
-            fix="use one that compares patches, such as patch_edits or patch_similarity",
+            f"reward {reward} cannot compare two files: it has no `compare`, since it needs a repository or a reply",
+            fix="use one that compares patches, such as patch_edits; a class of your own may define `compare`",
         )
     return value
 

@@ -62,7 +62,7 @@ def group_name(phase: str, step: int, position: int) -> str:
     return f"{phase}-{step:05d}-{position:03d}"
 
 
-def due(
+def find_due_slots(
     curriculum: Curriculum,
     attempts: int,
     wanted: int,
@@ -71,7 +71,7 @@ def due(
     taken: Collection[str] = (),
     known: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[Slot]:
-    """First `wanted` unconsumed groups of the run's order, leftovers first.
+    """Find the first `wanted` unconsumed groups of the run's order (`Curriculum.schedule`), leftovers first.
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
     `known` the fixed tasks of groups begun before.

@@ -22,8 +22,8 @@ from coderepairrl.rollout import (
     StalenessWindow,
     check_health,
     collect,
-    due,
     episodes_of,
+    find_due_slots,
     make_group,
     outcomes,
     slots,
@@ -98,7 +98,7 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
     """
     groups, version = list[Group](), parts.policy.version
     while missing := lacking(groups, parts.config):
-        schedule(parts, history, queue, missing, groups)
+        fill_queue(parts, history, queue, missing, groups)
         if shed := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
@@ -109,11 +109,11 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
     return groups
 
 
-def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
+def fill_queue(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
     """Fill `queue` for a step that has `taken` and needs `wanted` more groups, interrupted ones first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
-    for slot in due(
+    for slot in find_due_slots(
         parts.curriculum,
         parts.config.rollout.group_size,
         queue.window.capacity(wanted, len(queue.slots), parts.config.run.steps - history.step - 1),

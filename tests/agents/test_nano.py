@@ -9,9 +9,10 @@ import pytest
 from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
-from coderepairrl.agents.scripted import Answer, ScriptedAgent, ScriptedEndpoint
+from coderepairrl.agents.scripted import Answer, Script, ScriptedAgent, ScriptedEndpoint
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
+from coderepairrl.registry import Finding
 from coderepairrl.types import Limits, Task
 
 REPAIR = patch("add.py", "a - b", "a + b")
@@ -258,3 +259,11 @@ async def test_the_exam_can_be_failed() -> None:
         "a limit of 3 calls allows 3",
         "a broken endpoint is a fault",
     }
+
+
+async def test_an_agent_that_raises_fails_the_exam_by_name() -> None:
+    def script(task: Task) -> Script:
+        raise KeyError(task.id)
+
+    [submits, *_] = await examine_agent(ScriptedAgent(script))
+    assert submits == Finding("submits", False, "KeyError('exam/add')")

@@ -1,4 +1,4 @@
-"""Configurations that the guides print whole, with the name of a file, are taken as they are."""
+"""Configurations and agents that the guides print whole, with the name of a file, are taken as they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl.agents import make_agent
+from coderepairrl.checks.agent import examine_agent
 from coderepairrl.config import load_config
 from coderepairrl.stages import jobs_file
 
@@ -34,3 +36,12 @@ def test_the_jobs_in_the_documentation_and_the_examples_are_sound(tmp_path: Path
     assert [title for title, _ in blocks] == ["recipe.toml", "study.toml"]
     for path in (*tmp_path.glob("*.toml"), *(DOCS.parent / "examples" / "jobs").glob("*.toml")):
         assert [job.config().run.seed for job in jobs_file.read_jobs_file(str(path)).jobs if job.kind != "command"]
+
+
+async def test_the_agent_in_the_documentation_passes_its_exam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "guides" / "agents.md").read_text()
+    [code] = re.findall(r"^```python title=\"one_shell.py\"\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "one_shell.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    findings = await examine_agent(make_agent("one_shell:OneShell"))
+    assert len(findings) > 10 and [finding for finding in findings if not finding.ok] == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl.rewards import PRESETS, SHIPPED
 from coderepairrl.tasks import jsonl
 from coderepairrl.types import Task
 
@@ -21,6 +22,11 @@ def test_examples(page: str) -> None:
     result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert result.attempted >= 5
     assert result.failed == 0
+
+
+def test_every_shipped_reward_has_a_row() -> None:
+    table = (DOCS / "guides" / "rewards.md").read_text().partition("## All rewards")[2].partition("\n\nFormula")[0]
+    assert {*re.findall(r"`(\w+)`", table)} >= {*SHIPPED, *PRESETS}
 
 
 def test_the_table_of_fields_is_that_of_the_code() -> None:

@@ -42,6 +42,8 @@ RENAMED = {
     "view": "crrl report --serve",
     "select": "crrl collect --select",
     "merge": "crrl eval --merge",
+    "pipeline": "crrl run",
+    "study": "crrl run",
 }
 """Commands of earlier versions, and what to use instead."""
 
@@ -90,14 +92,14 @@ EXAMPLES = {
     ),
     "sft": ("sft sft-tiny data.paths=runs/teacher",),
     "eval": ("eval mutants n=8 --policy builtin:tiny", "eval --merge runs/shard-1 runs/shard-2 -o runs/whole"),
-    "attempt": ("attempt handmade handmade/versions --policy runs/mine",),
+    "attempt": ("attempt handmade handmade/versions --policy builtin:tiny",),
     "grade": ("grade predictions.jsonl swe_bench name=verified",),
     "compare": ("compare runs/before runs/after", "compare --plan 5 --discordance 0.2"),
     "score": ("score --oracle reference.diff --patch mine.diff",),
     "report": ("report runs/hello", "report runs/hello --serve"),
-    "fix": ("fix . --issue issue.md --policy runs/mine --apply",),
+    "fix": ("fix . --issue issue.md --policy runs/hello --apply",),
     "serve": ("serve builtin:tiny --port 8000",),
-    "export": ("export runs/mine model", "export runs/mine episodes.parquet --to parquet"),
+    "export": ("export runs/hello model", "export runs/hello episodes.parquet --to parquet"),
     "config": ("config hello train.lr=1e-5",),
     "check": ("check", "check sandbox bwrap"),
     "tasks list": ("tasks list", "tasks list jsonl path=tasks.jsonl"),

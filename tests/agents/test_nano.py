@@ -9,7 +9,7 @@ import pytest
 from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
-from coderepairrl.agents.scripted import Answer, Script, ScriptedAgent, ScriptedEndpoint
+from coderepairrl.agents.scripted import Action, Answer, ScriptedAgent, ScriptedEndpoint
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import Finding
@@ -262,7 +262,7 @@ async def test_the_exam_can_be_failed() -> None:
 
 
 async def test_an_agent_that_raises_fails_the_exam_by_name() -> None:
-    def script(task: Task) -> Script:
+    def script(task: Task) -> list[Action]:
         raise KeyError(task.id)
 
     [submits, *_] = await examine_agent(ScriptedAgent(script))

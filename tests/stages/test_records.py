@@ -15,7 +15,7 @@ from coderepairrl.errors import RunError
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.rollout import Curriculum, Share, find_due_slots
+from coderepairrl.rollout import Curriculum, Share, due_slots
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
 from coderepairrl.stages.history import consumed, finished, read_history
@@ -93,7 +93,7 @@ async def test_groups_cross_steps_and_the_weights_come_out(miniature: Path, tmp_
     account = run_account(run.records())
     assert account.balanced and account.trained == 6 * 12
     assert account.dropped == {"void": 12, "pending": 2 * 12}
-    slots = find_due_slots(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, history.consumed)
+    slots = due_slots(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, history.consumed)
     assert [slot.group for slot in slots] == [GROUPS[1], "train-00003-000"], "what was left behind comes first"
     assert [e.id for e in finished(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
 

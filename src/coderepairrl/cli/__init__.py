@@ -20,16 +20,7 @@ from typing import Annotated
 import typer
 from typer.models import CommandInfo
 
-from coderepairrl.cli import (
-    agents,
-    comparing,
-    evaluating,
-    jobs,
-    reading,
-    running,
-    serving,
-    tasks,
-)
+from coderepairrl.cli import agents, comparing, evaluating, jobs, reading, running, serving, tasks
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
@@ -70,14 +61,8 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Learn": (
-        *(running.hello, running.train, jobs.run),
-        *(evaluating.collect, running.sft),
-    ),
-    "Measure": (
-        *(evaluating.eval, evaluating.attempt, evaluating.grade),
-        *(comparing.compare, reading.score),
-    ),
+    "Learn": (*(running.hello, running.train, jobs.run), *(evaluating.collect, running.sft)),
+    "Measure": (*(evaluating.eval, evaluating.attempt, evaluating.grade), *(comparing.compare, reading.score)),
     "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
     "Set up and check": (running.config, reading.check, tasks.app, agents.app),
 }
@@ -104,10 +89,7 @@ EXAMPLES = {
     "check": ("check", "check sandbox bwrap"),
     "tasks list": ("tasks list", "tasks list jsonl path=tasks.jsonl"),
     "tasks prepare": ("tasks prepare swe_bench name=verified",),
-    "tasks verify": (
-        "tasks verify jsonl path=tasks.jsonl -o valid.jsonl",
-        "tasks verify tasks.jsonl --deep",
-    ),
+    "tasks verify": ("tasks verify jsonl path=tasks.jsonl -o valid.jsonl", "tasks verify tasks.jsonl --deep"),
     "tasks shell": ("tasks shell handmade handmade/pager", "tasks shell handmade handmade/pager -- git log"),
     "tasks export": ("tasks export mutants bugs.jsonl path=src n=64",),
     "tasks overlap": ("tasks overlap swe_gym swe_bench b.name=verified",),

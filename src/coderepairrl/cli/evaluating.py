@@ -99,8 +99,7 @@ def collect(
     output: NewRun = None,
     resume: Resume = False,
     select: Annotated[
-        bool,
-        typer.Option("--select", help="make no attempts, but keep those that filters keep.NAME=VALUE pass"),
+        bool, typer.Option("--select", help="make no attempts, but keep those that filters keep.NAME=VALUE pass")
     ] = False,
     model_name: ModelName = "",
     key_env: KeyEnv = None,

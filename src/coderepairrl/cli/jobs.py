@@ -17,8 +17,7 @@ def run(
         str, typer.Argument(metavar="FILE", help="a TOML file with jobs (docs/guides/jobs.md), or a shipped one")
     ],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys and settings of a job"),
+        list[str] | None, typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys and settings of a job")
     ] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="JOB", help="run only this job; repeatable")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="jobs that run at a time")] = 1,

@@ -19,18 +19,14 @@ T = TypeVar("T")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/reference/config.md")
 ]
-Options = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as n=8"),
-]
+Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as n=8")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, start nothing")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as n=8; settings"),
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as n=8; settings")
 ]
 PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies measured at a time")]
 Policies = Annotated[
@@ -49,13 +45,11 @@ Resume = Annotated[bool, typer.Option("--resume", help="continue where the last 
 ModelName = Annotated[str, typer.Option(help="a URL's name of the model (default: the only one that it serves)")]
 KeyEnv = Annotated[str | None, typer.Option(help="environment variable with the URL's key (default: OPENAI_API_KEY)")]
 PriceList = Annotated[
-    str | None,
-    typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="prices of a URL per million tokens"),
+    str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="prices of a URL per million tokens")
 ]
 SandboxName = Annotated[str, typer.Option("--sandbox", help="sandbox by name (crrl check lists them)")]
 SandboxOptions = Annotated[
-    list[str] | None,
-    typer.Option("--sandbox-option", metavar="KEY=VALUE", help="option of the sandbox; repeatable"),
+    list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="option of the sandbox; repeatable")
 ]
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from coderepairrl.runs import RunFolder
 
 RunFile = Annotated[
-    str,
-    typer.Argument(metavar="FILE", help="a TOML file, a shipped config, or a run folder to resume"),
+    str, typer.Argument(metavar="FILE", help="a TOML file, a shipped config, or a run folder to resume")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="continue the run where it stopped")]
 
@@ -82,8 +81,7 @@ def sft(
 
 def config(
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="as for `crrl train` (default: show defaults)"),
+        str | None, typer.Argument(metavar="FILE", help="as for `crrl train` (default: show defaults)")
     ] = None,
     overrides: Overrides = None,
     as_json: Json = False,

@@ -83,8 +83,7 @@ def tasks_prepare(
     source: Source,
     options: Options = None,
     images: Annotated[
-        Path | None,
-        typer.Option(help="a folder in OCI layout, or an archive of docker save, tried before a registry"),
+        Path | None, typer.Option(help="a folder in OCI layout, or an archive of docker save, tried before a registry")
     ] = None,
     jobs: Concurrent = None,
     as_json: Json = False,
@@ -111,22 +110,17 @@ def tasks_verify(
     source: Source,
     options: Options = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="audit with mutants, repeated runs and history: docs/guides/audit.md"),
+        bool, typer.Option("--deep", help="audit with mutants, repeated runs and history: docs/guides/audit.md")
     ] = False,
     limit: Annotated[int, typer.Option(min=0, help="number of tasks, with --deep drawn by --seed (0: all)")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="times to run the checks, to find flaky tests")] = 1,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(help="reward to verify; repeatable"),
-    ] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="reward to verify; repeatable")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="file for valid tasks; with --deep folder of results (audits/NAME)"),
     ] = None,
     quarantine: Annotated[
-        Path | None,
-        typer.Option(help="write failing tasks with reasons, for select.quarantine=FILE"),
+        Path | None, typer.Option(help="write failing tasks with reasons, for select.quarantine=FILE")
     ] = None,
     mutants: Annotated[int | None, typer.Option(min=0, help="--deep: most mutants per reference (default: 5)")] = None,
     seed: Annotated[int | None, typer.Option(help="--deep: seed of tasks and mutants (default: 0)")] = None,
@@ -227,8 +221,7 @@ def tasks_export(
     ],
     options: Options = None,
     form: Annotated[
-        Literal["jsonl", "harbor"],
-        typer.Option("--format", help="JSON lines, or a folder per task for Harbor"),
+        Literal["jsonl", "harbor"], typer.Option("--format", help="JSON lines, or a folder per task for Harbor")
     ] = "jsonl",
     image: Annotated[str | None, typer.Option(help="base image of harbor tasks (default: python:3.12)")] = None,
     as_json: Json = False,

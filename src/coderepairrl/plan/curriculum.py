@@ -132,5 +132,5 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
 def _knows_none(probe: str, ids: Collection[str]) -> ConfigError:
     return ConfigError(
         f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)",
-        fix="attempt these: crrl eval FILE 'eval.options={}' eval.split=train -o RUN",
+        fix="crrl eval FILE eval.split=train makes one",
     )

@@ -276,10 +276,7 @@ class UrlPlan(NamedPlan):
             return RelayOptions(**engine.options)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(
-                f"engine.options.{where}: {first['msg']}", fix="docs/guides/serve.md lists them"
-            ) from error
+            raise ConfigError(f"engine.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
     @part
     def model(self) -> RemoteModel:
@@ -291,7 +288,7 @@ class UrlPlan(NamedPlan):
         if not (key.isascii() and key.isprintable()):
             raise UsageError(
                 f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent",
-                fix="set the variable again, without line breaks and spaces",
+                fix="set it without line breaks",
             )
         return RemoteModel(self.url, self.options, key)
 

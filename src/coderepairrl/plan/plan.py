@@ -386,6 +386,4 @@ def check_learns_from_rewards(config: Config) -> None:
             fix="crrl sft FILE, or another train.algorithm",
         )
     if config.data != Data():
-        raise ConfigError(
-            "crrl train learns from tasks, and has no use for [data]", fix="crrl sft FILE, or leave [data] out"
-        )
+        raise ConfigError("crrl train learns from tasks, and not from [data]", fix="crrl sft FILE, or leave it out")

@@ -4,16 +4,7 @@ from coderepairrl.rollout.attempts import Attempt, make_attempt
 from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
 from coderepairrl.rollout.episodes import Executor, Rollout, Terms, Ticket, derive_seed
 from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
-from coderepairrl.rollout.groups import (
-    Group,
-    Slot,
-    check_health,
-    collect,
-    episodes_of,
-    find_due_slots,
-    make_group,
-    slots,
-)
+from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due_slots, episodes_of, make_group, slots
 from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.supervise import SupervisedEngine, warm_up
 
@@ -36,8 +27,8 @@ __all__ = [
     "check_health",
     "collect",
     "derive_seed",
+    "due_slots",
     "episodes_of",
-    "find_due_slots",
     "make_attempt",
     "make_group",
     "outcomes",

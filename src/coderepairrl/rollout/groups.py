@@ -62,7 +62,7 @@ def group_name(phase: str, step: int, position: int) -> str:
     return f"{phase}-{step:05d}-{position:03d}"
 
 
-def find_due_slots(
+def due_slots(
     curriculum: Curriculum,
     attempts: int,
     wanted: int,
@@ -71,7 +71,7 @@ def find_due_slots(
     taken: Collection[str] = (),
     known: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[Slot]:
-    """Find the first `wanted` unconsumed groups of the run's order (`Curriculum.schedule`), leftovers first.
+    """First `wanted` unconsumed groups of the run's order (`Curriculum.schedule`), leftovers first.
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
     `known` the fixed tasks of groups begun before.

@@ -99,7 +99,7 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
     if not ended or ended[-1].ending is Ending.VOID:
         raise RunError(
             f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}",
-            fix="mend what it names; crrl check says what this machine lacks",
+            fix="crrl check, then try again",
         )
     return ended[-1]
 

@@ -149,9 +149,7 @@ def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairErro
         parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
         return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
     if later:
-        return (
-            f"no mistake so far; {later}, and the tasks are planned once it is here: {download_command(downloads[0])}"
-        )
+        return f"no mistake so far; {later}: {download_command(downloads[0])} does it now, and then all can be planned"
     memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_sized = all(isinstance(each, int | float) for each in memory)
     fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"

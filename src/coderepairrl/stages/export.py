@@ -40,9 +40,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new folder")
     if named_model.adapter is None and precision is not None:
-        raise UsageError(
-            f"{named_model.folder} has full weights, which are copied as they are", fix="leave --precision out"
-        )
+        raise UsageError(f"{named_model.folder} has full weights, which are copied", fix="leave --precision out")
     try:
         target.mkdir(parents=True, exist_ok=True)
         kept_share = await _write_model(named_model, target, precision)

@@ -88,7 +88,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
     if not remaining:
         raise UsageError(
             f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}",
-            fix="import files of other tasks",
+            fix="take other tasks",
         )
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
@@ -118,8 +118,8 @@ def _solved(source: str) -> Mapping[str, bool]:
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
         raise UsageError(
-            f"{source} says how many tasks were resolved, and not which",
-            fix="--outcomes takes a report with the tasks' ids",
+            f"{source} has numbers of tasks, and not which were resolved",
+            fix="name a report with ids",
         )
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 

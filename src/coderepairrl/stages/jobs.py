@@ -129,7 +129,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         if problem is not None:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
-        return preview.get("training_episodes", 0), hours  # unknown until the model is here
+        return preview.get("training_episodes", 0), hours  # none until the model is here
     if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
         return 0, None
     source = Path(configs.shipped().get(job.source, job.source)).expanduser()
@@ -432,9 +432,7 @@ def _lock_job(job: Job) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(
-                f"another process runs {job.name}", fix="wait until it ends, or stop it, and run this again"
-            ) from None
+            raise RunError(f"another process runs {job.name}", fix="wait for its end, or stop it") from None
         yield
 
 

@@ -86,8 +86,8 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
         raise UsageError(
-            "there is no attempt with a verdict to select from",
-            fix="name a run that has: crrl collect SOURCE -o RUN makes one",
+            "no attempt has a verdict to select from",
+            fix="crrl collect makes some",
         )
     steps = []
     for name, filtered in _filters(keep):

@@ -224,9 +224,7 @@ class Admin:
         except OSError as error:
             await self._runner.cleanup()
             where = socket or f"{host}:{port}"
-            raise UsageError(
-                f"cannot listen on {where}: {error.strerror or error}", fix="choose another: --port 0 takes any"
-            ) from error
+            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="take --port 0") from error
 
     async def stop(self) -> None:
         """Stop listening."""

@@ -22,8 +22,8 @@ from coderepairrl.rollout import (
     StalenessWindow,
     check_health,
     collect,
+    due_slots,
     episodes_of,
-    find_due_slots,
     make_group,
     outcomes,
     slots,
@@ -113,7 +113,7 @@ def fill_queue(parts: Parts, history: History, queue: GroupQueue, wanted: int, t
     """Fill `queue` for a step that has `taken` and needs `wanted` more groups, interrupted ones first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
-    for slot in find_due_slots(
+    for slot in due_slots(
         parts.curriculum,
         parts.config.rollout.group_size,
         queue.window.capacity(wanted, len(queue.slots), parts.config.run.steps - history.step - 1),

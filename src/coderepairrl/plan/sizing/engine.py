@@ -80,8 +80,7 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
             try:
                 number = float(arg.value if unit == 1 else arg.value[:-1]) * unit
             except ValueError:
-                problem = f"engine.options.args: {arg.name} must be a number, not {arg.value!r}"
-                raise ConfigError(problem, fix="docs.vllm.ai has the arguments of vllm serve") from None
+                raise ConfigError(f"engine.options.args: {arg.name} must be a number, not {arg.value!r}") from None
             if not 0 < number < math.inf:
                 raise ConfigError(f"engine.options.args: {arg.name} must be positive, not {arg.value}")
     return number

@@ -19,14 +19,16 @@ T = TypeVar("T")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/reference/config.md")
 ]
-Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as n=8")]
+Options = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as select.n=8")
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, start nothing")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as n=8; settings")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source (select.n=8), settings")
 ]
 PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies measured at a time")]
 Policies = Annotated[

@@ -248,10 +248,10 @@ def test_the_draft() -> None:
 
 
 def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """On a laptop: the numbers on stdout, what is missing on stderr, exit code 2."""
+    """On a laptop: the numbers on stdout, what is missing on stderr, exit code 3; the model is a download."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--json") == 2
+    assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--json") == 3
     said = capsys.readouterr()
     assert install_extra("hub") in said.err
     assert all(f"tasks.options.{name}=FILE" in said.err for name in ("swe_gym", "multilingual"))

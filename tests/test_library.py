@@ -49,7 +49,7 @@ def test_mistakes_of_the_caller_are_errors() -> None:
     for reference, patch in (("", DIFF), ("no diff", DIFF), ("no diff", "")):
         with pytest.raises(UsageError, match="the reference"):
             score(patch, reference)
-    with pytest.raises(UsageError, match="cannot compare two files"):
+    with pytest.raises(UsageError, match="needs more than two diffs"):
         score(DIFF, DIFF, "tests")
     with pytest.raises(ConfigError, match="patch_edit") as unknown:
         score(DIFF, DIFF, "patch_edit")

@@ -182,7 +182,8 @@ class Engine(Protocol):
 
         `path` is a safetensors file, a Hugging Face folder, or, by its `Capabilities`, peft adapters or an offer
         (`coderepairrl.sync.weights`); `checksum` the hex SHA-256 of its safetensors files, one after the other by name.
-        Raises `EngineFault` if it differs or weights do not fit, and then serves the old version, never a mixture.
+        Raises `EngineFault` if it differs or weights do not fit; then the old version is served, never a mixture.
+        Prefixes computed by older weights are not reused.
         """
 
     def at(self, version: int) -> Engine:

@@ -320,7 +320,7 @@ def test_score_files_refuses_by_name(task: Task, tmp_path: Path) -> None:
 def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:
     patch = tmp_path / "a.diff"
     patch.write_text("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\n+2\n")
-    with pytest.raises(UsageError, match="more than two diffs") as caught:
+    with pytest.raises(UsageError, match="cannot compare two files") as caught:
         score_files("tests", patch, patch)
     assert "patch_edits" in caught.value.fix
 

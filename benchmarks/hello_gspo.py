@@ -26,12 +26,12 @@ from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.errors import ConfigError, exit_on_error
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.plan import Plan, plan_run
+from coderepairrl.plan import Plan, plan_run
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.simple import repeated_failures
 from coderepairrl.rollout.curriculum import outcomes
-from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
+from coderepairrl.rollout.groups import Group, Slot, due_slots, episodes_of
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
@@ -127,7 +127,7 @@ class Experiment:
         size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
         while wanted := lacking(made, self.config):
             taken = [group.task.id for group in made]
-            slots = due(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
+            slots = due_slots(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
             self.consumed |= {slot.group for slot in slots}
             each = [self.exercise(slot.task.id) for slot in slots for _ in range(size)]
             attempts = self.simulation.run(weights, [e for e in each if e is not None], 1.0, self.generator)

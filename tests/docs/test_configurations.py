@@ -45,3 +45,11 @@ async def test_the_agent_in_the_documentation_passes_its_exam(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     findings = await examine_agent(make_agent("one_shell:OneShell"))
     assert len(findings) > 10 and [finding for finding in findings if not finding.ok] == []
+
+
+def test_where_things_are() -> None:
+    table = (DOCS / "guides" / "concepts.md").read_text().partition("## Where things are")[2]
+    named = re.findall(r"`([a-z_]+/(?:[a-z_]+/)?(?:[a-z_]+\.py)?)`", table)
+    assert len(named) > 12
+    roots = (DOCS.parent, DOCS.parent / "src" / "coderepairrl")
+    assert [path for path in named if not any((root / path).exists() for root in roots)] == []

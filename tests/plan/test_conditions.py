@@ -10,8 +10,8 @@ import pytest
 from coderepairrl import config
 from coderepairrl.environments import fingerprint
 from coderepairrl.environments.verify import digest_of
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.conditions import conditions, differences
-from coderepairrl.plan.plan import plan_run
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import write_jsonl

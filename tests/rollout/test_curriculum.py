@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share, due, outcomes
+from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share, due_slots, outcomes
 from coderepairrl.types import Ending, Episode, Score, Task
 
 TASKS = tuple(Task(f"toy/{at:02d}", "p", "python", "dir:x", b"", difficulty=at / 10) for at in range(20))
@@ -87,8 +87,8 @@ def test_what_comes_next_is_a_function_of_the_log(data: st.DataObject) -> None:
             for _, task, came_to in log:
                 known.setdefault(task, []).extend(came_to)
             consumed = {group for group, _, _ in log}
-            slots = due(curriculum, 2, wanted, consumed, known, taken) if wanted else []
-            assert slots == (due(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else [])
+            slots = due_slots(curriculum, 2, wanted, consumed, known, taken) if wanted else []
+            assert slots == (due_slots(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else [])
             assert len(slots) == wanted and not consumed & {slot.group for slot in slots}
             taken += [slot.task.id for slot in slots]
             log += [(slot.group, slot.task.id, [float(chance.random() < 0.5) for _ in range(2)]) for slot in slots]

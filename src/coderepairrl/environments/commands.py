@@ -171,7 +171,7 @@ def _keep(archive: Path, key: str) -> _Kept:
 
 async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
     # returns the result and the refused hosts
-    from coderepairrl.environments.proxy import proxy  # loads aiohttp, and most images are ready without a command
+    from coderepairrl.environments.index import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
     try:

@@ -1,7 +1,7 @@
 """Order of tasks: weighted mixtures of sources, and orders within each.
 
 It is a function of settings and logged outcomes, so a resumed run continues exactly. A further order is a class beside
-`Band`, made in `plan/curriculum.py` from its setting in `config/sections/tasks.py`.
+`Band`, made in `plan/curriculum.py` from its setting in `config/schema.py`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
 from coderepairrl.models import NotFetched, download_command
+from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
 from coderepairrl.plan.verify import as_planned, verify_plan

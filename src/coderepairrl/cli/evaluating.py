@@ -167,14 +167,11 @@ def attempt(
 
 def grade(
     predictions: Annotated[
-        Path,
-        typer.Argument(metavar="PREDICTIONS", help="JSON lines of instance_id, model_patch, model_name_or_path"),
+        Path, typer.Argument(metavar="PREDICTIONS", help="lines of instance_id, model_patch, model_name_or_path")
     ],
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE", help="task source, or module:Class; with --harness a file of rows, or a data set"
-        ),
+        typer.Argument(metavar="SOURCE", help="task source, or module:Class; with --harness, rows or a data set"),
     ],
     options: Options = None,
     output: Annotated[

@@ -19,9 +19,7 @@ T = TypeVar("T")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/reference/config.md")
 ]
-Options = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, as select.n=8")
-]
+Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options, such as select.n=8")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")

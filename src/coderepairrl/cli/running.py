@@ -55,7 +55,11 @@ def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
 
 
 def train(
-    file: RunFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False, as_json: Json = False
+    file: RunFile,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
     from coderepairrl import stages
@@ -69,7 +73,11 @@ def train(
 
 
 def sft(
-    file: RunFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False, as_json: Json = False
+    file: RunFile,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
     from coderepairrl.stages import sft as stage

@@ -131,6 +131,5 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
 
 def _knows_none(probe: str, ids: Collection[str]) -> ConfigError:
     return ConfigError(
-        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)",
-        fix="crrl eval FILE eval.split=train makes one",
+        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)", fix="crrl eval FILE makes one"
     )

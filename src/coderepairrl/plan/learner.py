@@ -47,8 +47,7 @@ def teacher(config: Config) -> Path | None:
     if not train.teacher:
         if train.teacher_weight != type(train).model_fields["teacher_weight"].get_default():
             raise ConfigError(
-                f"train.teacher_weight={train.teacher_weight:g} without a teacher",
-                fix="train.teacher=MODEL",
+                f"train.teacher_weight={train.teacher_weight:g} without a teacher", fix="train.teacher=MODEL"
             )
         return None
     named_model = models.resolve_model(train.teacher)

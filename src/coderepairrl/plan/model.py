@@ -287,8 +287,7 @@ class UrlPlan(NamedPlan):
             raise UsageError(f"the environment variable {variable} is not set", fix=f"export {variable}=...")
         if not (key.isascii() and key.isprintable()):
             raise UsageError(
-                f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent",
-                fix="set it without line breaks",
+                f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="set it without line breaks"
             )
         return RemoteModel(self.url, self.options, key)
 

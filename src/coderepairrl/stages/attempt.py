@@ -97,10 +97,7 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
             if not ended:
                 raise
     if not ended or ended[-1].ending is Ending.VOID:
-        raise RunError(
-            f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}",
-            fix="crrl check, then try again",
-        )
+        raise RunError(f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}", fix="try crrl check")
     return ended[-1]
 
 

@@ -87,8 +87,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
     if not remaining:
         raise UsageError(
-            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}",
-            fix="take other tasks",
+            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="take other tasks"
         )
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
@@ -117,10 +116,7 @@ def _tasks(text: str) -> list[Task]:
 def _solved(source: str) -> Mapping[str, bool]:
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
-        raise UsageError(
-            f"{source} has numbers of tasks, and not which were resolved",
-            fix="name a report with ids",
-        )
+        raise UsageError(f"{source} has numbers of tasks, and not which were resolved", fix="name a report with ids")
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 
 

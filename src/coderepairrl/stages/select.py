@@ -85,10 +85,7 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
     """Apply `keep`. Raises `UsageError` with the filter that leaves none."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
-        raise UsageError(
-            "no attempt has a verdict to select from",
-            fix="crrl collect makes some",
-        )
+        raise UsageError("no attempt has a verdict to select from", fix="crrl collect makes some")
     steps = []
     for name, filtered in _filters(keep):
         before, left = left, list(filtered(left))

@@ -29,7 +29,7 @@ def compare(
         bool, typer.Option("--other-conditions", help="compare in spite of different limits or environments")
     ] = False,
     cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
-    margin: Annotated[float | None, typer.Option(help="points (or units) up to which policies count as equal")] = None,
+    margin: Annotated[float | None, typer.Option(help="margin of equivalence, in points or the metric's unit")] = None,
     pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
     plan: Annotated[
@@ -84,7 +84,8 @@ def score(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders, folders of runs, or one folder of `crrl run`")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="run folders, or folders that hold runs"),
     ],
     output: Annotated[
         Path | None,

@@ -106,8 +106,8 @@ class Watch:
         if model and self._model and model != self._model:
             raise RunError(
                 f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these are"
-                " two policies, and the evaluation is of one",
-                fix="name a dated version with --model-name, and start the evaluation again",
+                " two policies, and no evaluation of one",
+                fix="name a version that stays (--model-name), and begin a new evaluation",
             )
         self._model = self._model or model or ""
 

@@ -69,7 +69,8 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
     assert "CWE-416" in text and "undefined" in text
 
     folders = [Path("runs/one"), Path("runs/two")]
-    page = report.render(report.load(folders))
+    site = report.Site(folders)
+    page = site.page(site.first())
     assert "Labels of one, kind detect" in page and f"{expected:.3f}" in page and "(other)" in page
     shown = json.loads(CliRunner().invoke(app, ["report", "runs/one", "--json"]).stdout)
     assert shown["runs"][0]["evaluations"][0]["answers"] == {"detect": numbers}

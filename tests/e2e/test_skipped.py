@@ -38,4 +38,4 @@ def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: P
     assert [step for step, record in steps().items() if record["skipped"]] == [2, 4, 5, 6]
     assert len({steps()[step]["checksum"] for step in (3, 4, 5, 6)}) == 1
     assert "learn/lr" not in steps()[6]["metrics"] and steps()[7]["metrics"]["learn/lr"] == 1e-4
-    assert report.load([project.run.path])
+    assert report.Site([project.run.path]).reports()

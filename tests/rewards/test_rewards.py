@@ -18,7 +18,6 @@ from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import (
     ScriptedReward,
     TestsReward,
-    compose,
     make_rewards,
     reward_versions,
     score,
@@ -125,7 +124,7 @@ async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeyp
             await asyncio.Event().wait()
             raise AssertionError
 
-    monkeypatch.setattr(compose, "SECONDS", 0.05)
+    monkeypatch.setattr("coderepairrl.rewards.SECONDS", 0.05)
     unchecked = replace(task, checks=Checks())
     try:
         for reward in (make_rewards(f"{__name__}:stuck")[0][0], Sleeper()):

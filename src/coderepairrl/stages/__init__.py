@@ -1,11 +1,10 @@
 """Stages of runs. Start reading at `train`."""
 
-from coderepairrl.processes.signals import Interrupted, until_interrupted
-from coderepairrl.stages.command import dry_run, needs, preview_run, run_training, summarise_training
+from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.stages.command import dry_run, needs, preview_run, run_training
 from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pinned, resumed_folder
 
 __all__ = [
-    "Interrupted",
     "dry_run",
     "folder_of",
     "free_folder",
@@ -15,6 +14,5 @@ __all__ = [
     "preview_run",
     "resumed_folder",
     "run_training",
-    "summarise_training",
     "until_interrupted",
 ]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import check_clip
+from coderepairrl.plan.policies import is_below
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
@@ -112,7 +113,7 @@ def changes_at_resume(
             " run.name",
         )
     changed = changed_keys(before, now)
-    if any(_covers_key(key, _OF_THE_CLIP) for key in changed):
+    if any(is_below(key, _OF_THE_CLIP) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
@@ -122,7 +123,7 @@ def changes_at_resume(
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
     """Dotted keys whose values differ, without those `but` names, alone or as a section."""
-    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not _covers_key(key, but)]
+    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_below(key, but)]
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
@@ -146,7 +147,7 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
     began, now = folder.about().get("too_long"), left_out(tasks)
     if began in (None, now):  # None: of a run of an older version
         return
-    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if _covers_key(key, _OF_PROMPTS)]
+    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_below(key, _OF_PROMPTS)]
     raise ConfigError(
         f"{folder.path} began without {began['count']:,} tasks whose prompts are too long, and by the settings of now"
         f" {now['count']:,}{' others' * (began['count'] == now['count'])} are: {reason('tasks')}",
@@ -204,7 +205,7 @@ def reason(key: str) -> str:
     >>> reason("run.seed")
     'it is what the run is found by, and all its randomness'
     """
-    return WHY_NOT[max((name for name in WHY_NOT if _covers_key(key, [name])), key=len)]
+    return WHY_NOT[max((name for name in WHY_NOT if is_below(key, [name])), key=len)]
 
 
 def _check_continues(history: History, config: Config, changed: Iterable[str]) -> None:
@@ -220,15 +221,11 @@ def _check_continues(history: History, config: Config, changed: Iterable[str]) -
         )
     begun = {(group.phase, group.step) for group in history.begun.values()}
     half = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
-    if half and (keys := [key for key in changed if _covers_key(key, ["eval", *_LIMITS])]):
+    if half and (keys := [key for key in changed if is_below(key, ["eval", *_LIMITS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",
             fix="resume as it was, and change it once that evaluation is finished",
         )
-
-
-def _covers_key(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _format_value(value: Any) -> str:

@@ -38,7 +38,7 @@ from coderepairrl.stats import summarise
 from coderepairrl.stats.paired import difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, corpus_functions, exercise, mutants
 from coderepairrl.tasks.mutants.judge import judge
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation
 
@@ -57,7 +57,7 @@ def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str,
     found = []
     for attempt, failure in zip(attempts, judge(jobs), strict=True):
         path, broken = attempt.exercise.path, attempt.exercise.files[attempt.exercise.path]
-        patch, oracle = (unified(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
+        patch, oracle = (format_diff(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
         values = {
             "tests": float(failure is None),
             "empty": float(attempt.empty),

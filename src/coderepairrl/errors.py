@@ -57,10 +57,10 @@ class Several(CodeRepairError):
         return Several, (self.problems,)
 
 
-def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
+def combine_errors(problems: Sequence[CodeRepairError]) -> CodeRepairError:
     """Combine `problems` (at least one) without repetitions, the user's mistakes before the machine's lacks.
 
-    >>> several([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
+    >>> combine_errors([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
     """
     flat = [part for each in problems for part in (each.problems if isinstance(each, Several) else (each,))]

@@ -35,7 +35,7 @@ from coderepairrl.agents.patching import Inexpressible, replace_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.patches import patched
+from coderepairrl.tasks.patches import apply_to_text
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 _LINES = st.sampled_from(("", "x", "    x", "# a", "```", "````py", "~~~", "x\x0c\x85", "é"))
@@ -58,7 +58,7 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
     for line in (DATA / "quixbugs/quixbugs_python.jsonl").read_text().splitlines():
         row = json.loads(line)
         before = row["files"][row["buggy_file"]].encode()
-        after = patched(before, row["patch"].encode())
+        after = apply_to_text(before, row["patch"].encode())
         assert after is not None
         yield row["instance_id"], before, after
     yield from corpus()

@@ -221,5 +221,5 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     assert both["attempts"] == 17 and both["kept"] == len(read_examples(Path("all.parquet"))) == 5
     together = read_examples(Path("all.parquet"))
     assert len({each.episode for each in together}) == len(together), "runs call their attempts alike"
-    with pytest.raises(UsageError, match="whole is there twice"):
+    with pytest.raises(UsageError, match="whole is named twice"):
         select_attempts(["whole", "whole"], Path("all.parquet"))

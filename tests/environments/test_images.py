@@ -75,7 +75,7 @@ def test_tags_are_resolved_once_and_digests_say_it_all(tmp_path: Path) -> None:
     (tmp_path / "oci/index.json").unlink()
     second = layout(tmp_path / "oci", LAYERS[:1], "latest", WorkingDir="/testbed")
     assert first != second and prepare(f"oci:{tmp_path}/oci:latest").pinned == ready.pinned
-    assert rootfs.pinned(f"oci:{tmp_path}/oci:latest") == ready.pinned
+    assert rootfs.pin_image(f"oci:{tmp_path}/oci:latest") == ready.pinned
     shutil.rmtree(tmp_path / "oci")
     assert prepare(f"registry.example/some/where:tag@{first}").image == ready.image, "it is here by its digest"
     with pytest.raises(TaskError, match="not prepared"):
@@ -173,7 +173,7 @@ def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises((TaskError, PrerequisiteError)):
         prepare(name)
     (tmp_path / "away").rename(gone)
-    assert not [path for path in rootfs.store(USER).iterdir() if path.name != "shares" and path.is_dir()]
+    assert not [path for path in rootfs.images_folder(USER).iterdir() if path.name != "shares" and path.is_dir()]
     assert (tree_of(prepare(name)) / "testbed/new").exists()
 
 
@@ -283,7 +283,9 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
         with pytest.raises(PrerequisiteError, match="room|space") as refused:
             prepare(f"oci:{tmp_path}/oci:x")
         assert "free some disk space" in refused.value.fix
-        assert not list(rootfs.store(USER).glob(".partial*")) and not list(rootfs.store(USER).glob("[0-9a-f]*"))
+        assert not list(rootfs.images_folder(USER).glob(".partial*")) and not list(
+            rootfs.images_folder(USER).glob("[0-9a-f]*")
+        )
     finally:
         subprocess.run(["umount", cache], check=True)
 
@@ -300,5 +302,5 @@ def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "replace", together)
     noted = tmp_path / "sha256-1.json"
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: images._note(noted, name, "id"), ("one", "two")))
+        list(pool.map(lambda name: images._write_record(noted, name, "id"), ("one", "two")))
     assert json.loads(noted.read_text())["pinned"] in ("one", "two") and list(tmp_path.iterdir()) == [noted]

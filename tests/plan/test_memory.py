@@ -26,7 +26,7 @@ from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
 from coderepairrl.plan.sizing.architecture import KINDS
-from coderepairrl.plan.sizing.engine import EngineSettings, engine_memory
+from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.parts import Held
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))
@@ -261,8 +261,8 @@ def default(kind: str) -> Architecture:
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
     """Exactly, but for the last page of layers that look at all tokens, beside states."""
-    server = EngineSettings.of({"context": CONTEXT}, default(kind), None, small=False)
-    memory = engine_memory(default(kind), server)
+    server = EngineSettings.from_options({"context": CONTEXT}, default(kind), None, small=False)
+    memory = estimate_engine_memory(default(kind), server)
     assert 1 <= (memory.kv_token * CONTEXT + memory.kv_sequence) / CACHES[kind] < 1.03
 
 

@@ -14,7 +14,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import check_clip, clip, engine_half, learn_settings, resolve_numerics
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import preview_run
-from coderepairrl.stages.changes import Change, changes_at_resume
+from coderepairrl.stages.changes import Change, list_changes
 from coderepairrl.stages.history import History
 
 VLLM = "engine=vllm"
@@ -75,7 +75,7 @@ def begun(path: Path, config: Config) -> RunFolder:
 
 def changes(folder: RunFolder, config: Config) -> list[Change]:
     versions = rewards.reward_versions(config.reward, config.eval.reward or {})
-    return changes_at_resume(folder, History(), config, versions, ())
+    return list_changes(folder, History(), config, versions, ())
 
 
 def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError,
 from coderepairrl.plan.terms import check_executor
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.ray_executor import WorkerActor, executor_versions
-from coderepairrl.rollout.worker import WorkerSetup, pack_messages, portable, unpack_messages
+from coderepairrl.rollout.worker import WorkerSetup, make_picklable, pack_messages, unpack_messages
 
 
 class RayError(Exception):
@@ -145,7 +145,7 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
 
     method = SimpleNamespace(remote=full)
     connection = ray_executor._ActorConnection(
-        fake(), SimpleNamespace(receive=method, outgoing=method, close=method), "actor 3 on there"
+        fake(), SimpleNamespace(receive=method, next_piece=method, close=method), "actor 3 on there"
     )
     for asked in (connection.send([]), connection.receive()):
         with pytest.raises(
@@ -169,7 +169,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pack_messages(portable(OSError(28, "No space left on device")))
+    full = pack_messages(make_picklable(OSError(28, "No space left on device")))
     error = await opened(miniature, monkeypatch, fake(options=dying(given=("there", full))))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()

@@ -282,7 +282,7 @@ async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path
     await run(words)
     with pytest.raises(UsageError, match="already holds a run"):
         await run(words)
-    with pytest.raises(ConfigError, match=r"train.lr=.* is asked for"):
+    with pytest.raises(ConfigError, match=r"train.lr=.* cannot become"):
         await run([*words, "train.lr=1e-5"], resume=True)
     write_examples(own, list(read_examples(own))[1:])
     with pytest.raises(CodeRepairError, match="other examples|run.steps|asked for"):

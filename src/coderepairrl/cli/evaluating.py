@@ -75,12 +75,12 @@ def eval(
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
             if complete and len(planned) > 1 and not as_json:  # it took hours, perhaps
-                show(results.results_as_text(complete))
+                show(results.format_results(complete))
             raise
     if as_json:
         show(json.dumps(measured if len(measured) > 1 else measured[0]))
     else:
-        show(results.results_as_text(measured))
+        show(results.format_results(measured))
 
 
 def collect(
@@ -120,7 +120,7 @@ def collect(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
         )
         account = asyncio.run(collecting.collect(planned, jobs=jobs, say=note))
-    show(json.dumps(account) if as_json else collecting.collected_as_text(account))
+    show(json.dumps(account) if as_json else collecting.format_collection(account))
 
 
 def _settings(
@@ -223,7 +223,7 @@ def grade(
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
     verdicts = run_tidily(job)
-    totals = grading.totals(verdicts, tasks, listed=of == "listed")
+    totals = grading.compute_totals(verdicts, tasks, listed=of == "listed")
     if as_json:
         models = [each.as_json() for each in totals]
         show(json.dumps({"verdicts": str(target), "unknown": unknown, "of": of, "models": models}))

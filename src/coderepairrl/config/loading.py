@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from coderepairrl.config.schema import Config
 from coderepairrl.config.secrets import FIX, secrets
-from coderepairrl.errors import ConfigError, several
+from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.registry import nearest_run
 
 _SOURCES = ("tasks.source", "eval.source")
@@ -124,9 +124,9 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
             fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
             fix += f"write for example {', '.join(examples)}; " if examples else ""
             wrong.append(ConfigError("; ".join(lines), fix=f"{fix}see docs/reference/config.md"))
-        raise several(wrong) from None
+        raise combine_errors(wrong) from None
     if wrong:
-        raise several(wrong)
+        raise combine_errors(wrong)
     return config
 
 

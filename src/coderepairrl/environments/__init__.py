@@ -2,7 +2,7 @@
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom
-from coderepairrl.environments.fingerprints import fingerprint, fingerprints
+from coderepairrl.environments.fingerprints import list_fingerprints, read_fingerprint
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.environments.verify import check_environments, check_unchanged, states
@@ -17,10 +17,10 @@ __all__ = [
     "build",
     "check_environments",
     "check_unchanged",
-    "fingerprint",
-    "fingerprints",
+    "list_fingerprints",
     "prepare_environments",
     "prepare_images",
+    "read_fingerprint",
     "sandbox_version",
     "states",
 ]

@@ -34,7 +34,7 @@ from coderepairrl.environments.index import explain_failed_build, index_hosts, l
 from coderepairrl.environments.proxy import proxy
 from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.verify import check_unchanged, digest_of, share
-from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.printable import printable, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import alone_in_turn, check_reachable, lock_installation, sweep_partial
@@ -276,7 +276,7 @@ async def prepare_environments(
 
     built = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(specifications, 1)))
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return [each for each in built if each is not None]
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints of tasks' environments on this machine."""
+"""Fingerprints of tasks' environments: what identifies the programs that a task runs with on this machine."""
 
 from __future__ import annotations
 
@@ -10,55 +10,59 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
-from coderepairrl.sandbox.rootfs import pinned, record_of
+from coderepairrl.sandbox.rootfs import image_record_path, pin_image
 from coderepairrl.types import Task
 
 
 class Fingerprint(NamedTuple):
-    """Environment of a task; unknown fields are empty.
+    """Identity of a task's environment; unknown fields are empty.
 
-    >>> fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
+    >>> read_fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
     'sandbox'
     """
 
     kind: str
-    """``image``, ``python`` (built), ``venv`` (a named folder), or ``sandbox``: the sandbox's own programs."""
+    """``image``, ``python`` (built by us), ``venv`` (a user's folder), or ``sandbox``: the programs of the sandbox."""
     name: str = ""
-    """Image with digest, environment in the cache, or folder."""
+    """Image name with digest, name of the environment in the cache, or path of the folder."""
     digest: str = ""
     """SHA-256 of the image's configuration, or over all built files; empty if not prepared here."""
     python: str = ""
+    """Python version."""
     uv: str = ""
+    """Version of uv that built it."""
 
 
-def fingerprint(task: Task) -> Fingerprint:
-    """Fingerprint of `task`, from records of `crrl tasks prepare`."""
-    kind, _, where = task.workspace.partition(":")
+def read_fingerprint(task: Task) -> Fingerprint:
+    """Read the fingerprint of `task` from the records of `crrl tasks prepare`."""
+    kind, _, image = task.workspace.partition(":")
     if kind == "image":
-        return Fingerprint("image", pinned(where), _read_fingerprint(record_of(where)).get("id", ""))
-    kind, _, where = task.environment.partition(":")
+        return Fingerprint("image", pin_image(image), _read_record(image_record_path(image)).get("id", ""))
+    kind, _, path = task.environment.partition(":")
     if kind == "venv":
-        return Fingerprint("venv", where, python=_python_version(Path(where)))
+        return Fingerprint("venv", path, python=_read_python_version(Path(path)))
     if kind == "python":
         folder = environment_folder(task.environment)
-        record = _read_fingerprint(folder / ENVIRONMENT_RECORD)
+        record = _read_record(folder / ENVIRONMENT_RECORD)
         return Fingerprint(
-            "python", folder.name, record.get("digest", ""), _python_version(folder), record.get("uv", "")
+            "python", folder.name, record.get("digest", ""), _read_python_version(folder), record.get("uv", "")
         )
     return Fingerprint("sandbox")
 
 
-def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Distinct environments of `tasks`, with the number of ``tasks``."""
-    by_source: dict[tuple[str, str], Fingerprint] = {}
+def list_fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
+    """List distinct environments of `tasks`, each with its number of ``tasks``."""
+    by_names: dict[tuple[str, str], Fingerprint] = {}  # each is read once
     counts = Counter[Fingerprint]()
     for task in tasks:
-        by = task.workspace if task.workspace.startswith("image:") else "", task.environment
-        counts[by_source[by] if by in by_source else by_source.setdefault(by, fingerprint(task))] += 1
+        names = task.workspace if task.workspace.startswith("image:") else "", task.environment
+        if names not in by_names:
+            by_names[names] = read_fingerprint(task)
+        counts[by_names[names]] += 1
     return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
 
 
-def _read_fingerprint(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,7 +70,7 @@ def _read_fingerprint(path: Path) -> dict[str, Any]:
     return record
 
 
-def _python_version(folder: Path) -> str:
+def _read_python_version(folder: Path) -> str:
     # `venv` and uv name the version differently
     try:
         text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import resolve_inside, text_inside
 
@@ -53,7 +53,7 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
         borrowed = _borrowed(place, common)
         head = _remake(place, home, common, borrowed)
     except subprocess.CalledProcessError as error:
-        raise TaskError(f"the repository in /{where} cannot be read: {reason(error)}") from error
+        raise TaskError(f"the repository in /{where} cannot be read: {explain_git_error(error)}") from error
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
     git_folder = f"{where}/.git"

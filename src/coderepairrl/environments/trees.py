@@ -29,11 +29,11 @@ from coderepairrl.environments.fetch import Say, lock_image
 from coderepairrl.environments.manifests import Found, Layer
 from coderepairrl.environments.verify import digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.processes.hostgit import create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, store
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
 from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
 
 _DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
@@ -52,7 +52,7 @@ class CorruptLayer(TaskError):
 
 def build(found: Found, user: int | None, say: Say) -> Image:
     """Unpack an image for sandboxes of `user`, unless done. Raises `TaskError`, `PrerequisiteError`."""
-    home = store(user)
+    home = images_folder(user)
     make_open_folder(home)
     with lock_image(home / found.id) as lock:
         done = home / found.id
@@ -63,7 +63,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
         try:
             tree, shares = make_open_folder(partial) / "tree", home / SHARES
             for each in (tree, shares):
-                owned(each, user)
+                create_folder_of_user(each, user)
             unpacking = Unpacking(found, tree, shares, partial, user, lock, say)
             reports = unpacking.all_layers()
             unpacking.mount_points()
@@ -88,7 +88,7 @@ def make_open_folder(path: Path) -> Path:
     return path
 
 
-def owned(path: Path, user: int | None) -> None:
+def create_folder_of_user(path: Path, user: int | None) -> None:
     """Create the folder `path` for `user`."""
     if not path.is_dir():
         make_open_folder(path)
@@ -291,7 +291,7 @@ def _apply_patches(found: Found, place: Path, work: Path, user: int | None) -> N
         try:
             git("apply", "--whitespace=nowarn", "-", folder=home, tree=place, stdin=patch, prefix=command_as(user, []))
         except subprocess.CalledProcessError as error:
-            raise TaskError(f"image {found.name}: its patch does not apply: {reason(error)}") from error
+            raise TaskError(f"image {found.name}: its patch does not apply: {explain_git_error(error)}") from error
 
 
 def _begin(place: Path, source: Path) -> None:

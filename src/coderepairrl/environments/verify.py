@@ -15,7 +15,7 @@ from typing import NamedTuple
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, pinned
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, pin_image
 from coderepairrl.types import Task
 
 _SHARED = 512
@@ -151,7 +151,7 @@ def states(tasks: Sequence[Task]) -> list[State]:
             # what is damaged may be shared: unpacked again, the image would be linked with it
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
             fix = "" if same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
-            results.append(State(pinned(where), state, count, fix))
+            results.append(State(pin_image(where), state, count, fix))
         except TaskError as error:
             results.append(State(where, "missing", count, error.fix))
     return results

@@ -11,7 +11,7 @@ from coderepairrl.learn.client import (
     rounded,
     survived,
 )
-from coderepairrl.learn.remote import torchrun_command
+from coderepairrl.learn.remote import format_torchrun
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 
@@ -26,6 +26,7 @@ __all__ = [
     "advantages",
     "batch",
     "check_weights",
+    "format_torchrun",
     "group_advantages",
     "init_random",
     "language_model",
@@ -34,5 +35,4 @@ __all__ = [
     "rounded",
     "stitch",
     "survived",
-    "torchrun_command",
 ]

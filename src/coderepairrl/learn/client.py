@@ -13,7 +13,7 @@ from typing import Any, Self
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.config.sections.train import Precision, Quantise
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn.remote import RemoteLearner, common_files
+from coderepairrl.learn.remote import RemoteLearner, digest_common_files
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.processes.extras import require_train
@@ -76,7 +76,7 @@ class Learner:
             if listen:
                 learner._children = [await RemoteLearner.accept(listen, settings.processes, patience)]
                 models = [model, *([Path(settings.teacher)] if settings.teacher else [])]
-                async with common_files(models, [log_dir, publish_dir]) as files:
+                async with digest_common_files(models, [log_dir, publish_dir]) as files:
                     learner.notices = await learner._call("start", **start, files=files)
             else:
                 learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})

@@ -15,9 +15,9 @@ from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.terms import agent_settings
 from coderepairrl.rollout import derive_seed
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks.overlap import quoted
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
 _TAKE_EXAMPLES = frozenset({"direct", "agentless", "nano", "nano4"})
@@ -111,9 +111,9 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
 
 
 def _example(task: Task) -> Example | None:
-    changed = paths(task.reference)
-    before = files_at_hand(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
-    after = patched(before, task.reference) if before is not None else None
+    changed = changed_paths(task.reference)
+    before = read_local_files(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
+    after = apply_to_text(before, task.reference) if before is not None else None
     try:
         return Example(task.prompt, changed[0], before.decode(), after.decode(), task.id) if before and after else None
     except UnicodeDecodeError:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from coderepairrl import agents, engines, rewards, sandbox, tasks
 from coderepairrl.agents import recipe
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, several
+from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.plan.model import RELAY
 from coderepairrl.plan.terms import agent_settings, evaluation_setting
 from coderepairrl.registry import nearest
@@ -19,7 +19,7 @@ def check_names(config: Config) -> None:
     Checks neither user classes (``module:Class``) nor options.
     """
     if wrong := list(_wrong(config)):
-        raise several(wrong)
+        raise combine_errors(wrong)
 
 
 def _wrong(config: Config) -> Iterator[ConfigError]:

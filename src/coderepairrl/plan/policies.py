@@ -12,7 +12,7 @@ from coderepairrl import agents, engines, rewards, tasks
 from coderepairrl import config as configs
 from coderepairrl.agents import recipe
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, several
+from coderepairrl.errors import ConfigError, combine_errors
 
 _SHIPPED = {
     "agent": {*agents.SHIPPED, *recipe.recipe_names()},
@@ -45,7 +45,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
         if _is_below(key, used) and not _is_below(key, named) and not _is_shipped(key, value)
     ]
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return configs.load_run(run, overrides)
 
 

@@ -179,7 +179,7 @@ def evaluation_setting(name: str) -> str:
     return name if name == "eval" else f"eval.also.{name}"
 
 
-def tasks_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
+def group_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
     """Tasks by the key of their terms in `kinds`."""
     groups: dict[str, list[Task]] = {}
     for task in tasks:

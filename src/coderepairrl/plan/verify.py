@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from coderepairrl.plan.plan import Plan
-from coderepairrl.plan.terms import tasks_by_kind
+from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.rewards.verify import Trial, trials
 from coderepairrl.rewards.verify import verify_rewards as ask
@@ -48,7 +48,7 @@ def planned(plan: Plan) -> dict[str, list[Trial]]:
         return {}
     seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
-    trained, measured = (tasks_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
+    trained, measured = (group_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
         kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)

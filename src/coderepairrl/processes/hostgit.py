@@ -112,7 +112,7 @@ def version() -> str | None:
     return git("--version").decode().strip().removeprefix("git version ")
 
 
-def reason(error: subprocess.CalledProcessError) -> str:
+def explain_git_error(error: subprocess.CalledProcessError) -> str:
     """First ``fatal`` line of git's stderr, else the last line."""
     lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
     if lines:
@@ -307,7 +307,7 @@ def _git_settings(config: Path, root: Path) -> dict[str, str]:
     try:
         listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
     except subprocess.CalledProcessError as error:
-        _refuse(root, reason(error))
+        _refuse(root, explain_git_error(error))
     return _by_key(listed)
 
 
@@ -361,7 +361,7 @@ class View:
         try:
             return git(*args, folder=self.folder, tree=self.repository.root)
         except subprocess.CalledProcessError as error:
-            _refuse(self.repository.name, otherwise or reason(error))
+            _refuse(self.repository.name, otherwise or explain_git_error(error))
         except subprocess.TimeoutExpired as error:
             _refuse(self.repository.name, f"git took more than {error.timeout:.0f} s")
 

@@ -45,7 +45,7 @@ def is_jobs(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def record_of(job: Path) -> Path:
+def job_record_path(job: Path) -> Path:
     """Record next to the folder `job`."""
     return job.with_name(f"{job.name}.job.json")
 
@@ -61,7 +61,7 @@ def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
 
 def _job(home: Path, row: Mapping[str, str]) -> Job:
     folder = RunFolder(home / row["name"])
-    record = record_of(folder.path)
+    record = job_record_path(folder.path)
     state = json.loads(record.read_text("utf-8")) if record.is_file() else {}
     has_run = (folder.path / "run.json").is_file() and folder.log.is_file()
     records = list(folder.records()) if has_run else []

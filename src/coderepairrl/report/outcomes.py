@@ -17,7 +17,7 @@ from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
 from coderepairrl.report import metrics, published
 from coderepairrl.report.answers import answers_of
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import Answer
 from coderepairrl.stats.intervals import split_by_value
@@ -237,7 +237,7 @@ def _episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
 
 def _config(folder: RunFolder) -> dict[str, Any]:
     try:
-        return flat(tomllib.loads(folder.config.read_text("utf-8")))
+        return flatten_settings(tomllib.loads(folder.config.read_text("utf-8")))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{folder.config} cannot be read: {error}", fix="without it nothing says what the limits were: restore it"

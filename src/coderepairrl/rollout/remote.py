@@ -26,7 +26,7 @@ from coderepairrl.rollout.worker import (
     ToWorker,
     TurnCommitted,
     TurnLogged,
-    portable,
+    make_picklable,
 )
 from coderepairrl.types import Episode, Turn
 
@@ -178,7 +178,7 @@ class RemoteWorker:
         try:
             self._on_turn(episode, turn)
         except CodeRepairError as error:  # a full disk: the verdict is not to be written either, which ends the run
-            return portable(error)
+            return make_picklable(error)
         if episode in self._turns:
             self._turns[episode].append(turn)
         return None
@@ -195,7 +195,7 @@ class RemoteWorker:
         except TimeoutError as late:
             error = EngineFault(f"the engine timed out: {late}")
         except Exception as found:
-            error = portable(found)
+            error = make_picklable(found)
         self._send(EngineOutput(request.number, (), ended=True, error=error))
 
 

@@ -19,7 +19,7 @@ from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import git_cache
-from coderepairrl.processes.hostgit import create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
@@ -98,7 +98,7 @@ def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> Non
     try:
         _fetch(url, commits, cache, lock)
     except subprocess.CalledProcessError as error:
-        printed, cause = error.stderr.decode(errors="replace"), without_login(reason(error))
+        printed, cause = error.stderr.decode(errors="replace"), without_login(explain_git_error(error))
         if "No space left" in printed or "Disk quota" in printed:
             raise _no_room(named) from None
         if any(sign in printed for sign in _NOT_THERE):

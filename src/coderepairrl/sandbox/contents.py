@@ -135,7 +135,7 @@ def no_images(workspace: str) -> TaskError:
     return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
 
 
-def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
+def read_local_files(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
     """Read those of `paths` in `workspace` that are available locally; None for a missing file.
 
     Omits paths that lead outside; empty if the image or commit is not cached, or the folder is missing or dirty.

@@ -37,7 +37,7 @@ from typing import IO, Any
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import BARE_CONFIG, DIFF, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.contents import Entry, Images, entries_of, plain_entries
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import Image, find_image
@@ -404,7 +404,7 @@ def _compared(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: 
         who = command_as(user, [])
         return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, prefix=who, env=objects)
     except subprocess.CalledProcessError as error:
-        raise SandboxFault(f"git could not take the diff: {reason(error)}") from error
+        raise SandboxFault(f"git could not take the diff: {explain_git_error(error)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxFault(f"cannot take the diff: {error}", fix="check the disk's free space") from error
     finally:

@@ -2,7 +2,7 @@
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
 from coderepairrl.stages.command import dry_run, needs, preview_run, run_training, summarise_training
-from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pinned, resumed_folder
+from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pin_models, resumed_folder
 
 __all__ = [
     "Interrupted",
@@ -11,7 +11,7 @@ __all__ = [
     "free_folder",
     "load_settings",
     "needs",
-    "pinned",
+    "pin_models",
     "preview_run",
     "resumed_folder",
     "run_training",

@@ -8,7 +8,7 @@ from typing import Any
 
 from coderepairrl import engines
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, combine_errors
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
 from coderepairrl.plan.devices import VISIBLE, check_named
@@ -22,7 +22,7 @@ from coderepairrl.processes.meter import Meter
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
-from coderepairrl.stages.changes import changes_at_resume, left_out
+from coderepairrl.stages.changes import list_changes, summarize_left_out
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.parts import assemble
 from coderepairrl.stages.progress import Progress
@@ -46,7 +46,7 @@ async def run_training(
     """
     folder, meter = folder or life_cycle.folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = plan_run(life_cycle.pinned(config), resumed=resume)
+    plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
     with life_cycle.interruptible(folder, progress, again.format(run=folder.path)), progress:
@@ -57,7 +57,7 @@ async def run_training(
             history = read_history(folder)
             changes = []
             if resume:  # the run is locked by now
-                changes = changes_at_resume(folder, history, plan.config, plan.reward_versions, plan.too_long)
+                changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
             start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
                 parts.log, folder, plan.config, history, progress, meter, start, changes
@@ -76,7 +76,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance
     )
     progress.phase("start")
-    await life_cycle.begin_run(folder, plan, progress, {"too_long": left_out(plan.too_long)}, resume=resume)
+    await life_cycle.begin_run(folder, plan, progress, {"too_long": summarize_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
     if doubt:
@@ -123,11 +123,11 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
         errors.append(error)
     else:
         if plan.lacking:
-            lacking = several(plan.lacking)
+            lacking = combine_errors(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
         preview |= as_shown(plan, folder or life_cycle.folder_of(config))
-    problem = several(errors) if errors else None
+    problem = combine_errors(errors) if errors else None
     preview["verdict"] = _preview_verdict(preview, getattr(problem, "problems", (problem,)) if problem else ())
     return preview, problem
 

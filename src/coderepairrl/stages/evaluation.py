@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, several
+from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, combine_errors
 from coderepairrl.plan.model import LocalModel, Use
 from coderepairrl.plan.plan import resolve_evaluation
 from coderepairrl.plan.replying import Opens, opening, replying, split_by_engine
@@ -121,7 +121,7 @@ async def attempt_all(
     if len(planned) > 1:
         again = f"the same command with -o {first.folder.path.parent} --resume"
     if failures := await until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
-        raise several(failures)
+        raise combine_errors(failures)
 
 
 async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable[[str], None]) -> list[CodeRepairError]:

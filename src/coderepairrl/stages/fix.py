@@ -205,7 +205,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
             view.apply(patch)
         except subprocess.CalledProcessError as error:
             raise TaskError(
-                f"the patch does not apply to {repository.root}: {hostgit.reason(error)}",
+                f"the patch does not apply to {repository.root}: {hostgit.explain_git_error(error)}",
                 fix="save the diff and apply it by hand; nothing was changed",
             ) from error
     return True

@@ -235,14 +235,14 @@ class FirstEpisodes:
             return ""
         if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
             self._repaired = self._first = False
-            return episode_as_text("the first bug that is repaired in training", episode)
+            return format_episode("the first bug that is repaired in training", episode)
         if self._first:
             self._first = False
-            return episode_as_text("an episode, before any training", episode)
+            return format_episode("an episode, before any training", episode)
         return ""
 
 
-def episode_as_text(title: str, episode: Episode) -> str:
+def format_episode(title: str, episode: Episode) -> str:
     """Episode under the line `title`, in at most 80 columns, safe to print."""
     rows = [("issue", _cut_lines(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]

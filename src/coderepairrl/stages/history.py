@@ -92,7 +92,7 @@ def read_history(run: RunFolder) -> History:
     return history
 
 
-def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
+def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
     """Episodes by step, in batch order. Raises `RunError` if one is missing."""
     named = {name for step in steps for name in step["episodes"]}
     episodes = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}

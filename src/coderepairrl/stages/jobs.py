@@ -27,23 +27,23 @@ from typing import Any, Literal
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, combine_errors
 from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.printable import counted
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.registry import nearest
 from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, metric_names
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.report.verdict import Result, Table, render
 from coderepairrl.runs.examples import NAME as EXAMPLES
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.runs.storage import SUMS, checksum
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.changes import changed_keys
+from coderepairrl.stages.changes import list_changed_keys
 from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.jobs_file import ATTEMPT, TRAIN, Job, Jobs
-from coderepairrl.stages.life_cycle import pinned
+from coderepairrl.stages.life_cycle import pin_models
 from coderepairrl.version import __version__
 
 Say = Callable[[str], None]
@@ -100,7 +100,7 @@ def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
                     wrong.setdefault((type(each), str(each), each.fix), []).append(where)
         plans.append(Planned(job, standings[job.name], *costs[key]))
     problems = [kind(f"{', '.join(where)}: {message}", fix=fix) for (kind, message, fix), where in wrong.items()]
-    return plans, several(problems) if problems else None
+    return plans, combine_errors(problems) if problems else None
 
 
 def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
@@ -113,7 +113,7 @@ def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         absent = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
         problems = getattr(error, "problems", (error,))
         if left := [each for each in problems if not any(path in str(each) for path in absent)]:
-            raise several(left) from None
+            raise combine_errors(left) from None
         return 0, None
 
 
@@ -123,7 +123,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     if job.kind in TRAIN:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path, "init": init})})
         if job.kind == "sft":
-            resolve_imitation(pinned(config, fetches=False))
+            resolve_imitation(pin_models(config, fetches=False))
             return 0, None
         preview, problem = dry_run(config)
         if problem is not None:
@@ -136,7 +136,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
     plan = evaluation.plan_evaluation(policy, job.evaluated_by(), settings_of=source, collects=collects)
     if problems := _of_questions(job, jobs, config, metric_names(plan.reward_versions)):
-        raise several(problems)
+        raise combine_errors(problems)
     return evaluation.count_attempts(plan), None
 
 
@@ -212,7 +212,7 @@ def slurm_script(jobs: Jobs, say: Say) -> str:
     if (problem := plan_jobs(jobs)[1]) is not None:
         problems = getattr(problem, "problems", (problem,))
         if mistakes := [each for each in problems if isinstance(each, ConfigError)]:
-            raise several(mistakes)
+            raise combine_errors(mistakes)
         say(f"on this machine, which others need not share:\n{problem}")
     lines, ids = [], {job.name: f"job{number}" for number, job in enumerate(jobs.jobs, 1)}
     for job in jobs.jobs:
@@ -333,9 +333,9 @@ def job_digest(path: Path) -> str:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    old, new = flat(before), flat(json.loads(json.dumps(now)))
+    old, new = flatten_settings(before), flatten_settings(json.loads(json.dumps(now)))
     differences = []
-    for key in changed_keys(new, old):
+    for key in list_changed_keys(new, old):
         kind, _, name = key.partition(".")
         if kind in ("needs", "files"):
             differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")

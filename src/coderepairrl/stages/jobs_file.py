@@ -21,10 +21,10 @@ from pydantic import Field, ValidationError, model_validator
 from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.config.sections.base import Section
-from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, combine_errors
 from coderepairrl.registry import nearest
 from coderepairrl.report.arms import Question
-from coderepairrl.report.jobs import record_of
+from coderepairrl.report.jobs import job_record_path
 from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
 
 Kind = Literal["train", "sft", "collect", "eval", "command"]
@@ -147,7 +147,7 @@ class Job:
     @property
     def record(self) -> Path:
         """Record of inputs and end."""
-        return record_of(self.folder)
+        return job_record_path(self.folder)
 
     @property
     def log(self) -> Path:
@@ -253,14 +253,14 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
         try:
             file = File.model_validate(data)
         except ValidationError as error:
-            raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
+            raise combine_errors([_mistake(path, dict(each)) for each in error.errors()]) from None
     problems = _contradictions(file)
     expanded = _Expansion(path, file, problems).jobs()
     jobs = Jobs(source, file, tuple(_ordered(expanded, problems)))
     if not problems:
         problems += _unknown_arms(jobs)
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return jobs
 
 

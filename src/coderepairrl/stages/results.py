@@ -15,7 +15,7 @@ from coderepairrl.processes.meter import Used, format_usage, total
 from coderepairrl.report import answers, localisation, metrics
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
 from coderepairrl.stats import Interval, Summary, outcomes, summarise
 from coderepairrl.stats.measures import Prices, spent
@@ -83,7 +83,7 @@ def _attempts(
         task, sources = tasks.get(name), None
         if task is not None and task.reference.strip():
             paths = localisation.python_files(task.reference, *(each.patch for each in task_episodes))
-            sources = files_at_hand(task.workspace, sorted(paths))
+            sources = read_local_files(task.workspace, sorted(paths))
         yield from (metrics.Attempt(each, task, sources) for each in task_episodes)
 
 
@@ -134,16 +134,16 @@ def _agents_of(about: Mapping[str, Any], name: str) -> str:
     return " and ".join(dict.fromkeys(each["name"] for each in recorded))
 
 
-def results_as_text(results: Sequence[Mapping[str, Any]]) -> str:
+def format_results(results: Sequence[Mapping[str, Any]]) -> str:
     """Results of each policy as text."""
-    texts = [_as_text(result, configs.load_config(result["run"])) for result in results]
+    texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
     command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
     return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
 
 
-def _as_text(result: Mapping[str, Any], config: Config) -> str:
+def _format_result(result: Mapping[str, Any], config: Config) -> str:
     """Tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _WHOLE else "")]
     for name, summary in result["evaluations"].items():
@@ -152,7 +152,7 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
         lines += ["", *_by_agent(result)]
     lines += [
         "",
-        cost_as_text(result["cost"]),
+        format_cost(result["cost"]),
         *([f"machine: {format_usage(Used(**result['machine']))}"] if result["machine"] else []),
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
@@ -161,7 +161,7 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
     return "\n".join(lines)
 
 
-def cost_as_text(cost: Mapping[str, Any]) -> str:
+def format_cost(cost: Mapping[str, Any]) -> str:
     """Calls, tokens, seconds and money of attempts in a line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
     silent = cost["unreported"]

@@ -69,7 +69,7 @@ def plan_sft(
             fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
         )
     config, folder = life_cycle.load_settings(file, overrides, resume=resume)
-    return resolve_imitation(life_cycle.pinned(config, fetches=fetches)), folder
+    return resolve_imitation(life_cycle.pin_models(config, fetches=fetches)), folder
 
 
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:

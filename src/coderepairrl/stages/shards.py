@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from coderepairrl.errors import UsageError
-from coderepairrl.plan.conditions import unlike
+from coderepairrl.plan.conditions import compare_conditions
 from coderepairrl.report.metrics import agents_of
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.log import sealed
 from coderepairrl.runs.storage import replace_folder
-from coderepairrl.stages.changes import MAY_CHANGE_OF, changed_keys
+from coderepairrl.stages.changes import MAY_CHANGE_BY_COMMAND, list_changed_keys
 from coderepairrl.stages.results import conclude, read_results
 from coderepairrl.types import Episode
 
@@ -97,12 +97,12 @@ def _read_shard(path: Path) -> _Part:
 
 def _require_same_evaluation(first: _Part, other: _Part) -> None:
     differing = [key for key in _SAME if first.about.get(key) != other.about.get(key)]
-    settings, other_settings = (flat(part.about["config"]) for part in (first, other))
-    differing += changed_keys(settings, other_settings, MAY_CHANGE_OF["eval"])
+    settings, other_settings = (flatten_settings(part.about["config"]) for part in (first, other))
+    differing += list_changed_keys(settings, other_settings, MAY_CHANGE_BY_COMMAND["eval"])
     differing += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
     # each lists the tasks of all shards, whose order decides what is in which
     differing += ["tasks"] if [*first.folder.tasks()] != [*other.folder.tasks()] else []
-    differing += unlike(*(part.about.get("conditions") or {} for part in (first, other)))
+    differing += compare_conditions(*(part.about.get("conditions") or {} for part in (first, other)))
     if differing:
         raise UsageError(
             f"{other.folder.path} and {first.folder.path} are of different evaluations: they differ in"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.processes.extras import require_train
-from coderepairrl.processes.scratch import PREFIX, owned, sweep
+from coderepairrl.processes.scratch import PREFIX, create_owned_folder, remove_abandoned
 from coderepairrl.runs import RunFolder, storage
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -156,7 +156,7 @@ def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
     """Create an empty `shared_path` for the duration. Raises `UsageError`."""
     path = shared_path(run, base)
     if base is None:
-        sweep(path.parent)
+        remove_abandoned(path.parent)
     shutil.rmtree(path, ignore_errors=True)
-    with owned(path):
+    with create_owned_folder(path):
         yield path

@@ -28,7 +28,7 @@ from coderepairrl.registry import nearest
 from coderepairrl.runs import open_run
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.sandbox.rootfs import pinned
+from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.types import Checks, Command, Task
 
@@ -341,7 +341,7 @@ def _workspace(workspace: str, home: Path, where: str) -> str:
     elif local := re.match(r"image:(oci|docker-archive|dockerfile):", workspace):  # or an image
         workspace = f"{local[0]}{os.path.normpath(home / workspace[local.end() :])}"
     if workspace.startswith("image:"):
-        workspace = f"image:{pinned(workspace.removeprefix('image:'))}"
+        workspace = f"image:{pin_image(workspace.removeprefix('image:'))}"
     return workspace
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.environments import KIND, Environment, NoRoom, ReadyImage, prepare_environments, prepare_images
-from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.grading import harness
 from coderepairrl.printable import counted, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, user_cache
@@ -34,7 +34,7 @@ from coderepairrl.sandbox.contents import base_at_hand, entries_of
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
 from coderepairrl.sandbox.workspace import commit_stream, quoted
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
 
@@ -132,7 +132,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     """Path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
-    root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
+    root, changed = Path(task.workspace.removeprefix("dir:")), changed_paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
     place = root / changed[0]
@@ -141,7 +141,7 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     if not place.is_file() or not os.access(place, os.R_OK):
         return None
     before = place.read_bytes()
-    after = patched(before, task.reference)
+    after = apply_to_text(before, task.reference)
     mode = "100755" if place.stat().st_mode & stat.S_IXUSR else "100644"
     return None if after in (None, before) else (changed[0], mode, before, after)
 
@@ -254,7 +254,7 @@ async def prepare_tasks(
         problems.append(error)
     await asyncio.to_thread(with_diffed_references, task_list)
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return Prerequisites(commits, unpacked, environments)
 
 

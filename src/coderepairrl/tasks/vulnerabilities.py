@@ -16,7 +16,7 @@ from typing import Literal
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.registry import nearest
 from coderepairrl.tasks.benchmark import Files
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Task
 
@@ -194,7 +194,7 @@ class Vulnerabilities(Files):
             prompt=f"The function {f'`{pair.function}` ' if pair.function else ''}in {pair.path} has the weakness "
             f"{pair.weakness}{words}.\nRepair it, and change nothing else. The file has this function alone.",
             workspace=self.stored({pair.path: before}),
-            reference=unified(pair.path, before, after),
+            reference=format_diff(pair.path, before, after),
             kind=REPAIR,
         )
 

@@ -19,7 +19,7 @@ from coderepairrl.checks.audit import rates, trials
 from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks import ScriptedSource, select
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Checks, Command, Task
 from commands import CRRL
 from rewards.folder import Local
@@ -42,7 +42,11 @@ def task(folder: Path, name: str, check: str, **fields: Any) -> Task:
     workspace.mkdir()
     (workspace / "m.py").write_text(BUG)
     (workspace / "check.py").write_text(check)
-    about = {"workspace": f"dir:{workspace}", "reference": unified("m.py", BUG, REPAIR), "repository": f"own/{name[0]}"}
+    about = {
+        "workspace": f"dir:{workspace}",
+        "reference": format_diff("m.py", BUG, REPAIR),
+        "repository": f"own/{name[0]}",
+    }
     checks = Checks((Command((sys.executable, "-B", "check.py"), 20.0),), {"check.py": check})
     return Task(**{"id": name, "prompt": "Repair it.", "language": "python", "checks": checks, **about, **fields})
 
@@ -53,7 +57,7 @@ def planted(tmp_path: Path) -> list[Task]:
     counter.write_text("")
     counter.chmod(0o666)
     tmp_path.chmod(0o755)
-    wrong = unified("m.py", BUG, BUG.replace("return x", "return low"))
+    wrong = format_diff("m.py", BUG, BUG.replace("return x", "return low"))
     return [
         task(tmp_path, "strong", STRONG),
         task(tmp_path, "weak", WEAK),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from coderepairrl import grading
 from coderepairrl.checks import task_source
 from coderepairrl.checks.audit.history import History, history, later
-from coderepairrl.checks.audit.wrong import Made, Texts, WrongPatch, wrong_patches
+from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mutants
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import (
     CodeRepairError,
@@ -248,7 +248,7 @@ class _Trials:
         return await self._wrong(audited, survey)
 
     async def _wrong(self, about: Audited, survey: Row) -> Audited:
-        wrong, no_wrong = [WrongPatch.of(each) for each in survey["wrong"]], survey["no_wrong"]
+        wrong, no_wrong = [WrongPatch.from_json(each) for each in survey["wrong"]], survey["no_wrong"]
         faults = dict(about.faults)
         solution = about.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not about.task.reference:
@@ -340,15 +340,15 @@ class _Trials:
             after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
         async with self._sandbox.open(task) as fresh:
             leaks = await history(fresh, objects, before, after)
-        mutants = Made((), 0, refused)
+        mutants = Mutants((), 0, refused)
         if self._settings.mutants and not refused:
             drawn_by = f"{self._settings.seed}/{task.id}"
-            mutants = await asyncio.to_thread(wrong_patches, patch, before, after, self._settings.mutants, drawn_by)
+            mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self._settings.mutants, drawn_by)
         return {
             "history": leaks.as_json(),
             "wrong": [each.as_json() for each in mutants.patches],
-            "no_wrong": mutants.why,
-            "same": mutants.same,
+            "no_wrong": mutants.why_none,
+            "same": mutants.equivalent,
             "solution": "" if solution is None else patch.decode("utf-8", "surrogateescape"),
         }
 

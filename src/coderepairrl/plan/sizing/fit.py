@@ -12,7 +12,7 @@ from coderepairrl import engines
 from coderepairrl.config import Config, override
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
+from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
 from coderepairrl.plan.sizing.estimate import Estimate, estimate
 from coderepairrl.plan.sizing.speed import speed_as_json as speed_shown
 
@@ -138,4 +138,4 @@ def _moves(given: Estimate) -> Iterator[Move]:
 
 
 def _args(config: Config, names: tuple[str, ...], value: str) -> str:
-    return f"engine.options.args={json.dumps(with_argument(config.engine.options.get('args', ()), names, value))}"
+    return f"engine.options.args={json.dumps(replace_argument(config.engine.options.get('args', ()), names, value))}"

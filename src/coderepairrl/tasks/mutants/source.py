@@ -20,7 +20,7 @@ from coderepairrl.tasks.mutants import documented
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.project_environment import PYTEST, Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
 from coderepairrl.version import __version__
@@ -139,7 +139,7 @@ class MutantSource(LoadedSource):
             prompt=made.prompt,
             language="python",
             workspace=f"dir:{store_folder(self._workspaces, files)}",
-            reference=unified(made.path, made.files[made.path], made.fixed),
+            reference=format_diff(made.path, made.files[made.path], made.fixed),
             checks=Checks((Command(made.command, CHECK_SECONDS),), made.tests),
             split=made.mutant.split,
             licence="" if self.documented else LICENCE,
@@ -215,7 +215,7 @@ class MutantSource(LoadedSource):
             prompt=prompt,
             language="python",
             workspace=f"dir:{store_folder(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
-            reference=unified(bug.path, bug.broken, bug.fixed),
+            reference=format_diff(bug.path, bug.broken, bug.fixed),
             checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
             environment=environment,
             split=split,

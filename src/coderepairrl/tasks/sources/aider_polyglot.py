@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
@@ -53,7 +53,7 @@ class AiderPolyglot(Files):
         files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
         restored = {name: text for name, text in files.items() if name in tests or name in _CATCH}
         patches = [
-            unified(target, files.get(target, ""), text)
+            format_diff(target, files.get(target, ""), text)
             for target, text in _matched(row, examples, solutions).items()
             if files.get(target, "") != text
         ]

@@ -18,8 +18,8 @@ from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
-from coderepairrl.tasks.commits import Change, Commit, History, history
-from coderepairrl.tasks.patches import is_test, is_test_module, language
+from coderepairrl.tasks.commits import Change, Commit, History, open_history
+from coderepairrl.tasks.patches import detect_language, is_test, is_test_module
 from coderepairrl.tasks.project_environment import PYTEST, extra_of, needs_of
 from coderepairrl.types import Checks, Command, Task
 
@@ -106,7 +106,7 @@ class GitHistory(LoadedSource):
 
     def load(self) -> list[Task]:
         """Mine the history. Raises `TaskError`, also without usable commits."""
-        with history(self.path) as repository:
+        with open_history(self.path) as repository:
             name = self.repository or repository.name.name.removesuffix(".git")
             tasks = list(self._mined(repository, name))
         fix = "other dates, match='' for all messages, larger max_files and max_lines"
@@ -169,7 +169,7 @@ class GitHistory(LoadedSource):
         if not prompt:
             raise LeftOut("have no message")
         reference = known.patch(commit, [change.path for change in rest])
-        if not (main := language(reference, "")):
+        if not (main := detect_language(reference, "")):
             raise LeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
         return Task(

@@ -22,7 +22,7 @@ from coderepairrl.tasks.base import cached_json, code_folder
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -83,7 +83,7 @@ class HumanEval(Files):
             prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{described}\n",
             language="python",
             workspace=self.stored({PROGRAM: broken}),
-            reference=unified(PROGRAM, broken, fixed),
+            reference=format_diff(PROGRAM, broken, fixed),
             checks=Checks((Command(("python3", "-S", "-E", "-B", CHECK), SECONDS),), {CHECK: check}),
             split="test",
             licence="MIT",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from coderepairrl.tasks.benchmark import Benchmark, Images, derived_image, image_workspace, patch_bytes
-from coderepairrl.tasks.patches import language
+from coderepairrl.tasks.patches import detect_language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -74,7 +74,7 @@ class R2EGym(Benchmark):
         return Task(
             id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
-            language=language(reference, "python"),
+            language=detect_language(reference, "python"),
             workspace=image_workspace(row.text("docker_image")),
             reference=reference,
             checks=_r2e_checks(row),

@@ -13,7 +13,7 @@ from typing import Any
 
 from coderepairrl.grading.harness import SWE_SMITH
 from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image, patch_bytes
-from coderepairrl.tasks.patches import language, turned_round
+from coderepairrl.tasks.patches import detect_language, turned_round
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -56,7 +56,7 @@ class SweSmith(Repositories):
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(turned_round(row.text("patch")))
         task = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
-        task = replace(task, reference=reference, language=language(reference))
+        task = replace(task, reference=reference, language=detect_language(reference))
         if self.workspace != "image":
             return task
         return replace(task, checks=Checks((), {}, *row.tests()))

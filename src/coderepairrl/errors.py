@@ -118,7 +118,7 @@ class ConfigError(CodeRepairError):
 
 
 class UsageError(CodeRepairError):
-    """Unusable input: a missing file, a malformed diff, a folder that is no run."""
+    """Unusable input: a missing file, a malformed diff, a folder that is not a run."""
 
     exit_code = ExitCode.USAGE
 

@@ -113,7 +113,7 @@ async def test_garbage_at_any_stage_is_an_empty_patch_or_a_repair(tmp_path: Path
     assert run.report.exit == "submitted"
     assert await run.sandbox.diff() == b""
     (tmp_path / "b").mkdir()
-    if stage < 3:  # a place that is not found is no end: the repair is asked for all the same
+    if stage < 3:  # a place that is not found is not an end: the repair is asked for all the same
         run = await agentless(tmp_path / "b", *answers, *WHERE[stage + 1 :], RIGHT, samples=1)
         assert b"+    return a + b" in await run.sandbox.diff()
 

@@ -123,7 +123,7 @@ def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: 
     ("what", "given", "more", "message"),
     [
         ("handmade", [], {"policies": ()}, "no policy is named"),
-        ("handmade", [], {"shard": "3/2"}, "'3/2' is no shard"),
+        ("handmade", [], {"shard": "3/2"}, "'3/2' is not a shard"),
         ("handmade", [], {"shard": "9/9"}, "shard 9/9 has none"),
         ("handmade", [], {"prices": "1,2"}, "--prices is for a policy behind a URL"),
         ("handmade", ["nme=3"], {}, "has no option 'nme'"),

@@ -69,7 +69,7 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
         code = "import shop, importlib.metadata as m; print(shop.__file__, shop.version, m.version('shop'))"
         said = (await box.exec(["python", "-c", code], cwd="/tmp")).output.decode().split()
         assert said == [f"{box.workdir}/src/shop/__init__.py", "1.0", "1.0"]
-        assert await box.diff() == b"", "what the build makes is no change of the agent's"
+        assert await box.diff() == b"", "what the build makes is not a change of the agent's"
         assert "Provides-Extra: tests" in (await box.read("backend.py")).decode()
     backend.close()
 
@@ -166,7 +166,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
         await verify_tasks(tasks.make_source("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
-    with pytest.raises(TaskError, match="no environment that was built to its end"):
+    with pytest.raises(TaskError, match="not an environment that was built to its end"):
         check_unchanged(made.folder)
     assert [each.state for each in states([task])] == ["missing"]
     await build(asked)  # again, from the beginning

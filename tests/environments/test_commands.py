@@ -150,7 +150,7 @@ def test_a_command_reaches_the_index_alone_and_nothing_of_the_host(
         ("RUN exit 3", r"line 2: RUN exit 3 ended with 3: "),
         ("RUN touch /.wh.kept", "a name that hides a file"),
         ("RUN rm -rf /bin /usr/bin /lib64", "no command|cannot|not found|ended with"),
-        ("WORKDIR /a\nRUN rm -rf /a; ln -s /etc /a\nWORKDIR /b\nRUN rmdir /b\nRUN true", "there is no folder /b"),
+        ("WORKDIR /a\nRUN rm -rf /a; ln -s /etc /a\nWORKDIR /b\nRUN rmdir /b\nRUN true", "the image has no folder /b"),
         ("USER nobody-here\nRUN true", "nobody-here"),
     ],
 )

@@ -244,7 +244,7 @@ def test_an_image_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("registry/x@sha256:12", "no digest"), ("-flag", "no name"), ("docker-archive:{}", "no archive")],
+    [("registry/x@sha256:12", "not a digest"), ("-flag", "not a name"), ("docker-archive:{}", "not an archive")],
 )
 def test_what_names_no_image_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "text").write_text("text")

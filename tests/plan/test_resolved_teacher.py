@@ -60,7 +60,7 @@ def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> Non
     (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
     with pytest.raises(ConfigError, match="is adapters on"):
         learn_settings(load_config("hello", hello(adapters)))
-    with pytest.raises(UsageError, match="no model"):
+    with pytest.raises(UsageError, match="not a model"):
         learn_settings(load_config("hello", hello(tmp_path / "nothing")))
     (teacher / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights"):

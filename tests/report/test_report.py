@@ -203,7 +203,7 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
 def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), str(other), "--json"])
     assert result.exit_code == 0
-    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is no JSON
+    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is not JSON
     first = data["runs"][0]
     assert first["status"] == "finished" and len(first["steps"]) == 6 and "last" not in first
     change = first["comparisons"][0]["changes"]["tests"]["change"]

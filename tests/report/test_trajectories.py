@@ -219,7 +219,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
     text = (tmp_path / "atif/train-1.json").read_text()
 
     def refused(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     [step] = [each for each in json.loads(text, parse_constant=refused)["steps"] if each["source"] == "agent"]
     exported = table.episode_row("r", episode)

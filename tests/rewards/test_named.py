@@ -362,7 +362,7 @@ async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, bac
         ("", 0),
         ("a- a-", 1),
         ("a- b- a- b- a-", 3),
-        ("cat+ a- cat+ a- cat+ a-", 2),  # what has been read before is no progress
+        ("cat+ a- cat+ a- cat+ a-", 2),  # what has been read before is not a progress
         ("test- edit+ test-", 0),
         ("test- edit+ test- edit+ test-", 1),  # the same edit twice changes nothing new
         ("a+ a+ a+", 0),

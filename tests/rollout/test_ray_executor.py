@@ -119,7 +119,7 @@ async def test_an_address_where_something_else_listens(
         error = await opened(miniature, monkeypatch, ray, there)
         found = services.canonicalize_bootstrap_address(address)
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"what listens at {found} is no head of a Ray cluster that works: no answer"
+    assert str(error) == f"what listens at {found} is not a head of a Ray cluster that works: no answer"
 
 
 async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
         ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{frozen.getsockname()[1]}")
         with pytest.raises(RunError, match="does not answer: RayError: Deadline Exceeded") as caught:
             await ray_cluster.watch_head(ray)
-    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is no end"
+    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is not an end"
 
 
 async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:

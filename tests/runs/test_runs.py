@@ -162,7 +162,7 @@ def test_a_torn_task_is_written_again_and_any_other_damage_is_named(tmp_path: Pa
     for damage in (b"{}", b"null", b"5", b"[1]", b"\xff", b"", b"nonsense", b"[" * 9999, whole.split(b"\n")[0][:-5]):
         path.write_bytes(damage + b"\n" + whole)
         for read in (run.tasks, lambda: run.add_tasks([second])):
-            with pytest.raises(RunError, match=r"tasks\.jsonl:1 is no task") as refused:
+            with pytest.raises(RunError, match=r"tasks\.jsonl:1 is not a task") as refused:
                 read()
             assert "from a copy" in refused.value.fix
         assert path.read_bytes() == damage + b"\n" + whole, "nothing is lost that a user might restore"

@@ -187,7 +187,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
         (("curriculum.band=true",), ConfigError, "curriculum.band has no meaning"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),
-        (("train.teacher=nowhere",), UsageError, "no model"),
+        (("train.teacher=nowhere",), UsageError, "not a model"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(

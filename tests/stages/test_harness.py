@@ -66,7 +66,7 @@ async def test_models_of_which_it_would_make_one_folder_or_none_are_refused(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
     made = [Prediction("crrl__mini-1", name, b"x\n") for name in names]
-    with pytest.raises(UsageError, match="one folder|no name"):
+    with pytest.raises(UsageError, match="one folder|not a name"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
     assert not list(tmp_path.iterdir())
 

@@ -88,10 +88,10 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
             "no patch of a: none of .* is among its keys, .*model, diff",
         ),
         ('{"instance_id": "a", "test_result": {}}', "no patch of a"),
-        ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
+        ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is not text"),
         (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),
         (json.dumps(row("a"))[:-1] + ', "model_patch": ""}', "line 1: not read as JSON: 'model_patch' twice"),
-        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is no text"),
+        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is not text"),
     ],
 )
 def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -150,7 +150,7 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
         (False, True, False),
         (False, False, True),
     ]
-    assert [each["instance_id"] for each in Lines.read(output)] == [good.id, good.id], "a fault is no verdict"
+    assert [each["instance_id"] for each in Lines.read(output)] == [good.id, good.id], "a fault is not a verdict"
     with pytest.raises(UsageError, match="exists already"):
         await grade(asked, there, backend, output)
     with output.open("a") as file:

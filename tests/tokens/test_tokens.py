@@ -420,14 +420,14 @@ class TestOtherFamilies:
         [
             (
                 ("'<|im_start|>system\\n'", "'<|im_start|>system %d\\n' % (messages | length)"),
-                "is no prefix|cannot be extended",
+                "is not a prefix|cannot be extended",
             ),
             (("+ m.content }}\n{%- for call", "+ m.content.upper() }}\n{%- for call"), "what a reply says"),
             (("{{- '<|im_end|>\\n' }}\n{%- endif %}\n{%- endfor %}", "{%- endif %}\n{%- endfor %}"), "no special"),
             (("m.tool_calls or []", "[]"), "not shown"),
             (
                 ("{%- if add_generation_prompt %}", "{%- if messages | length == 2 %}"),
-                "no prefix|not the conversation",
+                "not a prefix|not the conversation",
             ),
         ],
     )

@@ -24,7 +24,7 @@ _PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
 _NAMING = 250
 """Characters of a line in which a file is named."""
 _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
-"""Languages of blocks that are no code of a file, unless one is named."""
+"""Languages of blocks that are not code of a file, unless one is named."""
 _LARGEST = 1 << 20
 """Characters of a file or block that is parsed, in the process of all episodes."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -234,7 +234,7 @@ def _replace_functions(before: str, code: str) -> str:
     try:
         file = ast.parse(before)
     except SyntaxError as error:
-        raise Unreadable(f"the file is no Python: {error.msg}") from None
+        raise Unreadable(f"the file is not Python: {error.msg}") from None
     block, lines = _parse_code(code)
     file_definitions = list(_definitions(file.body))
     block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
@@ -290,7 +290,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
         for statement in wrapper.body:
             ast.increment_lineno(statement, -1)
         return ast.Module(wrapper.body, []), tried
-    raise Unreadable(f"the block is no Python: {problem}")
+    raise Unreadable(f"the block is not Python: {problem}")
 
 
 def _definitions(

@@ -104,7 +104,7 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"the recipe {name} cannot be read: {error}", fix="name a file, or a recipe of `crrl agents list`"
         ) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the recipe {name} is no TOML: {error}") from error
+        raise ConfigError(f"the recipe {name} is not TOML: {error}") from error
 
 
 def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
@@ -156,7 +156,7 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     Raises as `install`, and `ConfigError` if there is nothing to install.
     """
     if not is_recipe(source):
-        raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, recipe_names()))
+        raise ConfigError(f"{source!r} is not an agent to install", fix=nearest(source, recipe_names()))
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")

@@ -112,7 +112,7 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
             return None, False, plain_options
     routes = ", ".join(get_args(Route))
     fix = f"engine.weights is one of {routes}, or engine.share_devices is turns"
-    raise ConfigError(f"engine={options['engine']} is no option here", fix=fix)
+    raise ConfigError(f"engine={options['engine']} is not an option here", fix=fix)
 
 
 def _check_route(spec: EngineSpec, route: Route | None) -> None:

@@ -219,7 +219,7 @@ def _find_config(source: str | Path) -> Path:
 def _base(path: Path, name: Any) -> list[Layer]:
     """Layers that the file at `path` extends: one, or two if shipped."""
     if not isinstance(name, str):
-        raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
+        raise ConfigError(f"{path}: extends = {name!r} is not a file", fix='write extends = "other.toml"')
     file = _find_config(path.parent / name if (path.parent / name).exists() else name)
     if run_of(file) is not None:
         raise ConfigError(

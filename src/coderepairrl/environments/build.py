@@ -195,7 +195,7 @@ class Specification(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "its text"
-            raise TaskError(f"an environment is no specification: {where}: {first['msg']}", fix=_DOCUMENTED) from error
+            raise TaskError(f"environment is not a specification: {where}: {first['msg']}", fix=_DOCUMENTED) from error
 
     @property
     def folder(self) -> Path:

@@ -96,7 +96,7 @@ def fetch_or_build_image(
         "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in builder.found.layers]},
     }
-    if recipe.patches:  # they are no layer, and make another image
+    if recipe.patches:  # they are not a layer, but make a different image
         config["patches"] = [digest_of(patch) for patch in recipe.patches]
     digest = digest_of(json.dumps(config, sort_keys=True).encode())
     if reference.digest not in ("", digest):

@@ -181,7 +181,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             names = [str(name) for name in entry["Layers"]]
             sizes = [("", archive.getmember(name).size) for name in names]
     except (tarfile.TarError, EOFError, KeyError, TypeError) as error:
-        raise TaskError(f"{path} is no archive of docker save: {error}", fix="docker save -o FILE NAME") from error
+        raise TaskError(f"{path} is not an archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
         raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name a file that is there") from error
     config = parse_json_object(data, f"the configuration of {where}")

@@ -27,7 +27,7 @@ _ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.
 def interpreter(version: str) -> Path:
     """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
-        raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
+        raise PrerequisiteError(f"Python {version} is not a version of Python 3", fix="write it as 3.9")
     path = next(_installed_pythons(version), None)
     if path is None:
         raise PrerequisiteError(

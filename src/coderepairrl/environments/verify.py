@@ -100,7 +100,7 @@ def check_unchanged(*folders: Path) -> None:
             recorded = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))["digest"]
         except (OSError, ValueError, KeyError) as error:
             raise TaskError(
-                f"{folder} is no environment that was built to its end",
+                f"{folder} is not an environment that was built to its end",
                 fix="prepare its tasks again (crrl tasks prepare)",
             ) from error
         if digest_of(folder, hashes) != recorded:

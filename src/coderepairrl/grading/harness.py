@@ -97,7 +97,7 @@ def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
 
 SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
 """Verdicts as published, and no stricter: tests whose names were cut in the published lists pass by prefix, a skipped
-PASS_TO_PASS test is no regression, and a log with ``PASSED`` lines is believed. Rewards that are trained on should ask
+PASS_TO_PASS test is not a regression, and a log with ``PASSED`` lines is believed. Rewards to train on should use
 pytest (``results = "pytest"``). MIT licence.
 """
 MULTI_SWE_BENCH = Package(
@@ -236,7 +236,7 @@ _SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --ba
 _TRYING = "git patch mktemp"
 _RESET = "git checkout -- . ; git clean -fd"
 _PRESENT = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
-"""Checks for needed programs before a patch can remove them: missing ones are no verdict."""
+"""Checks for needed programs before a patch can remove them: missing ones are not a verdict."""
 FIX_PATCH = "/home/fix.patch"
 """Path of the patch in Multi-SWE-bench's scripts, which apply it with that of the tests."""
 _APPLY_SECONDS = 120.0

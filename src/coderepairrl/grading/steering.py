@@ -50,7 +50,7 @@ MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
 _EVERYWHERE = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
-"""Modules of every Python, not looked for in folders that are no packages."""
+"""Modules of every Python, not looked for in folders that are not packages."""
 _IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
 _NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _WORDS = re.compile(rb"[/\s\"]+")

@@ -123,8 +123,8 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
             error = _largest_difference(head(plain.hidden_TD), logits_TV)
         if not error <= TOLERANCE:
             raise UsageError(
-                f"the logits of {type(model).__name__} are no linear head on its last hidden states (they differ by a"
-                f" fraction {error:.2g}), of which alone training knows",
+                f"the logits of {type(model).__name__} are not a linear function of its last hidden states (relative"
+                f" difference {error:.2g}), which training assumes",
                 fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
             )
 

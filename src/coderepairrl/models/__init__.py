@@ -134,7 +134,7 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
         fix = _advice(path)
     if not (location / "config.json").is_file():
         problem = "it has no config.json" if location.is_dir() else "there is no such folder"
-        raise UsageError(f"{_format_model(path, location)} is no model: {problem}", fix=fix)
+        raise UsageError(f"{_format_model(path, location)} is not a model: {problem}", fix=fix)
     if weights and not any(location.glob("*.safetensors")):
         raise UsageError(
             f"{_format_model(path, location)} has no weights (*.safetensors)",

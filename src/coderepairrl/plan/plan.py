@@ -322,8 +322,8 @@ class Plan(PolicyPlan, TaskPlan):
 def plan_run(config: Config, *, resumed: bool = False) -> Plan:
     """Resolve and check every part of `config`. Raises as `raise_all`.
 
-    What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a
-    run's start.
+    What the machine lacks for engine and learner is not an error here (`Plan.lacking`). `resumed` skips checks that are
+    only for new runs.
     """
     plan = Plan(config, resumed=resumed)
     if errors := plan.errors():

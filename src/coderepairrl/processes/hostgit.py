@@ -194,7 +194,7 @@ def _check_repository(root: Path, git_path: Path) -> Repository:
                 _refuse(root, ".git is a file that names no git directory")
             home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
-                _refuse(root, f".git names {home}, which is no git directory")
+                _refuse(root, f".git names {home}, which is not a git directory")
         shared = _read_git_file(home / "commondir", root).rstrip("\r\n")
         common = (home / shared).resolve()
         _check_owner(root, (root, git_path, home, common))
@@ -274,8 +274,8 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
         at_home = at_home and (home / work_tree).resolve() == root
     if not at_home:
         raise TaskError(
-            f"{root} is no usable git repository: its git directory {home} belongs to another folder, or does not say "
-            "to which",
+            f"{root} is not a usable git repository: its git directory {home} belongs to another folder, or does not "
+            "say to which",
             fix="git worktree repair, if it is a working tree that was moved; git config core.worktree "
             f"{shlex.quote(str(root))} there, if it was made with --separate-git-dir; else clone it and name the clone",
         )
@@ -298,7 +298,7 @@ def _check_files(root: Path, paths: Sequence[Path]) -> None:
     # git would read a pipe or a device without end
     for path in (below for each in paths for below in (each, *each.rglob("*"))):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            _refuse(root, f"{path} is no file")
+            _refuse(root, f"{path} is not a file")
 
 
 def _git_settings(config: Path, root: Path) -> dict[str, str]:
@@ -317,12 +317,12 @@ def _read_git_file(path: Path, root: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     if not stat.S_ISREG(kind.st_mode) or kind.st_size > _LONGEST:
-        _refuse(root, f"{path} is no small file")
+        _refuse(root, f"{path} is not a small file")
     return os.fsdecode(path.read_bytes())
 
 
 def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
-    raise TaskError(f"{root} is no usable git repository: {why}", fix=fix)
+    raise TaskError(f"{root} is not a usable git repository: {why}", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,7 @@ def _pass_curve(
     try:
         ks = [int(k) for k in pass_at.split(",") if k.strip()]
     except ValueError:
-        raise UsageError(f"--pass-at {pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
+        raise UsageError(f"--pass-at {pass_at} is not a list of numbers", fix="--pass-at 1,2,4,8") from None
     if not ks:
         ks = [1, *doubling(fewest)] if binary and fewest > 1 else []
     if not ks:
@@ -475,7 +475,7 @@ class PlanTable:
 def plan_sample_size(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
     """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
-    Raises `UsageError` for a metric that is no share, values out of bounds, and too little data.
+    Raises `UsageError` for a metric that is not a share, values out of bounds, and too little data.
     """
     if isinstance(found, float):
         if not 0 < found <= 1:
@@ -491,7 +491,7 @@ def plan_sample_size(effect: float, found: Comparison | float, power: float = PO
         )
     measured = found.spread
     if measured is None:
-        raise UsageError(f"{found.metric} is no share, and only shares are planned", fix="--metric resolved")
+        raise UsageError(f"{found.metric} is not a share, and only shares are planned", fix="--metric resolved")
     rows = []
     for attempts in ATTEMPTS:
         try:

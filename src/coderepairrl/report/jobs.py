@@ -56,7 +56,7 @@ def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_job(folder, row) for row in data["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{folder} is no folder of jobs: {error!r}", fix="crrl run FILE makes one") from error
+        raise UsageError(f"{folder} is not a folder of jobs: {error!r}", fix="crrl run FILE makes one") from error
 
 
 def _job(home: Path, row: Mapping[str, str]) -> Job:

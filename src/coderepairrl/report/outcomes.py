@@ -78,7 +78,7 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
     if counts := _COUNTS.fullmatch(source):
         solved, tasks = map(int, counts.groups())
         if not 0 < tasks >= solved:
-            raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
+            raise UsageError(f"{source} is not a number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
         return Counts(source, solved, tasks)
     if source.startswith(published.PREFIX):
         number = published.find_percentage(source.removeprefix(published.PREFIX))
@@ -121,7 +121,7 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
     for part in parts[1:]:
         if set(part.values) != set(first.values) or (part.limits, part.tasks) != (first.limits, first.tasks):
             raise UsageError(
-                f"{first.name} and {part.name} are no attempts of one evaluation: their tasks or limits differ",
+                f"{first.name} and {part.name} are not attempts of one evaluation: their tasks or limits differ",
                 fix="name evaluations of the same tasks with commas between them",
             )
     values = {task: tuple(v for part in parts for v in part.values[task]) for task in first.values}
@@ -391,7 +391,7 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
             data = codec.parse_foreign_json(_read_file_text(file))
             judged = list(_judged(data))
         except ValueError as error:
-            raise UsageError(f"{file} is no report: {error}", fix="name the reports of an evaluation") from None
+            raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
         lists_all = lists_all and not (_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
         for task, value in judged:
             if values.setdefault(task, value) != value:
@@ -427,7 +427,7 @@ def _judged(data: Any) -> Iterator[tuple[str, float]]:
         lists = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
         for key, ids in {"resolved": listed, **lists}.items():
             if not isinstance(ids, list) or not all(isinstance(task, str) for task in ids):
-                raise ValueError(f"{key} is no list of ids")
+                raise ValueError(f"{key} is not a list of ids")
         solved = dict.fromkeys(listed)
         if both := sorted(solved.keys() & set(lists["unresolved_ids"])):
             raise ValueError(f"{both[0]} is among those resolved and those unresolved")

@@ -175,7 +175,7 @@ async def _check_answers(address: str) -> None:
     if process.returncode:
         problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
         raise PrerequisiteError(
-            f"what listens at {address} is no head of a Ray cluster that works: {problem}", fix=_fix(problem)
+            f"what listens at {address} is not a head of a Ray cluster that works: {problem}", fix=_fix(problem)
         )
 
 

@@ -166,7 +166,7 @@ class RunFolder:
                 yield line.decode(), task
             except (ValueError, TypeError, RecursionError) as error:
                 raise RunError(
-                    f"{path}:{number} is no task: {error}",
+                    f"{path}:{number} is not a task: {error}",
                     fix="restore the file from a copy, or delete it: --resume writes the tasks that it is given",
                 ) from None
 
@@ -230,7 +230,7 @@ class RunFolder:
         for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("id"), str):
-                raise ValueError(f"{path}:{number} is no attempt")
+                raise ValueError(f"{path}:{number} is not an attempt")
             by_id[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
         return by_id
 
@@ -350,7 +350,7 @@ def read_learned(folder: Path) -> frozenset[str]:
     try:
         ids = json.loads(path.read_text("utf-8"))["tasks"]
         if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
-            raise ValueError("tasks is no list of ids")
+            raise ValueError("tasks is not a list of ids")
         return frozenset(ids)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(

@@ -150,7 +150,7 @@ def _record(line: bytes) -> dict[str, Any]:
         return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
     record = json.loads(line)
     if not isinstance(record, dict) or "type" not in record:
-        raise ValueError("it is no record")
+        raise ValueError("it is not a record")
     if record["type"] == "turn":
         sampled = sum(len(record["turn"][span]["ids"]) for span in ("output", "tail"))
         return {"type": "turn", "episode": record["episode"], "sampled": sampled}

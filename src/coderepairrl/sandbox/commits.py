@@ -45,7 +45,7 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
     named = without_login(url)
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
-            raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
+            raise TaskError(f"{commit!r} of {named} is not a commit", fix="write all digits of its id: git:URL@SHA")
     if len(commits_at_hand(url, commits)) == len(commits):
         return
     cache = cache_of(url)

@@ -41,7 +41,7 @@ from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
 IMAGE = "docker.io/library/python:3.12"
-"""Default image for workspaces that are no image: Python, git and a compiler."""
+"""Default image for workspaces that are not images: Python, git and a compiler."""
 WORKDIR = "/workspace"
 _GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace"
 _PER_USER = 16_384

@@ -210,7 +210,7 @@ def _from_folder(folder: Path) -> Iterator[Entry]:
 
 
 def plain_entries(folder: Path) -> Iterator[Entry]:
-    """Files of a folder that is no repository."""
+    """Files of a folder that is not a repository."""
 
     def stop(error: OSError) -> None:
         raise error

@@ -100,7 +100,7 @@ def environment_of(task: Task) -> Path | None:
         )
     if not where.startswith("/") or not (Path(where) / "pyvenv.cfg").is_file():
         raise TaskError(
-            f"task {task.id}: its environment {where} is no virtual environment",
+            f"task {task.id}: its environment {where} is not a virtual environment",
             fix="name one by its whole path (python -m venv): sandboxes are shown all of it",
         )
     return Path(where)

@@ -170,7 +170,7 @@ def _plan_on_source(
     if source not in tasks.SHIPPED and ":" not in source:
         suggestion = nearest_run(Path(source)) if "/" in source else ""
         raise UsageError(
-            f"{source} is no TOML file, shipped config, run or task source",
+            f"{source} is not a TOML file, shipped config, run or task source",
             fix=suggestion or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
         )
     settings, options = split_settings(settings)
@@ -222,6 +222,6 @@ def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
         prices = Prices(-1, -1)
     if not all(price is None or 0 <= price < float("inf") for price in prices):
         raise UsageError(
-            f"{text!r} are no prices", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
+            f"not prices: {text!r}", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
         )
     return prices

@@ -239,7 +239,7 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
         except (ValueError, RecursionError):
             is_object = False
         if not is_object:
-            return f"a call of {name!r} with {arguments[:40]!r}, which is no JSON object"
+            return f"a call of {name!r} with {arguments[:40]!r}, which is not a JSON object"
     return ""
 
 

@@ -168,7 +168,7 @@ class Repository:
 def open_repository(path: Path) -> Repository:
     """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
     if not path.is_dir():
-        raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
+        raise TaskError(f"{path} is not a folder", fix="name the folder of a git repository")
     repository = hostgit.find_repository(path, around=True)
     root = repository.name
     with hostgit.view(repository) as view:

@@ -144,7 +144,7 @@ def _require_folders(models: Collection[str]) -> None:
     for model in sorted(models):
         folder = _model_folder_name(model)
         if not folder.strip(".") or "\0" in folder or len(folder.encode(errors="replace")) > _LONGEST_NAME:
-            raise UsageError(f"{model[:80]!r} is no name that the harness can keep reports under", fix=_RENAME)
+            raise UsageError(f"{model[:80]!r} is not a name that the harness can keep reports under", fix=_RENAME)
         if model_by_folder.setdefault(folder, model) != model:
             raise UsageError(
                 f"{model_by_folder[folder]!r} and {model!r} would be one folder of the harness", fix=_RENAME

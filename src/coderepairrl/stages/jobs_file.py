@@ -412,7 +412,7 @@ class _Expansion:
         if (folder := self._find(name, arm, seed)) is None:
             names = [*self._of(arm), *self.file.jobs]
             names += [f"{other}.{inner}" for other in (self.file.arms if arm else ()) for inner in self._of(other)]
-            raise ConfigError(f"{where} needs {name!r}, which is no job that it can see", fix=nearest(name, names))
+            raise ConfigError(f"{where} needs {name!r}, which is not a job that it can see", fix=nearest(name, names))
         return folder
 
 

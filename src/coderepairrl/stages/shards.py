@@ -52,7 +52,7 @@ def parse_shard(text: str) -> Shard:
     """
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"{text!r} is no shard", fix="write for example 1/4 to 4/4: four parts")
+        raise UsageError(f"{text!r} is not a shard", fix="write for example 1/4 to 4/4: four parts")
     return Shard(int(number), int(of))
 
 
@@ -83,7 +83,7 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
 def _read_shard(path: Path) -> _Part:
     folder = open_run(path)
     if folder.command() != "eval":
-        raise UsageError(f"{path} is no evaluation", fix="name folders that `crrl eval --shard` made")
+        raise UsageError(f"{path} is not an evaluation", fix="name folders that `crrl eval --shard` made")
     evaluations, last = dict[str, int](), ""
     for record in folder.records():
         if record["type"] == "eval":

@@ -68,7 +68,7 @@ def code_folder(path: str) -> Path:
         spec = importlib.util.find_spec(path)
         if spec is not None and (locations := spec.submodule_search_locations or [spec.origin or ""])[0]:
             return Path(locations[0]).resolve()
-        raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
+        raise TaskError(f"{path} is neither a folder nor an installed package", fix=f"pip install {path}")
     return where.resolve()
 
 

@@ -98,7 +98,7 @@ class Row:
                 try:
                     return date.fromisoformat(str(value)[:10]).isoformat()
                 except ValueError:
-                    raise self.wrong(f"column {column!r} is no date: {value!r}") from None
+                    raise self.wrong(f"column {column!r} is not a date: {value!r}") from None
         return ""
 
     def wrong(self, problem: str) -> TaskError:

@@ -146,7 +146,7 @@ class Selection:
         if min(self.skip, self.n) < 0:
             raise ConfigError("select.skip and select.n count tasks", fix="write 0 or more")
         if not 0 <= self.holdout <= 1:
-            raise ConfigError(f"select.holdout={self.holdout:g} is no share", fix="write a number from 0 to 1")
+            raise ConfigError(f"select.holdout={self.holdout:g} is not a share", fix="write a number from 0 to 1")
         if self.holdout and self.split:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 

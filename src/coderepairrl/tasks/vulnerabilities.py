@@ -121,7 +121,7 @@ class Vulnerabilities(Files):
         weakness = label(written) if re.fullmatch(_NUMBERED, written.strip()) else None
         if weakness not in WEAKNESSES:
             raise ConfigError(
-                f"{self.name}: classes: {written!r} is no known weakness", fix=nearest(written, WEAKNESSES)
+                f"{self.name}: classes: {written!r} is not a known weakness", fix=nearest(written, WEAKNESSES)
             )
         return weakness
 
@@ -212,7 +212,7 @@ def label(written: str) -> str | None:
         return f"CWE-{match[1]}"
     if written.strip().lower() in _NO_LABEL:
         return None
-    raise ValueError(f"{written!r} is no label of a weakness, such as CWE-125")
+    raise ValueError(f"{written!r} is not a label of a weakness, such as CWE-125")
 
 
 def separate_pairs(pairs: Sequence[Pair]) -> list[Pair]:

@@ -215,7 +215,7 @@ def find_call_format(
     pairs = enumerate(zip(prompt, answered, strict=False))
     start = next((at for at, (one, other) in pairs if one != other), len(prompt))
     if start < len(asked):
-        raise ConfigError(f"by the chat template of {name} a question is no prefix of the answered question")
+        raise ConfigError(f"by the chat template of {name} a question is not a prefix of the answered question")
     reply = list(answered[start:])
     end = next((at for at, token in enumerate(reply) if token in stop), len(reply))
     text = tokenizer.decode(reply[:end])

@@ -307,5 +307,5 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is no number in JSON")
+        raise ValueError(f"{number} is not a number in JSON")
     return value

@@ -225,7 +225,7 @@ def _calls_as_text(message: Message, write: Callable[[str, Calls], str]) -> Mess
     if not functions:
         return message
     if not all(isinstance(function["arguments"], dict) for function in functions):
-        raise ValueError("the arguments of a call are no JSON object")
+        raise ValueError("the arguments of a call are not a JSON object")
     calls = [Invocation(function["name"], function["arguments"]) for function in functions]
     without_calls = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**without_calls, "content": write(message.get("content") or "", calls)}

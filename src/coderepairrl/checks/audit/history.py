@@ -46,7 +46,7 @@ class History(NamedTuple):
 
     repair: str
     commits: int
-    """Commits that are no ancestors of the sandbox's."""
+    """Commits that are not ancestors of the sandbox's."""
     objects: int
     """Objects not reached from its commit and its ancestors' tags."""
     names: tuple[str, ...] = ()

@@ -126,7 +126,7 @@ def check_vllm_options(options: Mapping[str, Any]) -> None:
     if not (url := options.get("url")):
         return
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+        raise ConfigError(f"engine.options.url={url!r} is not an address", fix="for example http://127.0.0.1:8000")
     if without_login(url) != url:  # it is shown and recorded
         raise ConfigError("engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:...")
     for name in ("python", "args", "env", "dtype", "context", "head"):

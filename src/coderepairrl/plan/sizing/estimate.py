@@ -217,7 +217,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     model = _architecture(config.model)
     if model is None:
         kinds = ", ".join(KINDS)
-        return f"{config.model.path} is no plain model of {kinds} with all its numbers in config.json"
+        return f"{config.model.path} is not a plain model of {kinds} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _memory()
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
     learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)

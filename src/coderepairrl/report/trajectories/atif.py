@@ -120,7 +120,7 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
 
 
 def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    # arguments that are no JSON object, or one too deep for readers, are kept as ``text``
+    # arguments that are not a JSON object, or one too deep for readers, are kept as ``text``
     written = call["function"]["arguments"]
     try:
         arguments = json.loads(written, parse_constant=str, parse_float=_float)

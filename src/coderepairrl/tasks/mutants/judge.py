@@ -70,7 +70,7 @@ def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
             signal.alarm(SECONDS)  # one that sleeps takes no processor time
             nothing = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1, 2):  # a function may read the jobs that follow, and what it prints is no answer
+            for number in (0, 1, 2):  # a function may read the jobs that follow, and what it prints is not an answer
                 os.dup2(nothing, number)
             os.write(writer, json.dumps(_failure(source, checks)).encode()[:65536])
         finally:

@@ -49,7 +49,7 @@ def make_source(source: str, /, select: Mapping[str, Any] | None = None, **optio
     """
     if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
         raise ConfigError(
-            f"{source} is no task source: a file of tasks is read by `jsonl`",
+            f"{source} is not a task source: a file of tasks is read by `jsonl`",
             fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
         )
     source_class = registry.resolve_class(_KIND, source, SHIPPED)

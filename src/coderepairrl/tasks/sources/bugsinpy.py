@@ -148,7 +148,7 @@ def _bug_environment(row: Row, url: str) -> str:
     """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
-        raise row.wrong(f"column 'python_version' is no version: {row.text('python_version')!r}")
+        raise row.wrong(f"column 'python_version' is not a version: {row.text('python_version')!r}")
     listed = [line.strip() for line in row.names("requirements")]
     listed = [line for line in listed if line and not line.startswith("#")]
     frozen = [line for line in listed if not _own(line, row)]
@@ -189,7 +189,7 @@ def _one_command(line: str, row: Row) -> str:
     except ValueError:  # an open quote, or a backslash at its end
         first = ""
     if not first or _SHELL_WORD.fullmatch(first) or "<<" in line:
-        raise row.wrong(f"setup.sh has {line!r}, which is no command by itself")
+        raise row.wrong(f"setup.sh has {line!r}, which is not a command by itself")
     return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
 
 

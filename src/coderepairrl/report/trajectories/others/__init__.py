@@ -80,10 +80,10 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
             raise ValueError("no object")
         attempt = reader(row, where)
         if not math.isfinite(attempt.reward or 0.0):
-            raise ValueError(f"its reward {attempt.reward} is no number")
+            raise ValueError(f"its reward {attempt.reward} is not a number")
         "".join(
             (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
-        ).encode()  # half a character is no text
+        ).encode()  # half a character is not text
         attempt.patch.encode("utf-8", "surrogateescape")
         return attempt
     except (

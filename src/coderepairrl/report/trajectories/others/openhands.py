@@ -80,7 +80,7 @@ def _event_messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, An
 def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
     # older versions wrote pairs of an action and its observation
     if not isinstance(history, list):
-        raise ValueError("history is no list")
+        raise ValueError("history is not a list")
     for each in history:
         yield from _flat(each) if isinstance(each, list) else [_as_mapping(each)]
 

@@ -44,7 +44,7 @@ class Trajectory:
 def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
     """Normalise messages up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
-        raise ValueError("messages are no list")
+        raise ValueError("messages are not a list")
     messages: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for number, each in enumerate(raw):
@@ -78,10 +78,10 @@ def message_text(content: Any) -> str:
         for part in content:
             written = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
             if not isinstance(written, str):
-                raise ValueError("a part of a message is no text")
+                raise ValueError("a part of a message is not text")
             parts.append(written)
         return "".join(parts)
-    raise ValueError("a message's content is no text")
+    raise ValueError("a message's content is not text")
 
 
 def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
@@ -91,7 +91,7 @@ def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
     for each in tools if isinstance(tools, list | tuple) else [None]:
         schema = _without_none(_decoded(each))
         if not isinstance(schema, dict) or not isinstance(schema.get("function"), dict):
-            raise ValueError("tools are no schemas of functions")
+            raise ValueError("tools are not schemas of functions")
         plain.append(schema)
     return tuple(plain)
 

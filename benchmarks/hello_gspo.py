@@ -37,7 +37,7 @@ from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
 from coderepairrl.stats.paired import difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, corpus_functions, exercise, mutants
-from coderepairrl.tasks.mutants.judge import judge
+from coderepairrl.tasks.mutants.judge import judge_mutants
 from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation
@@ -55,7 +55,7 @@ def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str,
         names = [line[4:].split("(")[0] for line in attempt.exercise.fixed.splitlines() if line.startswith("def ")]
         jobs.append((attempt.content, [(c.call, c.want) for name in names for c in by_name[module, name].checks]))
     found = []
-    for attempt, failure in zip(attempts, judge(jobs), strict=True):
+    for attempt, failure in zip(attempts, judge_mutants(jobs), strict=True):
         path, broken = attempt.exercise.path, attempt.exercise.files[attempt.exercise.path]
         patch, oracle = (format_diff(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
         values = {

@@ -224,10 +224,10 @@ def _diff_bytes(diff: str | bytes) -> bytes:
 
 def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
     """Format settings as on the command line."""
-    from coderepairrl.config import inline
+    from coderepairrl.config import to_inline
 
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in (settings or {}).items()}
-    return [f"{key}={inline(value)}" for key, value in plain.items()]
+    return [f"{key}={to_inline(value)}" for key, value in plain.items()]
 
 
 def _warn_if_weaker(choice: Choice) -> None:

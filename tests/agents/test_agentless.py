@@ -20,7 +20,7 @@ from coderepairrl.checks.agent import examine_agent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError, GatewayFault
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.types import Limits, Sampling, Task
 
 MORE = "\n\ndef unrelated():\n    return 0\n" * 9
@@ -171,7 +171,7 @@ async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[s
     assert [turn.base for turn in turns] == [None] * len(replies), "questions are conversations of their own"
     assert len({asked.seed for asked in engine.requests}) == len(replies), "the same question is sampled anew"
     assert all(len(turn.output) == turn.sampled for turn in turns)
-    assert side_turns(turns, agent.side_calls, task.prompt) == (), "all of it is trained"
+    assert find_side_turns(turns, agent.side_calls, task.prompt) == (), "all of it is trained"
     assert [call.turn for call in report.tool_calls or ()] == list(range(len(replies)))
     return [codec.decode(turn.output.ids) for turn in turns], await box.diff(), len(turns)
 

@@ -525,7 +525,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     assert state(wire).served == checksum and state(wire).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [5] * 10
     path, digest = weights_named(miniature, tmp_path / "refuse.safetensors")
-    with pytest.raises(EngineFault, match="shape mismatch; no file of version 5 is there to go back to"):
+    with pytest.raises(EngineFault, match="shape mismatch; no file of version 5 exists to go back to"):
         await joined.load(path, 6, digest)
     with pytest.raises(EngineFault, match="nobody knows what is served"):
         await joined.health()

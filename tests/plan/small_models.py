@@ -30,7 +30,7 @@ SPARSE: Raw = {
 
 def shape_of(raw: Raw) -> Architecture:
     """As the plan reads it."""
-    found = Architecture.of(raw)
+    found = Architecture.from_config(raw)
     assert found is not None
     return found
 

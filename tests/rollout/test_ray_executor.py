@@ -210,5 +210,5 @@ def test_an_address_that_is_none_and_somebody_elses_model_are_refused() -> None:
             check_executor(asked(address))
     for address in ("auto", "local", "head:6379", "[::1]:6379"):
         check_executor(asked(address))
-    with pytest.raises(ConfigError, match="somebody else serves"):
+    with pytest.raises(ConfigError, match="a remote model"):
         check_executor(asked(), remote=True)

@@ -78,7 +78,7 @@ def kill_all(root: int) -> None:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Adopt orphaned descendants meanwhile."""
+    """Adopt orphaned descendants until exit."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -174,7 +174,7 @@ async def examine_recovery(
         if (code := await untouched.run()) != 0:
             raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
         duration = time.monotonic() - began
-        expected = RunResult.of(untouched.folder)
+        expected = RunResult.read(untouched.folder)
         every = [bool(step["account"]["trained"]) for step in expected.steps]
         trained = any(every) if staleness else all(every)  # which attempts make a step is a matter of chance then
         yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
@@ -265,11 +265,12 @@ class _Trial:
 
     async def replay(self) -> list[str]:
         """Replay the log alone; return the differences."""
-        files = RunResult.of(self.folder).files
+        files = RunResult.read(self.folder).files
         shutil.rmtree(self.folder.checkpoints)
         if (code := await self.run()) != 0:
             return [f"a replay of its log ended with {code}: {self.last_words()}"]
-        return [] if RunResult.of(self.folder).files == files else ["a replay of its log gives another last checkpoint"]
+        again = RunResult.read(self.folder).files
+        return [] if again == files else ["a replay of its log gives a different last checkpoint"]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -357,7 +358,7 @@ class RunResult:
     """`SUMS` of its last checkpoint."""
 
     @classmethod
-    def of(cls, folder: RunFolder) -> RunResult:
+    def read(cls, folder: RunFolder) -> RunResult:
         """Read the result of the run in `folder`."""
         saved = folder.saved_checkpoints()
         files = (saved[max(saved)] / SUMS).read_text() if saved else ""
@@ -371,7 +372,7 @@ class RunResult:
     def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
         """Differences of the run in `folder`; `staleness` allows other weights."""
         try:
-            result = RunResult.of(folder)
+            result = RunResult.read(folder)
             balanced = run_account(folder.records()).balanced
         except (UsageError, RunError, OSError) as error:
             return [f"no run: {error}"]

@@ -231,5 +231,5 @@ def grade(
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
         show("\n".join([grading.format_grades_table(totals), *left_out, f"verdicts: {target}"]))
     if faults := sum(len(each.faults) for each in totals):
-        note(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
+        note(f"{counted(faults, 'prediction')} without a verdict: remove the cause, and continue with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -159,7 +159,7 @@ def tasks_verify(
             else f"{rates.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
-            note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
+            note(f"{counted(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume")
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)

@@ -1,14 +1,14 @@
 """Configuration: one typed TOML file, validated when loaded."""
 
 from coderepairrl.config.loading import (
-    inline,
+    apply_overrides,
     load_config,
     load_run,
-    override,
     parse_options,
     parse_override,
-    run_of,
+    run_folder,
     shipped,
+    to_inline,
     to_toml,
     validate,
 )
@@ -18,16 +18,16 @@ from coderepairrl.config.settings import Setting, explain, format_settings
 __all__ = [
     "Config",
     "Setting",
+    "apply_overrides",
     "explain",
     "format_settings",
-    "inline",
     "load_config",
     "load_run",
-    "override",
     "parse_options",
     "parse_override",
-    "run_of",
+    "run_folder",
     "shipped",
+    "to_inline",
     "to_toml",
     "validate",
 ]

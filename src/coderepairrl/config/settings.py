@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from coderepairrl.config.loading import layers, load_config, parse_options
+from coderepairrl.config.loading import load_config, parse_options, read_layers
 from coderepairrl.config.schema import Config
 from coderepairrl.config.sections.run import Run
 
@@ -35,7 +35,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
     defaults = _leaves(_defaults(Config))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
-    named_layers = [(layer.name, layer.data) for layer in layers(source)]
+    named_layers = [(layer.name, layer.data) for layer in read_layers(source)]
     named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
     values = _leaves(load_config(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}

@@ -63,7 +63,7 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
-    reference = Reference.of(where)
+    reference = Reference.parse(where)
     if reference.transport != TRANSPORT:
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
@@ -77,7 +77,7 @@ def fetch_or_build_image(
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
-    reference = Reference.of(where)
+    reference = Reference.parse(where)
     if reference.transport != TRANSPORT:
         return offer.get(say)
     _require_unchanged(reference, where)

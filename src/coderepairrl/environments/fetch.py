@@ -68,7 +68,7 @@ def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer
     `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
     `PrerequisiteError` if it cannot be fetched now.
     """
-    reference = Reference.of(where)
+    reference = Reference.parse(where)
     if reference.transport == "oci":
         return _at_hand(from_layout(Path(reference.name), reference, where), GROWTH)
     if reference.transport == "docker-archive":
@@ -157,7 +157,7 @@ def _bytes(path: Path, where: str) -> bytes:
         with path.open("rb") as file:
             return file.read(LONGEST)
     except OSError as error:
-        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name what is there") from error
+        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
 
 
 # -- an archive of docker save
@@ -183,7 +183,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
     except (tarfile.TarError, EOFError, KeyError, TypeError) as error:
         raise TaskError(f"{path} is not an archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
-        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name a file that is there") from error
+        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
     config = parse_json_object(data, f"the configuration of {where}")
     layers = layers_of(config, sizes, f"image {where}")
     members = dict(zip(layers, names, strict=True))
@@ -325,7 +325,7 @@ def _explained(printed: str, where: str) -> CodeRepairError:
             f"image {where} is not for everybody, or not there: {words}", fix=f"skopeo login {host}"
         )
     if any(sign in lower for sign in ("manifest unknown", "name unknown", "name invalid", "not found")):
-        return TaskError(f"the registry has no image {where}: {words}", fix="name one that is there, by its digest")
+        return TaskError(f"the registry has no image {where}: {words}", fix="name an existing one by its digest")
     if "no space left" in lower or "disk quota" in lower:
         return PrerequisiteError(
             f"no room to fetch image {where}: {words}", fix="free some disk space, or set CRRL_CACHE"

@@ -33,10 +33,10 @@ class Index(NamedTuple):
     """Allowed paths and everything below; others must be named by a page."""
 
     @classmethod
-    def of(cls, url: str, links: Sequence[str] = ()) -> Self:
+    def parse(cls, url: str, links: Sequence[str] = ()) -> Self:
         """Index at `url`, including `links` of the same origin.
 
-        >>> index = Index.of("https://me:secret@example.org/team/simple/")
+        >>> index = Index.parse("https://me:secret@example.org/team/simple/")
         >>> index.origin, index.paths
         ('https://example.org:443', ('/team/simple/',))
         """
@@ -61,7 +61,7 @@ def own_index() -> Index | None:
     """Configured replacement of PyPI, if any."""
     settings = _index_settings()
     url = settings.get("UV_DEFAULT_INDEX", "")
-    return Index.of(url, _links(settings)) if origin_of(urlsplit(url)) else None
+    return Index.parse(url, _links(settings)) if origin_of(urlsplit(url)) else None
 
 
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Found:
 class Reference(NamedTuple):
     """A parsed image name; `transport` is ``docker``, ``oci``, ``docker-archive`` or ``dockerfile``.
 
-    >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
+    >>> Reference.parse("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
     """
 
@@ -59,7 +59,7 @@ class Reference(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, where: str) -> Reference:
+    def parse(cls, where: str) -> Reference:
         """Parse the text after ``image:``. Raises `TaskError`."""
         rest, at, digest = where.partition("@")
         if at and not DIGEST.fullmatch(digest):

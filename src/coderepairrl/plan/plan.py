@@ -16,7 +16,7 @@ from coderepairrl.plan import devices
 from coderepairrl.plan.curriculum import curriculum
 from coderepairrl.plan.devices import Split
 from coderepairrl.plan.few_shot import has_examples, with_examples
-from coderepairrl.plan.learner import check_clip, check_teacher, clip, learn_settings, resolve_numerics
+from coderepairrl.plan.learner import check_clip, check_teacher, describe_clip, learn_settings, resolve_numerics
 from coderepairrl.plan.model import (
     LocalModel,
     LocalPlan,
@@ -269,7 +269,7 @@ class Plan(PolicyPlan, TaskPlan):
     @part
     def clip(self) -> str:
         """Description of when the importance ratio is clipped."""
-        return clip(self.config, self.learner)
+        return describe_clip(self.config, self.learner)
 
     @part
     def lacking(self) -> tuple[PrerequisiteError, ...]:

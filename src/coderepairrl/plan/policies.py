@@ -38,8 +38,8 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     chosen = {key: _at(settings, key) for key in _OF_THE_USER if _at(settings, key) != _at(defaults, key)}
     problems = [
         ConfigError(
-            f"{run} sets {key} to {configs.inline(value)}, and a policy runs no programs and chooses no isolation",
-            fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.inline(value)}')}",
+            f"{run} sets {key} to {configs.to_inline(value)}, and a policy runs no programs and chooses no isolation",
+            fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
         for key, value in (chosen | dict(_programs("", settings))).items()
         if _is_below(key, used) and not _is_below(key, named) and not _is_shipped(key, value)

@@ -208,7 +208,7 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
         return
     if remote:
         raise ConfigError(
-            "attempts with a model that somebody else serves are made on one machine, for they hardly load it",
+            "attempts with a remote model run on one machine, which they hardly load",
             fix="leave rollout.executor out",
         )
     address = config.rollout.ray.address

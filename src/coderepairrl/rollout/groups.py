@@ -174,5 +174,5 @@ def check_health(groups: Sequence[Group]) -> None:
         faults = sorted({episode.fault.splitlines()[0] for episode in void})
         raise HealthGateError(
             f"{len(void)} of {len(episodes)} episodes are void: {'; '.join(faults[:3])}",
-            fix="mend the cause (log.jsonl and logs/ in the run folder say more), then continue with --resume",
+            fix="remove the cause (log.jsonl and logs/ in the run folder say more), then continue with --resume",
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from coderepairrl.errors import Fault
 from coderepairrl.gateway import Gateway
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rewards import Weighted, on_state_and_patch, score
 from coderepairrl.rollout.attempts import Attempt, make_attempt
@@ -62,7 +62,7 @@ class LocalExecutor(Executor):
             sampling=ticket.sampling,
             at_end=judge_state if on_state else None,
         )
-        side = await asyncio.to_thread(side_turns, result.turns, terms.side, ticket.task.prompt)
+        side = await asyncio.to_thread(find_side_turns, result.turns, terms.side, ticket.task.prompt)
         episode = _complete_episode(replace(episode, turns=result.turns, side=side), result)
         timings = dict(result.timings)
         if result.fault is None:

@@ -62,7 +62,7 @@ def head(address: str) -> str | None:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Any]:
-    """Connect Ray for the duration, unless already connected. Raises `PrerequisiteError`."""
+    """Connect Ray until exit, unless it is already connected. Raises `PrerequisiteError`."""
     ray = imported()
     if ray.is_initialized():
         yield ray

@@ -104,7 +104,7 @@ class RemoteWorker:
         if finished.error is not None:
             raise finished.error
         if finished.result is None:
-            raise AssertionError("an attempt was called off, and not by us")
+            raise AssertionError("something else cancelled an attempt")
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:

@@ -95,7 +95,7 @@ class Bubblewrap(GuestBackend):
         fork: bool = True,
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         self._commands = tuple(commands)
         self._given = dict(env or {})
         self._binds: tuple[str, ...] = ()

@@ -79,7 +79,7 @@ class Container(GuestBackend):
         flags: Sequence[str] = (),
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         self._image = image
         self._found: dict[str, str] = {}
         self._answers: dict[str, list[str]] = {}

@@ -69,7 +69,7 @@ class ResourceLimits:
     """Open connections per bridge; further ones wait."""
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ResourceLimits:
+    def parse(cls, options: Mapping[str, Any]) -> ResourceLimits:
         """Parse a backend's options. Raises `ConfigError`."""
         option_names = [limit.name for limit in fields(cls)]
         for name, value in options.items():

@@ -62,7 +62,7 @@ def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]
         raise UsageError("no file for the examples is named", fix="-o FILE.parquet, or -o FOLDER")
     base = configs.load_config(run) if run else configs.validate({"run": {"name": "selection"}}, "crrl collect")
     target = output or sources[0]
-    keep = configs.override(base, filters).keep
+    keep = configs.apply_overrides(base, filters).keep
     return keep_attempts(sources, keep, target if target.suffix == ".parquet" else target / NAME)
 
 

@@ -161,7 +161,7 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
 
 def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
     if isinstance(error, OSError):
-        return [RunError(f"{name}: {error}", fix="mend that, then the same command with --resume")]
+        return [RunError(f"{name}: {error}", fix="remove the cause, then repeat the command with --resume")]
     problems = error.problems if isinstance(error, Several) else (error,)
     return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
 

@@ -38,7 +38,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
     """
     named_model = models.resolve_model(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already", fix="name a new folder")
+        raise UsageError(f"{target} already exists", fix="name a new folder")
     if named_model.adapter is None and precision is not None:
         raise UsageError(f"{named_model.folder} has full weights, which are copied as they are", fix="no --precision")
     try:
@@ -61,7 +61,7 @@ def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -
     """
     folder = open_run(run)
     if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
-        raise UsageError(f"{target} is there already", fix="name a new one")
+        raise UsageError(f"{target} already exists", fix="name a new folder")
     facts, judged = folder.about(), logged_episodes(folder.records())
     name = str(facts.get("name") or run.name)
     try:
@@ -91,7 +91,7 @@ def export_metrics(run: Path, tracker: str) -> int:
     except CodeRepairError:
         raise
     except Exception as error:  # whatever its package raises
-        raise RunError(f"{tracker}: {error}", fix="mend the cause, and send the rest by the same command") from error
+        raise RunError(f"{tracker}: {error}", fix="remove the cause, and repeat the command for the rest") from error
 
 
 async def _write_model(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:

@@ -493,7 +493,7 @@ def _free_port() -> int:
 
 @asynccontextmanager
 async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
-    """Serve the policy of `job` meanwhile. Raises `RunError`."""
+    """Serve the policy of `job` until exit. Raises `RunError`."""
     if not job.serve:
         yield
         return

@@ -63,7 +63,7 @@ def folder_of(config: Config) -> RunFolder:
 
 def resumed_folder(source: str, config: Config) -> RunFolder:
     """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
-    if (folder := configs.run_of(source)) is None:
+    if (folder := configs.run_folder(source)) is None:
         return folder_of(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
         raise ConfigError(

@@ -281,7 +281,7 @@ class Admin:
 
     async def _load(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, PolicySource):
-            raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
+            raise _Refused(409, "not_loadable", "another server serves the model: its weights cannot change here")
         body, engine = await _body(request, _Weights), self._source.engine
         async with self._loading:
             if body.version <= self._served:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from coderepairrl.gateway import Gateway, Session
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.runs import Log
 from coderepairrl.runs.codec import dump
@@ -166,7 +166,7 @@ def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -
         reason=reason,
         fault=f"{type(session.fault).__name__}: {session.fault}" if session.fault else "",
         turns=turns,
-        side=side_turns(turns, side_calls),
+        side=find_side_turns(turns, side_calls),
     )
 
 

@@ -50,7 +50,7 @@ class Streamed(Engine):
         try:
             return loading.result()  # the checksum holds: everything arrived
         except EngineFault as refusal:
-            if called_off or not sending.result():  # a sender that was called off only reports that
+            if called_off or not sending.result():  # a cancelled sender only reports that
                 raise
             raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
 

@@ -153,7 +153,7 @@ def shared_path(run: RunFolder, base: Path | None = None) -> Path:
 
 @contextmanager
 def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
-    """Create an empty `shared_path` for the duration. Raises `UsageError`."""
+    """Create an empty `shared_path`, and remove it on exit. Raises `UsageError`."""
     path = shared_path(run, base)
     if base is None:
         remove_abandoned(path.parent)

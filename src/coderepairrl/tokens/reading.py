@@ -142,7 +142,7 @@ class Format:
         if self.read is not None:
             reply = self.read(reader, reply_ids, tools, thinking)
         else:
-            reply = blocks(
+            reply = parse_blocks(
                 reader,
                 reply_ids,
                 thinking,
@@ -197,7 +197,7 @@ def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[i
     return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
 
 
-def blocks(
+def parse_blocks(
     reader: Reader,
     ids: list[int],
     thinking: bool,
@@ -206,14 +206,14 @@ def blocks(
     *,
     words_after: bool = False,
 ) -> Parsed:
-    """Reply of thoughts, words, and call blocks (`after_thoughts`)."""
-    reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
+    """Reply of thoughts, words, and call blocks (`parse_after_thoughts`)."""
+    reasoning, at = read_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
     if at is None:
         return Parsed("", reasoning)
-    return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
+    return parse_after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
 
 
-def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
+def read_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
     """Leading thoughts, up to their tag or `begin`, and their end; None if unfinished."""
     opened, closed = reader.thoughts
     first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
@@ -229,7 +229,7 @@ def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int)
     return reasoning, None if stop == len(ids) else at
 
 
-def after_thoughts(
+def parse_after_thoughts(
     reader: Reader,
     ids: list[int],
     at: int,
@@ -280,7 +280,7 @@ def split_at_tokens(ids: list[int], at: int) -> list[list[int]]:
     return parts
 
 
-def from_json(text: str) -> object:
+def parse_json_or_none(text: str) -> object:
     """Parse strict JSON; None if invalid."""
     try:
         return parse_json(text)

@@ -57,7 +57,7 @@ class History(NamedTuple):
         return {**self._asdict(), "names": list(self.names)}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> History:
+    def parse(cls, plain: Mapping[str, Any]) -> History:
         """Inverse of `as_json`."""
         return cls(plain["repair"], plain["commits"], plain["objects"], tuple(plain["names"]))
 

@@ -212,7 +212,7 @@ class _Trials:
         if "it has no reference" not in faults.get("reference", ""):
             survey = await self._try(task, "survey", 0, lambda: self._survey(task, solution), faults, "history")
         audited = Audited(
-            task, None, None, None, History.of(survey["history"]) if survey else None, (), "", 0, (), None, faults
+            task, None, None, None, History.parse(survey["history"]) if survey else None, (), "", 0, (), None, faults
         )  # fmt: skip
         if faults.get("reference"):
             return audited._replace(no_wrong="its checks cannot be tried")

@@ -11,7 +11,7 @@ from coderepairrl.config.sections.base import Section, Short, Weights, Words
 from coderepairrl.config.sections.episodes import Agent
 
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
-"""Settings that an evaluation of `also` may change; it has the first one's steps, reward and limits."""
+"""Settings that an evaluation of `also` may change; steps, reward and limits are those of the first."""
 
 
 class Eval(Section):

@@ -38,7 +38,7 @@ def enough(rank: int) -> int:
     )
 
 
-def half(dtype: str) -> bool:
+def is_half(dtype: str) -> bool:
     """Whether numbers of the type `dtype` have 16 bits."""
     return dtype.endswith(("16", "half"))
 
@@ -164,7 +164,7 @@ def arguments(
         *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),
-        *(["--hf-overrides", HEAD] if head != "model" and half(dtype) else []),
+        *(["--hf-overrides", HEAD] if head != "model" and is_half(dtype) else []),
         *(["--enable-lora", "--max-lora-rank", str(enough(rank))] if rank else []),
         *(["--max-loras", str(adapters)] if rank else []),
     ]

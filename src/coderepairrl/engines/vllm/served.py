@@ -155,7 +155,7 @@ class ServedWeights(Engine):
             try:  # workers give up after at most twice that
                 answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
-                self.server.die("a load was called off while the workers received")
+                self.server.die("a load was cancelled while the workers received weights")
                 raise
         workers = json.loads(answer)["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
@@ -195,7 +195,7 @@ class ServedWeights(Engine):
         except Refused as refusal:
             old, number, old_checksum = self.full
             if weights.is_offer(old):
-                raise EngineFault(f"{refusal}; no file of version {number} is there to go back to") from None
+                raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
             await self._swap(old, number)
             await asyncio.to_thread(
                 weights.verify_checksum, old, old_checksum

@@ -55,7 +55,7 @@ class Traffic:
 
     @contextmanager
     def open(self, stream: Stream) -> Iterator[None]:
-        """Keep `stream` in `streams` for the duration."""
+        """Keep `stream` in `streams` until exit."""
         if not self.streams:
             self.last_event = time.monotonic()
         self.streams.add(stream)
@@ -72,7 +72,7 @@ class Traffic:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let no request begin for the duration."""
+        """Let no request begin until exit."""
         self.hold()
         try:
             yield

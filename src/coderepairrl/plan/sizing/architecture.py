@@ -41,7 +41,7 @@ class Architecture:
         object.__setattr__(self, "kinds", tuple(Counter(self.blocks).items()))
 
     @classmethod
-    def of(cls, raw: Raw) -> Self | None:
+    def from_config(cls, raw: Raw) -> Self | None:
         """Dimensions by config.json; None if its type is not in `KINDS`, numbers are missing or weights are codes."""
         if raw.get("quantization_config"):
             return None
@@ -67,7 +67,7 @@ class Architecture:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
             raise ConfigError(f"cannot read {folder / 'config.json'}: {error}", fix="download it again") from error
-        return cls.of(raw) if isinstance(raw, dict) else None
+        return cls.from_config(raw) if isinstance(raw, dict) else None
 
     @property
     def layers(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.config.sections.train import Lora
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse_arguments
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, is_half, parse_arguments
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.sizing.architecture import Architecture
 
@@ -134,7 +134,7 @@ class EngineSettings:
         args = options.get("args", ())
         rank = options.get("lora_rank", lora.rank if lora else 0)
         dtype = options.get("dtype", "auto")
-        size = 2 if (model.half if dtype == "auto" else half(dtype)) else 4
+        size = 2 if (model.half if dtype == "auto" else is_half(dtype)) else 4
         kv_types = [arg.value for arg in parse_arguments(args) if arg.means(_KV_DTYPE)]
         return cls(
             context=options.get("context") or model.context,

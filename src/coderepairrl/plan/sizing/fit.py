@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from coderepairrl import engines
-from coderepairrl.config import Config, override
+from coderepairrl.config import Config, apply_overrides
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
@@ -79,7 +79,7 @@ def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
 
 def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
     try:
-        changed = override(config, overrides)
+        changed = apply_overrides(config, overrides)
         engines.make_engine(changed.engine.name, **changed.engine.options)
         changed_estimate = estimate(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none

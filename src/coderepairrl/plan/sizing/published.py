@@ -1,6 +1,6 @@
-"""Dimensions of models by their published config.json.
+"""Dimensions of models from their published config.json.
 
-For Qwen3.5 and 3.6 the language model alone. Sources: transformers' defaults of ``Qwen3_5TextConfig`` (9B) and
+Qwen3.5 and 3.6 are without their vision part. Sources: transformers' defaults of ``Qwen3_5TextConfig`` (9B) and
 ``Qwen3_5MoeTextConfig`` (35B-A3B); THUDM/slime (scripts/models/qwen3.5-4B.sh and others); for linear attention's heads
 and the context, copies of config.json.
 """
@@ -84,17 +84,17 @@ PUBLISHED: Mapping[str, Raw] = {
 """Contents of config.json, by the last part of a model's name."""
 
 
-def _published_architecture(raw: Raw) -> Architecture:
-    architecture = Architecture.of(raw)
-    assert architecture is not None, "a published model is of a kind that is known"
+def _make_architecture(raw: Raw) -> Architecture:
+    architecture = Architecture.from_config(raw)
+    assert architecture is not None, "the type of a published model is supported"
     return architecture
 
 
-KNOWN = {name: _published_architecture(raw) for name, raw in PUBLISHED.items()}
+KNOWN = {name: _make_architecture(raw) for name, raw in PUBLISHED.items()}
 
 
 def find_published(path: str) -> Architecture | None:
-    """Published dimensions of the model named at the end of `path`.
+    """Find the published dimensions of the model that the last part of `path` names.
 
     >>> find_published("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], find_published("mine")
     (True, None)

@@ -1,6 +1,6 @@
 """Figures as SVG text, for light and dark, without dependencies."""
 
 from coderepairrl.report.plots.figure import figure, forest, pdf
-from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series, compact, ema, strength
+from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series, choose_alpha, ema, format_number
 
-__all__ = ["STYLE", "Baseline", "Panel", "Series", "compact", "ema", "figure", "forest", "pdf", "strength"]
+__all__ = ["STYLE", "Baseline", "Panel", "Series", "choose_alpha", "ema", "figure", "forest", "format_number", "pdf"]

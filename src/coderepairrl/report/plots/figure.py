@@ -23,11 +23,11 @@ from coderepairrl.report.plots.panels import (
     Panel,
     Point,
     Series,
-    compact,
+    choose_ticks,
     ema,
-    label,
-    thin,
-    ticks,
+    format_number,
+    format_tick,
+    thin_points,
 )
 
 WIDTH, HEIGHT = 460, 274
@@ -101,7 +101,7 @@ def _frame(panel: Panel, shown: Sequence[Series], top: float) -> _Frame:
         ys, pad = [y for series in shown for _, y in series.points], 0.0
         ys += [y for series in shown for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
     ys += [*panel.include, *(line.value for line in panel.baselines)]
-    return _Frame(top, (min(xs) - pad, max(xs) + pad), ticks(min(ys), max(ys), 5))
+    return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
 
 
 def _axes(panel: Panel, frame: _Frame) -> str:
@@ -110,10 +110,10 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     for y in frame.ys:
         kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # nothing and everything stand out
         parts.append(f'<path class="{kind}" d="M{_LEFT} {frame.py(y)}H{right}"/>')
-        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{label(y, step)}</text>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{format_tick(y, step)}</text>')
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
-    marks = [x for x in ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
-    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{compact(x, 4)}</text>' for x in marks]
+    marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
+    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{format_number(x, 4)}</text>' for x in marks]
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_svg_text(panel.x_label)}</text>')
     for line in panel.baselines:
         colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
@@ -184,8 +184,8 @@ def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     edges.append(WIDTH - _RIGHT)
     parts = []
     for x, (left, right) in zip(picked, pairwise(edges), strict=True):
-        lines = [f"step {compact(x, 5)}"]
-        lines += [f"{_clean(s.name)} {compact(k[x])}" for s, k in zip(shown, values, strict=True) if x in k]
+        lines = [f"step {format_number(x, 5)}"]
+        lines += [f"{_clean(s.name)} {format_number(k[x])}" for s, k in zip(shown, values, strict=True) if x in k]
         width = 12 + _LETTER * max(map(len, lines))
         at = frame.px(x)
         box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
@@ -241,7 +241,7 @@ def _solid(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
 def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
     parts = []
     for run in runs:
-        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin(run)]
+        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin_points(run)]
         if len(points) > 1:
             parts.append("M" + "L".join(points))
     return "".join(parts)

@@ -41,7 +41,7 @@ def logged(text: str) -> str:
     >>> logged("it broke:\nstep 9: reward 1.0")
     'it broke:\n    step 9: reward 1.0'
     """
-    return visible(without_login(text)).replace("\n", "\n    ")
+    return visible(remove_login(text)).replace("\n", "\n    ")
 
 
 class LogFormatter(logging.Formatter):
@@ -52,19 +52,19 @@ class LogFormatter(logging.Formatter):
         return logged(super().format(record))
 
 
-def without_login(text: str) -> str:
+def remove_login(text: str) -> str:
     """Remove user names and passwords from URLs.
 
-    >>> without_login("cannot fetch https://me:secret@example.org/x")
+    >>> remove_login("cannot fetch https://me:secret@example.org/x")
     'cannot fetch https://example.org/x'
     """
     return _USERINFO.sub("", text)
 
 
-def rounded(value: float, digits: int = 3) -> str:
+def format_mean(value: float, digits: int = 3) -> str:
     """Mean to `digits` significant digits; ``~0`` for rounding residue of a zero sum.
 
-    >>> rounded(-9.3e-10), rounded(0.41239), rounded(812.3)
+    >>> format_mean(-9.3e-10), format_mean(0.41239), format_mean(812.3)
     ('~0', '0.412', '812')
     """
     return "~0" if 0 < abs(value) < 5e-7 else f"{value:.{digits}g}"

@@ -14,7 +14,7 @@ from nano_play import Outcome, play
 
 from coderepairrl import agents, sandbox, tokens
 from coderepairrl.agents.agentless import SYSTEM, draft, passing
-from coderepairrl.agents.localising import Source, elements_named, lines_named
+from coderepairrl.agents.localising import Source, find_elements, find_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.engines import ScriptedEngine
@@ -217,6 +217,6 @@ def test_no_answer_and_no_file_keeps_the_controller_busy() -> None:
         drawn.choice(["class a a a a a a ", "(", "12-", "a.py", " ", "\n", "a::", "<"]) for _ in range(200_000)
     )
     source = Source.parse("a.py", lines.encode())
-    elements_named(lines, [source])
-    lines_named(lines, [source], 3)
+    find_elements(lines, [source])
+    find_lines(lines, [source], 3)
     assert time.process_time() - began < 20.0

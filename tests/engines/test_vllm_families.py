@@ -102,7 +102,7 @@ def case(*values: Any, in_ci: bool) -> Any:
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
     """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
     from coderepairrl.learn.learner import init_random
-    from coderepairrl.learn.pack import pack_samples, scored
+    from coderepairrl.learn.pack import pack_samples, scoring_samples
     from coderepairrl.learn.policy import Policy
 
     require_vllm()
@@ -111,7 +111,7 @@ def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_p
     (tmp_path / "config" / "config.json").write_text(json.dumps(config))
     init_random(tmp_path / "config", tmp_path / "model", 0)
     policy = Policy.load(tmp_path / "model")
-    ours = policy.logprobs(pack_samples(scored([ROW])), 1.0).tolist()
+    ours = policy.logprobs(pack_samples(scoring_samples([ROW])), 1.0).tolist()
     served = tmp_path / "model"
     if fused:
         served = tmp_path / "checkpoint"
@@ -133,7 +133,7 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: st
     from coderepairrl.config.sections.train import Lora
     from coderepairrl.learn import LearnSettings
     from coderepairrl.learn.learner import init_random
-    from coderepairrl.learn.pack import pack_samples, scored
+    from coderepairrl.learn.pack import pack_samples, scoring_samples
     from coderepairrl.learn.policy import Policy
 
     require_vllm()
@@ -142,7 +142,7 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: st
     (tmp_path / "config" / "config.json").write_text(json.dumps(config))
     init_random(tmp_path / "config", tmp_path / "model", 0)
     policy = Policy.load(tmp_path / "model", LearnSettings(lora=Lora(rank=4, alpha=8)))
-    draw, batch = torch.Generator().manual_seed(1), pack_samples(scored([ROW]))
+    draw, batch = torch.Generator().manual_seed(1), pack_samples(scoring_samples([ROW]))
     before = policy.logprobs(batch, 1.0)
     for parameter in policy.parameters.values():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=draw)

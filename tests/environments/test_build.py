@@ -23,7 +23,7 @@ from coderepairrl.environments import (
     check_unchanged,
     states,
 )
-from coderepairrl.environments.pythons import _copied
+from coderepairrl.environments.pythons import _copy
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
@@ -230,7 +230,7 @@ def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     if own.is_relative_to("/usr"):
         pytest.skip("the Python of these tests is the distribution's")
-    copy = _copied(own)
+    copy = _copy(own)
     assert copy.is_relative_to(cache)
     code = """if True:
         import json, ssl, sqlite3, sys, sysconfig

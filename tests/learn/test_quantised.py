@@ -20,7 +20,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, require_packages
 from coderepairrl.learn.adapters import QuantisedLinear
 from coderepairrl.learn.learner import init_random, merge, rounded, survived
-from coderepairrl.learn.pack import pack_samples, scored
+from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.extras import install_extra
@@ -75,7 +75,7 @@ def plain(miniature, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_learner_has_the_numbers_that_are_written_for_the_engine(precision, miniature, plain, make_rows):
     folder, rows = plain(precision), [row.ids for row in make_rows(LENGTHS)]
-    assert models.quantised(folder) == "nf4"
+    assert models.quantised_form(folder) == "nf4"
     before, after = tensors(miniature), tensors(folder)
     changed = {name for name in before if not torch.equal(before[name].to(after[name].dtype), after[name])}
     assert changed == {name for name in before if "_proj" in name}
@@ -117,8 +117,8 @@ def test_rows_in_a_tree_are_those_of_each_alone(miniature, make_rows):
     common = list(make_rows([20])[0].ids)
     rows = [common + list(row.ids) for row in make_rows([7, 12, 9], 1)]
     with torch.no_grad():
-        together = policy.logprobs(pack_samples(scored(rows)), 1.0)
-        alone = torch.cat([policy.logprobs(pack_samples(scored([row])), 1.0) for row in rows])
+        together = policy.logprobs(pack_samples(scoring_samples(rows)), 1.0)
+        alone = torch.cat([policy.logprobs(pack_samples(scoring_samples([row])), 1.0) for row in rows])
     assert (together - alone).abs().max() < 1e-5
 
 
@@ -153,7 +153,7 @@ def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_pa
     adapters, _, _ = trainer.publish(tmp_path / "adapters", "adapter")
     merge(plain(), adapters, tmp_path / "merged", "fp32")
     for folder in (path, tmp_path / "merged"):
-        assert not models.quantised(folder)
+        assert not models.quantised_form(folder)
         served = Trainer(folder, settings("none")).logprobs(rows, 1.0)
         assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
 

@@ -34,7 +34,7 @@ def gathered(*inputs):
     *known, layer = inputs
     if layer is not None:
         raise UsageError("no chunks")
-    return attention._gathered(*known)
+    return attention._gather(*known)
 
 
 GATHERED = SimpleNamespace(apply=gathered)
@@ -248,15 +248,15 @@ def sibling(span: Span) -> tuple[tuple[int, int], ...]:
 
 
 def ignored_window(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
-    patch.setattr(attention, "_windowed", lambda *inputs: attention._gathered(*inputs[:5]))
+    patch.setattr(attention, "_attend_window", lambda *inputs: attention._gather(*inputs[:5]))
     return batch
 
 
 def window_within_a_span(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
-    windowed = attention._windowed
+    windowed = attention._attend_window
     patch.setattr(
         attention,
-        "_windowed",
+        "_attend_window",
         lambda q, k, v, spans, *rest: windowed(q, k, v, [Span(*span[:2], ()) for span in spans], *rest),
     )
     return batch

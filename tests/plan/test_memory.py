@@ -21,7 +21,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear
-from coderepairrl.learn.pack import pack_samples, scored
+from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
@@ -165,7 +165,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
         algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
     )
     policy = Policy(model_of(raw, settings), Path(), settings)
-    batch = pack_samples(scored([range(64)]))
+    batch = pack_samples(scoring_samples([range(64)]))
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()

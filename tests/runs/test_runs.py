@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
-from coderepairrl.runs.log import unsealed
+from coderepairrl.runs.log import unseal
 from coderepairrl.types import (
     Checks,
     Command,
@@ -100,7 +100,7 @@ def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_v
         path.write_bytes(whole.replace(before, after))
         with pytest.raises(RunError, match=rf"{path.name}:1 .*checksum"):
             read()
-        path.write_bytes(unsealed(whole.rstrip()) + b"\n")
+        path.write_bytes(unseal(whole.rstrip()) + b"\n")
         read()
         path.write_bytes(whole)
 

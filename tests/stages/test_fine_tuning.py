@@ -291,10 +291,10 @@ async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path
 
 def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
     """All examples of a task are on one side, and a share of any tasks is held out, of those that MD5 chose, too."""
-    from coderepairrl.tasks.select import held_out
+    from coderepairrl.tasks.select import is_held_out
 
-    collected = [name for name in map(str, range(4000)) if held_out(name, 0.25)]
-    again = [name for name in collected if held_out(f"sft/{name}", 0.1)]
+    collected = [name for name in map(str, range(4000)) if is_held_out(name, 0.25)]
+    again = [name for name in collected if is_held_out(f"sft/{name}", 0.1)]
     assert 0.05 < len(again) / len(collected) < 0.15
 
 

@@ -253,10 +253,10 @@ def _replace_functions(before: str, code: str) -> str:
         put[at] = end, [*text, *lines_there]
 
     for number, (definition, target) in targets.items():
-        put[target.start] = target.end + 1, _indented(definition, lines, target, old)
+        put[target.start] = target.end + 1, _indent(definition, lines, target, old)
         for helper in reversed(_helpers(number, block_definitions, targets)):
             empty = [""] * (1 if target.node.col_offset else 2)
-            insert(_first_comment(old, target.start), [*_indented(helper, lines, target, old), *empty])
+            insert(_first_comment(old, target.start), [*_indent(helper, lines, target, old), *empty])
     spans = sorted((start, end) for start, (end, _) in put.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("one function of the block stands within another one of the file")
@@ -369,7 +369,7 @@ def _helpers(
     return [given[at] for at in sorted(candidates) if given[at].name not in names]
 
 
-def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
+def _indent(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
     """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
     block_indent, file_indent = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
     text = list(lines[own.start - 1 : own.end])
@@ -380,7 +380,7 @@ def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: 
         fixed_lines |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
     if block_indent != file_indent:
         text = [
-            line if own.start + at in fixed_lines or not line.strip() else _shifted(line, block_indent, file_indent)
+            line if own.start + at in fixed_lines or not line.strip() else _shift(line, block_indent, file_indent)
             for at, line in enumerate(text)
         ]
     is_target = own.node.name == target.node.name
@@ -389,7 +389,7 @@ def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: 
     return text
 
 
-def _shifted(line: str, here: str, there: str) -> str:
+def _shift(line: str, here: str, there: str) -> str:
     return there + line[len(here) :] if line.startswith(here) else line
 
 
@@ -516,7 +516,7 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
         raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
         raise patching.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
-    return f"{path}\n{fenced(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
+    return f"{path}\n{fence(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 
 def _differing(old: str, new: str) -> str:
@@ -543,13 +543,13 @@ def _differing(old: str, new: str) -> str:
 
 def fence_file(path: str, text: str) -> str:
     """Format a file for a prompt."""
-    return f"{path}\n{fenced(text.rstrip())}"
+    return f"{path}\n{fence(text.rstrip())}"
 
 
-def fenced(text: str, info: str = "") -> str:
+def fence(text: str, info: str = "") -> str:
     """Fence `text` with enough backticks.
 
-    >>> fenced("x = 1")
+    >>> fence("x = 1")
     '```\\nx = 1\\n```'
     """
     longest = max((len(run) for run in re.findall(r"^[ \t]*(`{3,})", text, re.MULTILINE)), default=2)

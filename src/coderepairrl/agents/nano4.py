@@ -24,7 +24,7 @@ Work in four phases:"""
 _WORDS = {"shell": "bash", "apply_patch": "str_replace", "old_content": "old_str", "patch": "edit"}
 
 
-def _reworded(text: str) -> str:
+def _reword(text: str) -> str:
     return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda found: _WORDS[found[1]], text)
 
 
@@ -36,15 +36,15 @@ _NEW = {
 NANO4 = Wording(
     system=_HEAD
     + _TOOLS
-    + _reworded(_REST).replace("- An empty old_str creates a new file.", "- New files are for write_file."),
+    + _reword(_REST).replace("- An empty old_str creates a new file.", "- New files are for write_file."),
     compact_system="Repair the bug. Find it with bash and view_file, change it with str_replace, then say done.",
     full=replace(
         FULL,
         **_NEW,
-        nudge=_reworded(FULL.nudge),
-        absent=_reworded(FULL.absent),
+        nudge=_reword(FULL.nudge),
+        absent=_reword(FULL.absent),
         ambiguous="error: old_str occurs {count} times in {path}; give more of the surrounding text",
-        identical=_reworded(FULL.identical),
+        identical=_reword(FULL.identical),
         empty_old="error: old_str is empty; write_file replaces all of {path}",
         patched="changed {path}",
     ),

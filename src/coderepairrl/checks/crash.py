@@ -180,7 +180,7 @@ async def examine_recovery(
         yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
-        planned = _planned(victim, kills, duration, chance)
+        planned = _plan_kills(victim, kills, duration, chance)
         done: list[Kill] = []
         wrong = False
         while planned:
@@ -211,7 +211,7 @@ async def examine_recovery(
             yield Finding("runs", False, f"those that went wrong are kept in {remains}")
 
 
-def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
+def _plan_kills(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
     """Spread kills over a run, sorted within rows, the next last."""
     victims = VICTIMS if victim == EACH else (victim,)
     moments = [whole * (number + chance.random()) / kills for number in range(kills)]

@@ -160,7 +160,7 @@ def _require(truth: bool, otherwise: str) -> None:
         raise Failed(otherwise)
 
 
-def _same(answer: Answer, before: Answer) -> bool:
+def _is_same(answer: Answer, before: Answer) -> bool:
     # A GPU computes a cached prompt by other kernels: last bits move.
     moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
     return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
@@ -242,7 +242,7 @@ async def _loads(candidate: _Candidate) -> str:
         else:
             raise Failed(f"{path.name} was accepted in spite of its checksum or content")
         after = await candidate.ask(prompt, GREEDY)
-        _require(_same(after, before), f"the refused {path.name} changed what is served")
+        _require(_is_same(after, before), f"the refused {path.name} changed what is served")
     _require((await candidate.engine.health())["version"] == version, "health reports a refused version")
     return "acknowledged and tagged; wrong checksum, half a file and no file refused, old version untouched"
 
@@ -433,7 +433,7 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
         pass
     else:
         raise Failed("what arrived was accepted under another checksum")
-    _require(_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
+    _require(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     acknowledged = await candidate.engine.load(path, version, checksum)
     _require(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
     off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])

@@ -156,7 +156,7 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
-    reward = rewards.only(name)
+    reward = rewards.make_reward(name)
     for finding in await sit(reward, sandbox.make_backend(sandbox.choose().name)):
         yield finding
 
@@ -165,14 +165,14 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
     # Preparing may take minutes, in which an event loop would keep signals from ending it.
     source = tasks.make_source(name, **options)
     source.prepare()
-    return _prepared(source)
+    return _prepare(source)
 
 
 def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
     """Compare environments and images of a source's tasks with their digests, reading every file."""
     from coderepairrl.environments import states
 
-    found = states(list(catalog.load_source(*catalog.recognised(name, options))))
+    found = states(list(catalog.load_source(*catalog.recognise(name, options))))
     return _each(
         [
             Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)
@@ -187,7 +187,7 @@ async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
         yield finding
 
 
-async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
+async def _prepare(source: TaskSource) -> AsyncIterator[Finding]:
     from coderepairrl.checks.task_source import examine_task_source as sit
 
     for finding in await sit(source, sandbox.make_backend(sandbox.choose().name)):

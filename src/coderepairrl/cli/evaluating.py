@@ -126,11 +126,11 @@ def collect(
 def _settings(
     given: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
     options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
-    return [*(given or []), *relayed(model_name, key_env), *options]
+    return [*(given or []), *relay_options(model_name, key_env), *options]
 
 
 def _refuse(option: str, *others: object) -> None:

@@ -51,7 +51,7 @@ def _load(source: str, options: list[str] | None) -> TaskSource:
     from coderepairrl import config
     from coderepairrl.tasks import catalog
 
-    return catalog.load_source(*catalog.recognised(source, config.parse_options(options or [], "path")))
+    return catalog.load_source(*catalog.recognise(source, config.parse_options(options or [], "path")))
 
 
 @app.command("list")
@@ -266,7 +266,7 @@ def tasks_overlap(
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
     named = ((first, sides.get("a", {})), (second, sides.get("b", {})))
-    overlaps = overlap(*(list(catalog.load_source(*catalog.recognised(*each))) for each in named))
+    overlaps = overlap(*(list(catalog.load_source(*catalog.recognise(*each))) for each in named))
     show(json.dumps(overlaps.as_json()) if as_json else report(overlaps, (first, second)))
 
 

@@ -156,11 +156,11 @@ def _find_origin(key: str, where: str, overrides: Sequence[str]) -> str:
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
-            return f"override {_without_secret(text)!r}"
+            return f"override {_hide_secret(text)!r}"
     return where
 
 
-def _without_secret(text: str) -> str:
+def _hide_secret(text: str) -> str:
     key, value = parse_override(text)
     return f"{key}=..." if any(find_secrets({key: value})) else text
 

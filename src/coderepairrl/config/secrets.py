@@ -57,10 +57,10 @@ def find_secrets(value: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
-def without_secrets(text: str) -> str:
+def remove_secrets(text: str) -> str:
     """Remove logins in URLs and keys of well-known services.
 
-    >>> without_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
+    >>> remove_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
     "curl -H 'Authorization: ***' https://***@host/***&x=1"
     """
     return _ALL_OF_IT.sub("***", _LOGIN.sub(lambda found: f"{found[0].partition('://')[0]}://***@", text))

@@ -35,7 +35,7 @@ from coderepairrl.environments.proxy import proxy
 from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.verify import check_unchanged, digest_of, share
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
-from coderepairrl.printable import printable, without_login
+from coderepairrl.printable import printable, remove_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import alone_in_turn, check_reachable, lock_installation, sweep_partial
 from coderepairrl.processes.scratch import scratch
@@ -286,7 +286,7 @@ async def _make_environment(specification: Specification, partial: Path) -> None
     partial.mkdir(mode=0o755)
     check_reachable(partial)
     record = await _build(resolved, python, partial)
-    fields = json.loads(without_login(specification.model_dump_json()))
+    fields = json.loads(remove_login(specification.model_dump_json()))
     record |= {"specification": fields, "python": str(python), "uv": version("uv")}
     hashes = await asyncio.to_thread(share, partial)
     record["digest"] = await asyncio.to_thread(digest_of, partial, hashes)
@@ -413,7 +413,7 @@ def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
     # untrusted: absolute links may only lead to `python`; links are made last, and no name may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:
-            members = [_inside(member, target, python) for member in islice(tar, _MEMBERS + 1)]
+            members = [_relocate_entry(member, target, python) for member in islice(tar, _MEMBERS + 1)]
             if len(members) > _MEMBERS:
                 raise _hostile(f"more than {_MEMBERS} files")
             links = {PurePosixPath(each.name) for each in members if each.issym()}
@@ -426,7 +426,7 @@ def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
         raise _hostile(f"no archive: {error}") from error
 
 
-def _inside(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarInfo:
+def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarInfo:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
         raise _hostile(f"a file {member.name!r}")

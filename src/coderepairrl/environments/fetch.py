@@ -301,10 +301,10 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
         output.seek(0)
         if done.returncode == 0:
             return output.read()
-        raise _explained(Path(errors.name).read_text(errors="replace"), where)
+        raise _explain(Path(errors.name).read_text(errors="replace"), where)
 
 
-def _explained(printed: str, where: str) -> CodeRepairError:
+def _explain(printed: str, where: str) -> CodeRepairError:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
     if message := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):

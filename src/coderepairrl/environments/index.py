@@ -67,9 +67,9 @@ def own_index() -> Index | None:
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
     """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``)."""
     settings = _index_settings()
-    urls = [_inside(url, index, proxy) for url in _links(settings)]
+    urls = [_inside_url(url, index, proxy) for url in _links(settings)]
     if "UV_DEFAULT_INDEX" in settings:
-        settings["UV_DEFAULT_INDEX"] = _inside(settings["UV_DEFAULT_INDEX"], index, proxy)
+        settings["UV_DEFAULT_INDEX"] = _inside_url(settings["UV_DEFAULT_INDEX"], index, proxy)
     return settings | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
 
 
@@ -101,7 +101,7 @@ def _links(settings: dict[str, str]) -> list[str]:
     return settings.get("UV_FIND_LINKS", "").replace(",", " ").split()
 
 
-def _inside(url: str, index: Index | None, proxy: str) -> str:
+def _inside_url(url: str, index: Index | None, proxy: str) -> str:
     # without login, and through the proxy if within `index`
     parts = urlsplit(url)
     if not origin_of(parts):

@@ -36,7 +36,7 @@ def interpreter(version: str) -> Path:
         )
     if path.is_relative_to("/usr"):
         return path
-    return _copied(path)
+    return _copy(path)
 
 
 def sandbox_version() -> str:
@@ -67,7 +67,7 @@ def _patch_release(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _copied(python: Path) -> Path:
+def _copy(python: Path) -> Path:
     prefix = python.parent.parent
     target = environments_cache() / "pythons" / prefix.name
     with lock_installation(target):

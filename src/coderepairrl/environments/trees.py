@@ -268,7 +268,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **found.digests}
     for path in partial.glob("*.json"):
         path.chmod(0o644)
-    hidden, digest = tuple(_hidden(tree)), digest_of(partial, record=IMAGE_RECORD)
+    hidden, digest = tuple(_find_hidden(tree)), digest_of(partial, record=IMAGE_RECORD)
     image = Image(
         found.name, found.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
     )
@@ -365,7 +365,7 @@ def _walk_files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield str((parent_path / name).relative_to(source)), (parent_path / name).lstat()
 
 
-def _hidden(tree: Path) -> list[str]:
+def _find_hidden(tree: Path) -> list[str]:
     """Folders in the image with this package, and so with answers."""
     return [
         f"/{Path(parent, name).relative_to(tree)}"

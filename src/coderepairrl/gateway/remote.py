@@ -221,7 +221,7 @@ class Remote:
 
     def _unreachable(self, error: Exception) -> RemoteFault:
         return RemoteFault(
-            f"{self.url} cannot be reached: {_why(error)}", fix="check the URL; it ends in /v1 with most"
+            f"{self.url} cannot be reached: {_explain(error)}", fix="check the URL; it ends in /v1 with most"
         )
 
     async def _cards(self) -> list[dict[str, Any]]:
@@ -349,7 +349,7 @@ class Relayed:
         return nothing, nothing
 
 
-def _why(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not valid"

@@ -276,14 +276,14 @@ class Gateway:
         if request.query.get("stream") == "true":
             raise ApiError(400, "unsupported_value", "a stored response is not streamed", param="stream")
         with _void_on_bug(session):
-            return web.json_response(responses.stored(request.match_info["response"], session.find))
+            return web.json_response(responses.find_response(request.match_info["response"], session.find))
 
     async def _delete(self, request: web.Request) -> web.Response:
         session, response = self._session(request), request.match_info["response"]
         with _void_on_bug(session):
-            responses.stored(response, session.find)
+            responses.find_response(response, session.find)
             session.forget(responses.response_name(response))
-            return web.json_response(responses.deleted(response))
+            return web.json_response(responses.delete_response(response))
 
     async def _models(self, request: web.Request) -> web.Response:
         if not self._may_be_keyless(request):

@@ -13,7 +13,7 @@ from coderepairrl.grading.checks import (
     judge,
     judged_in,
     restore,
-    tried,
+    try_command,
 )
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import RESULTS, Outcome, lacking
@@ -34,5 +34,5 @@ __all__ = [
     "restore",
     "results_of",
     "rules_of",
-    "tried",
+    "try_command",
 ]

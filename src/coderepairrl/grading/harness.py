@@ -68,7 +68,7 @@ class Package:
         return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
 
 
-def _named(checks: Checks) -> dict[str, Any]:
+def _by_name(checks: Checks) -> dict[str, Any]:
     return {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
 
 
@@ -76,7 +76,7 @@ def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
     """Parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
     parser, _, more = argument.partition("?")
     defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
-    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_named(checks)}
+    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_by_name(checks)}
 
 
 def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
@@ -114,7 +114,7 @@ SWE_SMITH = Package(
     "swe-smith",
     ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
     programs.SWE_SMITH_REPORT,
-    lambda argument, checks: {**json.loads(argument), **_named(checks)},
+    lambda argument, checks: {**json.loads(argument), **_by_name(checks)},
 )
 """A command, a log parser and test files per repository. MIT licence."""
 
@@ -335,7 +335,7 @@ async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks
 
     Raises `SandboxFault`, and `GraderFault` if the judge cannot be installed.
     """
-    path = drawn_path()
+    path = draw_path()
     argv = [word.replace(RESULT_FILES, path) for word in command.argv]
     result = await sandbox.exec(argv, timeout=command.timeout, max_bytes=_LOG_BYTES)
     if result.timed_out:
@@ -346,7 +346,7 @@ async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks
     return await asyncio.to_thread(report, output.decode("utf-8", "replace"), command.results, checks), False
 
 
-def drawn_path() -> str:
+def draw_path() -> str:
     """Random path for `RESULT_FILES`."""
     return f"/tmp/crrl-{secrets.token_hex(16)}"
 

@@ -98,12 +98,12 @@ class Learner:
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
-        metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes, tokens=tokens)
+        metrics: dict[str, Any] = await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens)
         return metrics
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Metrics without training (`Trainer.measure`)."""
-        metrics: dict[str, Any] = await self._call("measure", samples=_packed(samples))
+        metrics: dict[str, Any] = await self._call("measure", samples=_pack(samples))
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
@@ -183,7 +183,7 @@ class Learner:
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
         failed = next((reply for reply in replies if "error" in reply), None)
         if failed is not None:
-            raise _raised(frame["op"], failed)
+            raise _restore_error(frame["op"], failed)
         self.version = replies[0]["version"]
         return replies[0]["ok"]
 
@@ -273,11 +273,11 @@ def _log(log_dir: Path, rank: int) -> Path:
     return log_dir / (f"learner-{rank}.log" if rank else "learner.log")
 
 
-def _packed(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _pack(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
 
 
-def _raised(op: str, reply: dict[str, Any]) -> CodeRepairError:
+def _restore_error(op: str, reply: dict[str, Any]) -> CodeRepairError:
     message, fix = reply["error"], reply["fix"]
     match reply["kind"]:
         case "usage":

@@ -80,7 +80,7 @@ def estimates(
         mean, spread = column.mean().item(), column.std(correction=0).item() + EPS
         for each in every:
             each.advantages[:] = [(advantage - mean) / spread for advantage in each.advantages]
-    return by_part, explained(returns, values)
+    return by_part, explained_variance(returns, values)
 
 
 def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
@@ -89,10 +89,10 @@ def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))
 
 
-def explained(returns: Sequence[float], values: Sequence[float]) -> float | None:
+def explained_variance(returns: Sequence[float], values: Sequence[float]) -> float | None:
     """Share of the variance of `returns` explained by `values`; None without variance.
 
-    >>> explained([0.0, 1.0], [0.25, 0.75]), explained([0.5, 0.5], [0.0, 1.0])
+    >>> explained_variance([0.0, 1.0], [0.25, 0.75]), explained_variance([0.5, 0.5], [0.0, 1.0])
     (0.75, None)
     """
     total = _variance(returns)

@@ -37,7 +37,7 @@ def model_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in READ and file.is_file()]
 
 
-def quantised(folder: Path) -> str:
+def quantised_form(folder: Path) -> str:
     """Quantised form of the written-out weights, or ""."""
     mark = folder / QUANTISED
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""

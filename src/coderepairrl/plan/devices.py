@@ -71,7 +71,7 @@ def check_named(config: Config, serving_takes: bool) -> None:
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
-            fix=f"each learner process takes one GPU: train.devices={_suggested(config)}",
+            fix=f"each learner process takes one GPU: train.devices={_suggest(config)}",
         )
     _check_once("train.devices", learning)
     _check_apart(config, set(serving) & set(learning))
@@ -181,7 +181,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
         )
 
 
-def _suggested(config: Config) -> list[int]:
+def _suggest(config: Config) -> list[int]:
     """GPUs to suggest for the learner, one per process."""
     configured = config.train.devices
     unused = (number for number in count() if number not in (*configured, *config.engine.devices))

@@ -16,7 +16,7 @@ from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.runs.storage import digests
-from coderepairrl.tasks.select import held_out
+from coderepairrl.tasks.select import is_held_out
 from coderepairrl.tokens import Codec, Row
 from coderepairrl.types import Sample
 
@@ -94,7 +94,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
             raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
         files[str(path)] = digests([path])[path.name]
         for example in examples:
-            if (first := seen.get(same := _said(example))) is not None:
+            if (first := seen.get(same := _content_digest(example))) is not None:
                 raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
             seen[same] = path
             rows, cause = _example_rows(example, codec, model_digest)
@@ -110,7 +110,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
             f"{sum(map(len, unfit.values()))} examples cannot be learned from: {format_unfit(unfit)}",
             fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
         )
-    apart = [held_out(f"sft/{each.task}", data.held_out) for each in fitting]
+    apart = [is_held_out(f"sft/{each.task}", data.held_out) for each in fitting]
     train = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if not is_held_out)
     measured = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if is_held_out)
     if not train:
@@ -175,7 +175,7 @@ def _example_rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] |
         return f"cannot be rendered: {error or type(error).__name__}", ""
 
 
-def _said(example: Example) -> str:
+def _content_digest(example: Example) -> str:
     """Digest of an example's content: ids repeat across runs."""
     return hashlib.sha256(repr((example.id, example.task_id, example.messages, example.ids)).encode()).hexdigest()
 

@@ -67,8 +67,8 @@ def check_teacher(config: Config, model: Path) -> None:
     if folder is not None and tokens.tokenizer_digest(folder) != tokens.tokenizer_digest(model):
         raise ConfigError(
             f"train.teacher={config.train.teacher} and {config.model.path} have different tokenizers or chat templates:"
-            " its distribution would be over different tokens, or for prompts in a form that it never saw",
-            fix="use a teacher of the same family; if only the template differs, give both the same chat_template.jinja",
+            " its distribution would be over different tokens, or for new prompts",
+            fix="use a teacher of the same family; if only templates differ, give both the same chat_template.jinja",
         )
 
 

@@ -342,11 +342,11 @@ def resolve_evaluation(
     served = name_model(name, overrides, use, settings_of)
     plan = EvaluationPlan(served, collects=collects)
     raise_all([*served.errors(), *plan.errors()])
-    model = plan.config.model.model_copy(update={"path": _pinned(name, plan)})
+    model = plan.config.model.model_copy(update={"path": _pin(name, plan)})
     return plan.replace(config=plan.config.model_copy(update={"model": model}))
 
 
-def _pinned(name: str, plan: AgentPlan) -> str:
+def _pin(name: str, plan: AgentPlan) -> str:
     """A name that finds the same model again."""
     if Path(name).suffix == ".toml":
         return plan.config.model.path

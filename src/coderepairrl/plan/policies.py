@@ -81,11 +81,11 @@ def _is_data(option: str, value: object) -> bool:
 
 
 def _is_shipped(key: str, value: object) -> bool:
-    return any(_at(data, key) == value for data in _shipped())
+    return any(_at(data, key) == value for data in _load_shipped())
 
 
 @cache
-def _shipped() -> list[dict[str, Any]]:
+def _load_shipped() -> list[dict[str, Any]]:
     return [configs.load_config(path).model_dump(mode="json") for path in configs.shipped().values()]
 
 

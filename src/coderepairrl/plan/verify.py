@@ -22,8 +22,8 @@ async def verify_plan(
 
     `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify_rewards`.
     """
-    trials_by_kind = planned(plan)
-    say(f"rewards checked before training: {as_planned(plan)}")
+    trials_by_kind = plan_trials(plan)
+    say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
     count = sum(map(len, trials_by_kind.values()))
@@ -42,7 +42,7 @@ async def verify_plan(
     say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
 
 
-def planned(plan: Plan) -> dict[str, list[Trial]]:
+def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
     """Trials by kind of task: of training rewards, and of evaluations'."""
     if not plan.config.tasks.verify:
         return {}
@@ -60,11 +60,11 @@ def planned(plan: Plan) -> dict[str, list[Trial]]:
     return trials_by_kind
 
 
-def as_planned(plan: Plan) -> str:
+def describe_trials(plan: Plan) -> str:
     """Description of the planned checks."""
     if not plan.config.tasks.verify:
         return OFF
-    all_trials = [trial for some in planned(plan).values() for trial in some]
+    all_trials = [trial for some in plan_trials(plan).values() for trial in some]
     if not all_trials:
         return NOTHING
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in all_trials))

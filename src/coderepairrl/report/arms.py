@@ -21,7 +21,7 @@ from coderepairrl.stats import COUNTS, TOO_FEW
 from coderepairrl.stats.intervals import clusters_by, is_share
 from coderepairrl.stats.paired import holm
 from coderepairrl.stats.power import ALPHA, POWER
-from coderepairrl.stats.replicates import Replicated, replicated, replicated_difference
+from coderepairrl.stats.replicates import Replicated, replicate, replicated_difference
 
 Runs = Mapping[str, Mapping[int, Path]]
 
@@ -100,8 +100,8 @@ def answer_question(question: Question, runs: Runs) -> Answer:
         question,
         share,
         "tasks" if all(task == cluster for task, cluster in clusters_of.items()) else "clusters",
-        {arm: replicated([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
-        {arm: {seed: replicated([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
+        {arm: replicate([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
+        {arm: {seed: replicate([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
         settings_that_differ([outcomes[arm, seeds[arm][0]] for arm in arms]),
         _notes(question, read, tasks),

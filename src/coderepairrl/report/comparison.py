@@ -29,7 +29,7 @@ from coderepairrl.stats.paired import (
     mcnemar,
     mcnemar_p,
 )
-from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread_of_shares
+from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed_tasks, spread_of_shares
 
 ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
@@ -487,7 +487,7 @@ def plan_sample_size(effect: float, found: Comparison | float, power: float = PO
             1.0,
             "assumed",
             square,
-            [_planned(effect, k, None, found / k, found, 1.0, power) for k in ATTEMPTS],
+            [_plan(effect, k, None, found / k, found, 1.0, power) for k in ATTEMPTS],
         )
     measured = found.spread
     if measured is None:
@@ -502,17 +502,15 @@ def plan_sample_size(effect: float, found: Comparison | float, power: float = PO
             raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
         is_exact = measured.within is not None or attempts == 1
         rows.append(
-            _planned(
-                effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power
-            )
+            _plan(effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power)
         )
     return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
 
 
-def _planned(
+def _plan(
     effect: float, attempts: int, value: float | None, low: float, high: float, design: float, power: float
 ) -> Planned:
     def tasks(square: float) -> int:
-        return math.ceil(needed(effect, square, power=power, design=design))
+        return math.ceil(needed_tasks(effect, square, power=power, design=design))
 
     return Planned(attempts, None if value is None else tasks(value), tasks(low), tasks(high))

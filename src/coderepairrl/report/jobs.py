@@ -81,7 +81,7 @@ def _job(home: Path, row: Mapping[str, str]) -> Job:
     )
 
 
-def _collected(folder: RunFolder) -> str:
+def _format_collected(folder: RunFolder) -> str:
     path = folder.path / "examples.json"
     if not path.is_file():
         return ""
@@ -89,14 +89,14 @@ def _collected(folder: RunFolder) -> str:
     return f"{account['kept']:,} of {account['attempts']:,} attempts kept"
 
 
-def _trained(folder: RunFolder) -> str:
+def _format_trained(folder: RunFolder) -> str:
     steps = folder.metrics()
     first = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
     losses = [float(each[_LOSS]) for each in [*first, *steps] if _LOSS in each]
     return counted(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
 
 
-def _evaluated(folder: RunFolder) -> str:
+def _format_evaluated(folder: RunFolder) -> str:
     for record in folder.records():
         if record["type"] == "eval" and record["name"] == "eval":
             intervals = record["summary"]["outcomes"] | record["summary"]["values"]
@@ -107,10 +107,10 @@ def _evaluated(folder: RunFolder) -> str:
 
 
 _RESULT: dict[str, Callable[[RunFolder], str]] = {
-    "collect": _collected,
-    "sft": _trained,
-    "train": _trained,
-    "eval": _evaluated,
+    "collect": _format_collected,
+    "sft": _format_trained,
+    "train": _format_trained,
+    "eval": _format_evaluated,
     "command": lambda folder: "",
 }
 

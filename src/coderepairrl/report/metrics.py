@@ -124,7 +124,7 @@ def similarity(name: str) -> Value:
 
 @lru_cache(maxsize=_KNOWN)
 def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
-    reward = rewards.only(name)
+    reward = rewards.make_reward(name)
     try:
         return reward.compare(reference, patch, language) if len(patch) <= localisation.MAX_PATCH_BYTES else 0.0
     except MalformedPatch:
@@ -234,10 +234,10 @@ def files_viewed(attempt: Attempt) -> float | None:
     """
     if not attempt.episode.calls_known:
         return None
-    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed(call)}))
+    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed_paths(call)}))
 
 
-def _viewed(call: ToolCall) -> Iterator[str]:
+def _viewed_paths(call: ToolCall) -> Iterator[str]:
     if not _READERS & set(call.command.split()):
         return
     try:
@@ -407,10 +407,10 @@ def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, 
     """
     when = config.get("eval") or {}
     further = (when.get("also") or {}).get(evaluation) or {}
-    name = _called(further.get("agent") or when.get("agent") or config.get("agent"))
+    name = _called_program(further.get("agent") or when.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: _called(settings.get("agent")) or name for kind, settings in kinds.items()}}
+    return {"": name, **{kind: _called_program(settings.get("agent")) or name for kind, settings in kinds.items()}}
 
 
-def _called(agent: Any) -> str:
+def _called_program(agent: Any) -> str:
     return str((agent.get("name") if isinstance(agent, Mapping) else agent) or "")

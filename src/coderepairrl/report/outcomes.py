@@ -136,7 +136,7 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
     episodes, tasks = list(_episodes(folder, name)), folder.tasks()
-    rows = _measured(folder, name, episodes, tasks)
+    rows = _read_metrics(folder, name, episodes, tasks)
     values: dict[str, list[float]] = {}
     repositories: dict[str, str] = {}
     measured: dict[str, None] = {}
@@ -190,7 +190,7 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     )
 
 
-def _measured(
+def _read_metrics(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
 ) -> dict[str, metrics.Row]:
     """Metrics by episode id: stored, or computed for older runs."""
@@ -291,7 +291,7 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
         document = codec.parse_foreign_json(text)
     except ValueError:  # more than one line, or none that is JSON, of which `_json_rows` says where
         document = None
-    if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _judged(document))):
+    if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _verdicts(document))):
         return _harness(path, [path], metric)
     rows = list(_json_rows(path, text))
     policies = list(dict.fromkeys(_policy(row) for _, row in rows))
@@ -389,7 +389,7 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     for file in files:
         try:
             data = codec.parse_foreign_json(_read_file_text(file))
-            judged = list(_judged(data))
+            judged = list(_verdicts(data))
         except ValueError as error:
             raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
         lists_all = lists_all and not (_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
@@ -418,7 +418,7 @@ def _resolved_ids(data: Any) -> list[Any] | None:
     return ids if isinstance(ids, list) else None
 
 
-def _judged(data: Any) -> Iterator[tuple[str, float]]:
+def _verdicts(data: Any) -> Iterator[tuple[str, float]]:
     """Outcomes in a report. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return

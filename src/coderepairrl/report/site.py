@@ -13,7 +13,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
 from coderepairrl.report.charts import curve_panel
 from coderepairrl.report.episodes import render_episode
-from coderepairrl.report.kit import ASSETS, Around, asset, embedded
+from coderepairrl.report.kit import ASSETS, Around, asset, embed_json
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, figure
 from coderepairrl.report.rows import file_name
@@ -86,7 +86,7 @@ class Site:
         if rest == "index.html":
             return partial(run.index, around)
         if rest == "text.js" and not self.live:
-            return lambda: "".join(f"found({embedded(name)},{embedded(text)});\n" for name, text in run.searched())
+            return lambda: "".join(f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.searched())
         kind, _, page = rest.partition("/")
         name = self._name(folder, kind, page.removesuffix(".html"))
         pages: dict[str, Callable[[str, Around], str]] = {

@@ -518,16 +518,16 @@ def _markdown(result: Result) -> str:
 
 def _latex(result: Result) -> str:
     # needs the package booktabs alone
-    parts = [escaped(each) for each in result.verdicts]
+    parts = [escape(each) for each in result.verdicts]
     for table in result.tables:
-        lines = [" & ".join(map(escaped, row)) + r" \\" for row in (table.heads, *table.rows)]
-        head = [r"\begin{table}", rf"\caption{{{escaped(table.title)}}}"]
+        lines = [" & ".join(map(escape, row)) + r" \\" for row in (table.heads, *table.rows)]
+        head = [r"\begin{table}", rf"\caption{{{escape(table.title)}}}"]
         head += [rf"\begin{{tabular}}{{{'l' * len(table.heads)}}}", r"\toprule", lines[0], r"\midrule"]
         parts.append("\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
-    return "\n\n".join([*parts, *map(escaped, result.notes)])
+    return "\n\n".join([*parts, *map(escape, result.notes)])
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape `text` for LaTeX."""
     plain = "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen

@@ -90,7 +90,7 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
     """
     task, reward = trial
     patches = {
-        "the reference": await _attempted(task, backend),
+        "the reference": await _attempted_patch(task, backend),
         **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
     }
     findings = []
@@ -104,7 +104,7 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
     return findings
 
 
-async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
+async def _attempted_patch(task: Task, backend: SandboxBackend) -> bytes:
     if not task.workspace:
         return task.reference
     async with backend.open(task) as fresh:

@@ -39,7 +39,7 @@ class LocalExecutor(Executor):
         state: tuple[Score, ...] = ()
         clock, rewarding = time.monotonic, dict[str, float]()
         started = clock()
-        episode = unfinished(ticket)
+        episode = start_episode(ticket)
 
         async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
             at = clock()
@@ -76,7 +76,7 @@ class LocalExecutor(Executor):
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
 
-def unfinished(ticket: Ticket) -> Episode:
+def start_episode(ticket: Ticket) -> Episode:
     """Episode before any result."""
     return Episode(
         id=ticket.episode,
@@ -99,23 +99,23 @@ def _complete_episode(episode: Episode, made: Attempt) -> Episode:
     episode = replace(
         episode,
         patch=made.patch,
-        printed=_shortened(made.printed, _PRINTED_CHARS),
+        printed=_shorten(made.printed, _PRINTED_CHARS),
         tool_calls=calls or (),
         calls_known=calls is not None,
     )
     if made.fault is not None:
         return void(episode, made.fault)
-    crash = _shortened(str(made.outcome)) if made.ending is Ending.CRASH and report is None else ""
+    crash = _shorten(str(made.outcome)) if made.ending is Ending.CRASH and report is None else ""
     return replace(episode, ending=made.ending, reason=made.reason, crash=crash)
 
 
 def void(episode: Episode, fault: Fault) -> Episode:
     """Mark `episode` as VOID."""
-    words = _shortened(f"{type(fault).__name__}: {fault}")
+    words = _shorten(f"{type(fault).__name__}: {fault}")
     return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
 
 
-def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
+def _shorten(text: str, most: int = _CRASH_CHARS) -> str:
     # a policy can write any length
     left_out = len(text) - most
     half = most // 2

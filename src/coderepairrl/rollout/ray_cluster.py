@@ -35,7 +35,7 @@ _AGAIN = (
 _MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 
-def imported() -> Any:
+def import_ray() -> Any:
     """Import Ray. Raises `PrerequisiteError` if not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
@@ -50,7 +50,7 @@ def head(address: str) -> str | None:
 
     ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` if nothing listens.
     """
-    ray = imported()
+    ray = import_ray()
     try:
         head_address: str | None = ray._private.services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
@@ -61,9 +61,9 @@ def head(address: str) -> str | None:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Any]:
+async def connect_ray(address: str) -> AsyncIterator[Any]:
     """Connect Ray until exit, unless it is already connected. Raises `PrerequisiteError`."""
-    ray = imported()
+    ray = import_ray()
     if ray.is_initialized():
         yield ray
         return

@@ -18,7 +18,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.ray_cluster import connected, one_line, watch_head
+from coderepairrl.rollout.ray_cluster import connect_ray, one_line, watch_head
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
 from coderepairrl.rollout.worker import (
     FromWorker,
@@ -206,7 +206,7 @@ async def ray_executor(
     or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
     arguments = (executor_versions(), str(Path.cwd()), sys.path, pack_messages(setup), engine.context)
-    async with connected(address) as ray:
+    async with connect_ray(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
             memory=memory * capacity or None,

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from coderepairrl.errors import CodeRepairError, EngineFault, RunError, WorkerFault
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.episodes import Executor, Ticket
-from coderepairrl.rollout.local import unfinished, void
+from coderepairrl.rollout.local import start_episode, void
 from coderepairrl.rollout.worker import (
     AttemptFinished,
     CancelAttempt,
@@ -96,7 +96,7 @@ class RemoteWorker:
         try:
             finished = await self._wait_for(ticket, result)
         except WorkerFault as fault:
-            lost = void(replace(unfinished(ticket), turns=tuple(turns)), fault)
+            lost = void(replace(start_episode(ticket), turns=tuple(turns)), fault)
             return replace(lost, timings={"total": round(time.monotonic() - began, 6)})
         finally:
             del self._results[ticket.episode], self._turns[ticket.episode]

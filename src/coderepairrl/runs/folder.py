@@ -30,11 +30,11 @@ from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
-from coderepairrl.printable import without_login
+from coderepairrl.printable import remove_login
 from coderepairrl.processes import hostgit
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Log, read_records, repair, sealed, unsealed
+from coderepairrl.runs.log import Log, read_records, repair, seal, unseal
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, Verified
 from coderepairrl.version import __version__
@@ -148,7 +148,7 @@ class RunFolder:
         existing = [line for line, _ in self._tasks()]
         lines = dict.fromkeys([*existing, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
         if len(lines) > len(existing):
-            write_atomic(self.path / "tasks.jsonl", "".join(f"{sealed(line.encode()).decode()}\n" for line in lines))
+            write_atomic(self.path / "tasks.jsonl", "".join(f"{seal(line.encode()).decode()}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
         """Latest version of each task by id. Raises `RunError` for damage."""
@@ -159,7 +159,7 @@ class RunFolder:
         *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines, 1):
             try:
-                line = unsealed(line)
+                line = unseal(line)
                 task = codec.restore(Task, json.loads(line))
                 if not isinstance(task, Task):
                     raise ValueError("it is null")
@@ -292,7 +292,7 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),  # that it may use
         "versions": versions,
-        "argv": [without_login(word) for word in sys.argv],
+        "argv": [remove_login(word) for word in sys.argv],
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from coderepairrl.errors import RunError
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Record, whole_lines
+from coderepairrl.runs.log import Record, read_whole_lines
 from coderepairrl.types import Episode, Turn
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Follower:
         """
         if self.notice or not self.path.is_file():
             return
-        for line, end in whole_lines(self.path, self._offset):
+        for line, end in read_whole_lines(self.path, self._offset):
             try:
                 record = _record(line)
                 self._keep(record, (self._offset, len(line)))

@@ -190,7 +190,7 @@ class Container(GuestBackend):
             argv = self._argv("cp", f"{name}:{workdir}/.", "-")
             with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as copy:
                 assert copy.stdout is not None
-                yield from _unpacked(copy.stdout, f"image {image}")
+                yield from _unpack(copy.stdout, f"image {image}")
             if copy.returncode != 0:
                 raise SandboxFault(f"cannot read the files of {image}: exit code {copy.returncode}")
         finally:
@@ -330,7 +330,7 @@ class Podman(Container):
         return [*super()._isolation(workdir, size), *extra, *(["--userns", "keep-id"] if self._counted_apart else [])]
 
 
-def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
+def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
     contents: dict[str, tuple[str, bytes]] = {}
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.printable import without_login
+from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
 from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
@@ -127,7 +127,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
         return images(where)
     if kind == "image":
         raise no_images(workspace)
-    raise TaskError(f"workspace {without_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+    raise TaskError(f"workspace {remove_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
 
 
 def no_images(workspace: str) -> TaskError:

@@ -54,7 +54,7 @@ def plan_evaluations(
         if policies or output is not None:
             fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
             raise UsageError(f"{what} has its policy and its place", fix=fix)
-        return [_resumed(RunFolder(Path(what)), settings, agents, shard, collects)]
+        return [_resume(RunFolder(Path(what)), settings, agents, shard, collects)]
     labels = [_label(policy) for policy in policies]
     if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
         raise UsageError(
@@ -77,7 +77,7 @@ def plan_evaluations(
     ]
 
 
-def _resumed(
+def _resume(
     folder: RunFolder, settings: Sequence[str], agents: Sequence[str], shard: str | None, collects: bool
 ) -> Evaluation:
     require_command(folder, "collect" if collects else "eval")

@@ -11,7 +11,7 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.config.sections.evaluation import Keep
-from coderepairrl.errors import UsageError, as_called
+from coderepairrl.errors import UsageError, spell_crrl
 from coderepairrl.printable import counted
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.examples import NAME, Example, write_examples
@@ -123,9 +123,9 @@ def format_collection(summary: Mapping[str, Any]) -> str:
         lines.append(format_cost(cost))
         runs = " ".join(map(shlex.quote, summary["sources"]))
         output = "" if len(summary["sources"]) == 1 else f" -o {shlex.quote(summary['run'])}"
-        command = as_called(f"crrl collect --select {runs} keep.best=1{output}")
+        command = spell_crrl(f"crrl collect --select {runs} keep.best=1{output}")
         lines.append(f"next: {command}  selects from these attempts again")
-    command = as_called(f"crrl sft FILE data.paths={shlex.quote(summary['examples'])}")
+    command = spell_crrl(f"crrl sft FILE data.paths={shlex.quote(summary['examples'])}")
     return "\n".join([*lines, f"next: {command}  fine-tunes on them with the settings in FILE, such as sft-tiny"])
 
 

@@ -16,7 +16,7 @@ from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
-from coderepairrl.plan.verify import as_planned, verify_plan
+from coderepairrl.plan.verify import describe_trials, verify_plan
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.rollout import Terms
@@ -168,7 +168,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
         "reward": dict(plan.rewards_in_words),
-        "verify": as_planned(plan),
+        "verify": describe_trials(plan),
         "steps": steps,
         "episodes_per_step": plan.episodes_per_step,
         "training_episodes": plan.episodes_per_step * steps,

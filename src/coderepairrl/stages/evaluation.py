@@ -17,7 +17,7 @@ from coderepairrl.plan.tasks import collected_share, learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.life_cycle import begin_run, check_folder, record_session
@@ -120,7 +120,7 @@ async def attempt_all(
     again = f"crrl {first.command} {first.folder.path} --resume"
     if len(planned) > 1:
         again = f"the same command with -o {first.folder.path.parent} --resume"
-    if failures := await until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
+    if failures := await run_until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
         raise combine_errors(failures)
 
 

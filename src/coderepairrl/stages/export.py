@@ -95,7 +95,7 @@ def export_metrics(run: Path, tracker: str) -> int:
 
 
 async def _write_model(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
-    if found.adapter is None and (models.multimodal(found.folder) or (found.run and _fused(found.folder))):
+    if found.adapter is None and (models.multimodal(found.folder) or (found.run and _is_fused(found.folder))):
         with scratch("export") as logs:
             await language_model(found.folder, target, log_dir=logs)
         return None
@@ -129,7 +129,7 @@ def _copy_model(folder: Path, target: Path) -> None:
         shutil.copyfile(file, target / file.name)
 
 
-def _fused(folder: Path) -> bool:
+def _is_fused(folder: Path) -> bool:
     """Whether a checkpoint has fused experts, which some engines cannot read."""
     index = folder / "model.safetensors.index.json"
     return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])

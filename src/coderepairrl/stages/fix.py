@@ -200,7 +200,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
         return False
     if open_repository(repository.root) != repository:
         raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
-    with hostgit.view(hostgit.find_repository(repository.root)) as view, _undisturbed():
+    with hostgit.view(hostgit.find_repository(repository.root)) as view, _ignore_signals():
         try:
             view.apply(patch)
         except subprocess.CalledProcessError as error:
@@ -212,7 +212,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """Ignore signals, in git too, which must not stop between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:

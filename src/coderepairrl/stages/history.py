@@ -101,7 +101,7 @@ def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -
     return {step["step"]: [episodes[name] for name in step["episodes"]] for step in steps}
 
 
-def finished(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
+def finished_episodes(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
     """Episodes of `groups` with a verdict, void ones included, without `given_up`."""
     named = tuple(f"{group}-" for group in groups)
     if not named:

@@ -20,7 +20,7 @@ from coderepairrl.report.trajectories.others.trajectory import issue_in
 from coderepairrl.rewards import MalformedPatch
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks import catalog
-from coderepairrl.tasks.overlap import quoted
+from coderepairrl.tasks.overlap import find_quoted
 from coderepairrl.types import Task
 
 _SHOWN = 3
@@ -54,7 +54,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
             fix="--against 'swe_bench name=verified' refuses what overlaps, --drop leaves it out, --unchecked asks not",
         )
     tasks = _tasks(options.tasks) if options.tasks else []
-    solved = _solved(options.outcomes) if options.outcomes else {}
+    solved = _read_solved(options.outcomes) if options.outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
     for path in paths:
@@ -69,7 +69,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
             f"there is no trajectory that can be read{reason}",
             fix=f"are these of the format {form}?",
         )
-    matched = _matched(trajectories, tasks)
+    matched = _match_tasks(trajectories, tasks)
     for source in options.against:
         if both := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(both))
@@ -110,17 +110,17 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
 
 def _tasks(text: str) -> list[Task]:
     name, *options = shlex.split(text)
-    return list(catalog.load_source(*catalog.recognised(name, configs.parse_options(options, "path"))))
+    return list(catalog.load_source(*catalog.recognise(name, configs.parse_options(options, "path"))))
 
 
-def _solved(source: str) -> Mapping[str, bool]:
+def _read_solved(source: str) -> Mapping[str, bool]:
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
         raise UsageError(f"{source} says how many tasks were resolved, and not which", fix="name a report that does")
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 
 
-def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
+def _match_tasks(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
     """Task of each trajectory, by index: of its id, else with its prompt."""
     by_id = {task.id: task for task in known}
     matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
@@ -135,7 +135,7 @@ def _overlapping(found: Sequence[Trajectory], matched: Mapping[int, Task], measu
     """Trajectories that overlap with `measured`, by index, and what they share."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
-    issues = quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
+    issues = find_quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
     both = {}
     for at, each in enumerate(found):
         name = matched[at].id if at in matched else each.task
@@ -174,7 +174,7 @@ def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Ma
 
 def _similarity(reference: bytes, patch: bytes) -> float:
     try:
-        return rewards.only("patch_edits").compare(reference, patch) or 0.0
+        return rewards.make_reward("patch_edits").compare(reference, patch) or 0.0
     except MalformedPatch:
         return 0.0
 

@@ -241,7 +241,7 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
             continue
         needed = {name: by_name[name] for name in job.needs}
         try:
-            differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+            differs = [] if waits else _differences(record["made_by"], job_inputs(job, needed))
         except (CodeRepairError, OSError) as error:  # `plan_jobs` tells it with all other mistakes
             differs = [str(error)]
         doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
@@ -271,7 +271,7 @@ def _begun(job: Job) -> bool:
     return log.is_file() and log.stat().st_size > 0
 
 
-def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
+def job_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """Inputs of `job` except its code; `needed` jobs are done. Raises OSError."""
     inputs: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
@@ -385,7 +385,7 @@ async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock_job(job):
-            return await _until_done(job, await asyncio.to_thread(made_by, job, needed), say)
+            return await _until_done(job, await asyncio.to_thread(job_inputs, job, needed), say)
     except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
         return str(error)
 
@@ -523,7 +523,7 @@ async def _until_listening(process: asyncio.subprocess.Process, port: int, log: 
     raise RunError(f"the server of its policy has ended: {reason}", fix=f"see {log}")
 
 
-def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
+def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
     """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
     message = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)

@@ -256,7 +256,7 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
             raise combine_errors([_mistake(path, dict(each)) for each in error.errors()]) from None
     problems = _contradictions(file)
     expanded = _Expansion(path, file, problems).jobs()
-    jobs = Jobs(source, file, tuple(_ordered(expanded, problems)))
+    jobs = Jobs(source, file, tuple(_order(expanded, problems)))
     if not problems:
         problems += _unknown_arms(jobs)
     if problems:
@@ -457,7 +457,7 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
     ]
 
 
-def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
+def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
     """Order `jobs` by needs; cycles go to `problems`."""
     by_name, ordered = {job.name: job for job in jobs}, dict[str, Job]()
 

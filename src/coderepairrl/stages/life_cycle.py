@@ -256,7 +256,7 @@ async def record_session(
             progress.say(f"changed: {change}")
             history.changes.append(change._asdict())
         try:
-            async with _metered(log, meter) if meter else contextlib.nullcontext():
+            async with _log_meter(log, meter) if meter else contextlib.nullcontext():
                 yield
             log.append("end", step=history.step)
         except (CodeRepairError, asyncio.CancelledError) as error:
@@ -266,7 +266,7 @@ async def record_session(
 
 
 @asynccontextmanager
-async def _metered(log: Log, meter: Meter) -> AsyncIterator[None]:
+async def _log_meter(log: Log, meter: Meter) -> AsyncIterator[None]:
     """Append counts of `meter` as ``used`` records, every minute and at the end."""
 
     def write() -> None:

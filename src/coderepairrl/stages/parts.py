@@ -122,7 +122,7 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
-    rounds = form != "none" and (models.quantised(plan.model.folder) != form or adapter is not None)
+    rounds = form != "none" and (models.quantised_form(plan.model.folder) != form or adapter is not None)
     if config.model.init == "weights" and adapter is None and not rounds:
         return plan.model.folder
     target = folder.path / "model"

@@ -9,7 +9,7 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.config import Config
-from coderepairrl.errors import as_called
+from coderepairrl.errors import spell_crrl
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, format_usage, total
 from coderepairrl.report import answers, localisation, metrics
@@ -139,7 +139,7 @@ def format_results(results: Sequence[Mapping[str, Any]]) -> str:
     texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
-    command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
+    command = spell_crrl(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
     return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
 
 
@@ -234,5 +234,5 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
             commands[command] = "which patches pass its tests: docs/guides/grade.md"
-    wide = max(map(len, map(as_called, commands)))
-    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+    wide = max(map(len, map(spell_crrl, commands)))
+    return ["next:", *(f"  {spell_crrl(command):<{wide}}  {purpose}" for command, purpose in commands.items())]

@@ -24,7 +24,7 @@ from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
 from coderepairrl.plan.plan import resolve_serving
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import Interrupted, allow_open_files, until_interrupted
+from coderepairrl.processes.signals import Interrupted, allow_open_files, run_until_interrupted
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
@@ -83,7 +83,7 @@ async def serve(
     Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
     with suppress(Interrupted):  # from the first moment on: an engine that is being started ends with us
-        await until_interrupted(_serve(plan, places, log, ready, say))
+        await run_until_interrupted(_serve(plan, places, log, ready, say))
 
 
 async def _serve(

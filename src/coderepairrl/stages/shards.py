@@ -12,7 +12,7 @@ from coderepairrl.plan.conditions import compare_conditions
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.runs.log import sealed
+from coderepairrl.runs.log import seal
 from coderepairrl.runs.storage import replace_folder
 from coderepairrl.stages.changes import MAY_CHANGE_BY_COMMAND, list_changed_keys
 from coderepairrl.stages.results import conclude, read_results
@@ -139,7 +139,7 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> Non
     log = folder.writer()
     try:
         for record in (record for part in parts for record in part.folder.records() if record["type"] != "eval"):
-            log.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
+            log.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, f"{name}-00000")
             measured_tasks = (tasks[each.task_id] for each in episodes)

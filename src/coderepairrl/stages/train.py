@@ -29,7 +29,7 @@ from coderepairrl.rollout import (
     slots,
 )
 from coderepairrl.stages import gates, overoptimisation
-from coderepairrl.stages.history import Begun, History, finished, read_consumed_episodes
+from coderepairrl.stages.history import Begun, History, finished_episodes, read_consumed_episodes
 from coderepairrl.stages.life_cycle import checkpoint_due
 from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import count_informative, make_batch, replayed_steps
@@ -129,7 +129,7 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
     """Begin waiting groups; interrupted ones keep finished episodes."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
     left = [slot.group for slot in queue.waiting if slot.group in history.begun]
-    done = finished(parts.folder, left, history.given_up)
+    done = finished_episodes(parts.folder, left, history.given_up)
 
     def make(slot: Slot, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
         begun = history.begun.setdefault(slot.group, Begun(slot.phase, step, slot.task.id, version))
@@ -244,7 +244,7 @@ async def gather(parts: Bench, history: History, chosen: Sequence[Slot], samplin
         chosen,
         sampling=sampling,
         retries=parts.config.run.retries,
-        finished=finished(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
+        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
     )
 

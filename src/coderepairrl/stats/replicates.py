@@ -43,11 +43,11 @@ class _Spread(NamedTuple):
     clusters: int
 
 
-def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
+def replicate(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
     """Mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1]. Raises ValueError without
     data.
 
-    >>> print(replicated([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
+    >>> print(replicate([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
     spread = _mean_and_variance(rows, clusters, _ALIKE if share else 0.0)
@@ -63,7 +63,7 @@ def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repl
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """Mean of ``after - before``, paired by seed and task; `share` as for `replicated`.
+    """Mean of ``after - before``, paired by seed and task; `share` as for `replicate`.
 
     >>> print(replicated_difference([[0, 0, 1, 0]] * 2, [[1, 0, 1, 1], [1, 1, 1, 1]], "abcd", share=True).interval)
     0.625 [-0.532, 0.954]

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import TaskError
 from coderepairrl.printable import counted
-from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.sandbox.contents import check_path
 from coderepairrl.types import Task
@@ -99,7 +99,7 @@ def waited_for(job: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(until_interrupted(job))
+        return asyncio.run(run_until_interrupted(job))
     begun: Future[Callable[[], object]] = Future()
 
     async def cancellable() -> T:

@@ -228,7 +228,7 @@ fi
 """
 
 
-def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
+def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
     """Script that first applies test `patches`, and the files it needs.
 
     `files`, by name, are in ``$d``.

@@ -79,7 +79,7 @@ def load_source(source: str, options: Mapping[str, Any]) -> TaskSource:
     return task_source
 
 
-def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def recognise(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Source and options of `dataset`: a source name, or the path of a Harbor folder or a file of rows or tasks.
 
     Raises `UsageError` for another path, `ConfigError` for an unknown name.

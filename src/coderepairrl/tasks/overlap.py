@@ -58,7 +58,7 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
     )
 
 
-def quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
+def find_quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
     """Names of `texts` that contain at least `ALIKE` of a task's issue, with its id; very short issues are ignored."""
     where = defaultdict[Hashable, list[str]](list)
     sizes = {}

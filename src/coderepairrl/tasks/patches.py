@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from coderepairrl.grading.steering import unquoted
+from coderepairrl.grading.steering import unquote
 
 _LANGUAGES = {
     "python": "py pyi pyx",
@@ -95,7 +95,7 @@ def changed_paths(patch: bytes) -> list[str]:
 def _unquote_name(quote: str, name: str) -> str:
     if not quote:
         return name
-    return unquoted(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+    return unquote(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def detect_language(patch: bytes, default: str = "text") -> str:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from coderepairrl.environments import KIND, Environment, NoRoom, ReadyImage, prepare_environments, prepare_images
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.grading import harness
-from coderepairrl.printable import counted, without_login
+from coderepairrl.printable import counted, remove_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, user_cache
 from coderepairrl.processes.hostgit import DIFF, create_bare_repository, git
 from coderepairrl.processes.scratch import scratch
@@ -33,7 +33,7 @@ from coderepairrl.sandbox.commits import commits_at_hand, fetch_commits
 from coderepairrl.sandbox.contents import base_at_hand, entries_of
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
-from coderepairrl.sandbox.workspace import commit_stream, quoted
+from coderepairrl.sandbox.workspace import commit_stream, quote_path
 from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
@@ -167,7 +167,7 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
             return rewritten
         for task, cached in uncached:
             with suppress(*_UNWRITTEN):
-                rewritten[id(task)] = _diffed(*base, task.reference) or task.reference
+                rewritten[id(task)] = _diff(*base, task.reference) or task.reference
                 if cached is not None:
                     cached.parent.mkdir(parents=True, exist_ok=True)
                     with replace_file(cached) as partial:
@@ -175,13 +175,13 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
     return rewritten
 
 
-def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
+def _diff(home: Path, commit: str, patch: bytes) -> bytes:
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
             "GIT_INDEX_FILE": str(folder / "index"),
             "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{home}/objects")),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quote_path(f"{home}/objects")),
         }
         for level, text in (("-p1", patch), ("-p0", patch), ("-p1", patch.replace(b"\r\n", b"\n"))):
             try:
@@ -284,7 +284,7 @@ class _Commits:
                 self._some(url, some)
             except CodeRepairError as error:  # it would be the same with the others
                 self._problems.append(error)
-                self._say(f"{counted(len(some) + len(lacking), 'commit')} of {without_login(url)} not fetched")
+                self._say(f"{counted(len(some) + len(lacking), 'commit')} of {remove_login(url)} not fetched")
                 break
         return commits_at_hand(url, commits)
 
@@ -294,14 +294,14 @@ class _Commits:
         except TaskError as error:
             if len(commits) == 1:
                 self._problems.append(error)
-                self._say(f"1 commit of {without_login(url)} not fetched")
+                self._say(f"1 commit of {remove_login(url)} not fetched")
                 return
             half = len(commits) // 2
             self._some(url, commits[:half])
             self._some(url, commits[half:])
             return
         self._done += len(commits)
-        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({without_login(url)}: {len(commits)} more)")
+        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(commits)} more)")
 
 
 def _patiently(url: str, commits: list[str], say: Say) -> None:

@@ -184,7 +184,7 @@ class Vulnerabilities(Files):
     def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
         form = _FORMS[self.form] + self.confidence * _CONFIDENCE
-        return f"{question}\n\n{listed}\n\n{fenced(code, pair.language)}\n\n{form}"
+        return f"{question}\n\n{listed}\n\n{fence(code, pair.language)}\n\n{form}"
 
     def _repair(self, pair: Pair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
@@ -274,10 +274,10 @@ def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
         )
 
 
-def fenced(code: str, language: str) -> str:
+def fence(code: str, language: str) -> str:
     """`code` as a Markdown block with a long enough fence.
 
-    >>> print(fenced("a ``` b", "c"))
+    >>> print(fence("a ``` b", "c"))
     ````c
     a ``` b
     ````

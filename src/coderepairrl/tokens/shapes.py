@@ -122,7 +122,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
         role, last = message["role"], shaped[-1]["role"] if shaped else "" if opening else "assistant"
         if role == "system" and opening and last and rewrites(at, Shape.SYSTEMS):
             has_system = shaped[0]["role"] == "system"
-            shaped[:has_system] = [_joined(shaped[0], message) if has_system else message]
+            shaped[:has_system] = [_join(shaped[0], message) if has_system else message]
             continue
         is_late = role == "system" and not opening
         is_orphan = role == "tool" and not (unanswered and last in ("assistant", "tool"))
@@ -132,7 +132,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
             call = shaped[-1]["tool_calls"][0] if shaped else CALL
             role, message = "tool", {"role": "tool", "tool_call_id": call["id"], "content": message["content"]}
         if shaped and (last, role) in _JOINED and rewrites(at, _JOINED[last, role]):
-            shaped[-1] = _joined(shaped[-1], message)
+            shaped[-1] = _join(shaped[-1], message)
         else:
             shaped.append(message)
             unanswered -= role == "tool"
@@ -141,7 +141,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     return Reshaped(shaped, changes)
 
 
-def _joined(message: Message, more: Message) -> Message:
+def _join(message: Message, more: Message) -> Message:
     text = "\n\n".join(each["content"] for each in (message, more) if each["content"])
     calls = [*(message.get("tool_calls") or ()), *(more.get("tool_calls") or ())]
     return {**message, "content": text, **({"tool_calls": calls} if calls else {})}

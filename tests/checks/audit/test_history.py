@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.audit.history import history, later
+from coderepairrl.checks.audit.history import find_unreachable, history
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ExecResult
 
@@ -53,16 +53,16 @@ def repair(folder: Path, text: bytes = REPAIR) -> None:
 
 
 async def test_the_past_is_no_leak(folder: Path) -> None:
-    assert await later(Folder(folder)) == {}
+    assert await find_unreachable(Folder(folder)) == {}
     git(folder, "gc", "-q", "--prune=now")
-    assert await later(Folder(folder)) == {}
+    assert await find_unreachable(Folder(folder)) == {}
     assert (await history(Folder(folder), {}, BEFORE, AFTER)).commits == 0
 
 
 async def test_without_a_repository_there_is_none(tmp_path: Path) -> None:
-    assert await later(Folder(tmp_path)) == {}
+    assert await find_unreachable(Folder(tmp_path)) == {}
     git(tmp_path, "init", "-q")
-    assert await later(Folder(tmp_path)) == {}
+    assert await find_unreachable(Folder(tmp_path)) == {}
 
 
 def branch(folder: Path) -> None:
@@ -114,7 +114,7 @@ async def test_the_repair_is_found(folder: Path, leave: Callable[[Path], None]) 
     leave(folder)
     assert (folder / "m.py").read_bytes() == BUG
     box = Folder(folder)
-    found = await history(box, await later(box), BEFORE, AFTER)
+    found = await history(box, await find_unreachable(box), BEFORE, AFTER)
     assert found.repair == "m.py as the reference leaves it" and found.commits >= 1, found
 
 
@@ -123,7 +123,7 @@ async def test_a_later_version_is_known_by_a_line(folder: Path) -> None:
     repair(folder, REPAIR + b"\n\ndef more():\n    pass\n")
     git(folder, "switch", "-q", "main")
     box = Folder(folder)
-    found = await history(box, await later(box), BEFORE, AFTER)
+    found = await history(box, await find_unreachable(box), BEFORE, AFTER)
     assert found.repair == "a line of the reference: return a + b  # the repaired sum"
     assert found.names[0] == "fixes"
 
@@ -135,5 +135,5 @@ async def test_other_later_commits_are_counted(folder: Path) -> None:
     git(folder, "commit", "-qm", "other")
     git(folder, "switch", "-q", "main")
     box = Folder(folder)
-    found = await history(box, await later(box), BEFORE, AFTER)
+    found = await history(box, await find_unreachable(box), BEFORE, AFTER)
     assert (found.repair, found.commits, found.objects) == ("", 1, 3)

@@ -62,7 +62,7 @@ class History(NamedTuple):
         return cls(plain["repair"], plain["commits"], plain["objects"], tuple(plain["names"]))
 
 
-async def later(sandbox: Sandbox) -> dict[str, str]:
+async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
     """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
     listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
     if listing.exit_code == 3 and not listing.timed_out:
@@ -77,7 +77,7 @@ async def later(sandbox: Sandbox) -> dict[str, str]:
 async def history(
     sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search objects `there` (`later`) for the change from `before` to `after`, texts by path.
+    """Search objects `there` (`find_unreachable`) for the change from `before` to `after`, texts by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl import grading
 from coderepairrl.checks import task_source
-from coderepairrl.checks.audit.history import History, history, later
+from coderepairrl.checks.audit.history import History, find_unreachable, history
 from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mutants
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import (
@@ -223,7 +223,7 @@ class _Trials:
             return self._verdict(task, "reference", run, lambda: self._reference(repaired_task), faults)
 
         def untouched(run: int) -> Awaitable[Verdict | None]:
-            return self._verdict(task, "untouched", run, lambda: task_source.graded(task, self._sandbox, b""), faults)
+            return self._verdict(task, "untouched", run, lambda: task_source.grade(task, self._sandbox, b""), faults)
 
         tried = await asyncio.gather(*map(repaired, runs), *map(untouched, runs))
         good = [each for each in tried[: len(runs)] if each is not None]
@@ -276,11 +276,11 @@ class _Trials:
     async def _patched(self, task: Task, patch: bytes, solution: bytes) -> Verdict:
         # A patch may change the scripts that the solution changes; others steer the checks and stay as they are.
         task = replace(task, reference=solution)
-        return (await task_source.graded(task, self._sandbox, patch))._replace(outcomes={})
+        return (await task_source.grade(task, self._sandbox, patch))._replace(outcomes={})
 
     async def _reference(self, task: Task) -> Verdict:
         # Raises `GraderFault` without a sign that the checks began.
-        verdict = await task_source.graded(task, self._sandbox, task.reference)
+        verdict = await task_source.grade(task, self._sandbox, task.reference)
         if verdict.doubtful:
             raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
         return verdict
@@ -327,7 +327,7 @@ class _Trials:
 
     async def _survey(self, task: Task, solution: Checks | None) -> Row:
         async with self._sandbox.open(task) as fresh:
-            objects = await later(fresh)
+            objects = await find_unreachable(fresh)
             patch = task.reference if solution is None else await _solve(fresh, solution)
         try:
             files = parse_patch(patch)

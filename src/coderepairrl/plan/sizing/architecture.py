@@ -137,10 +137,10 @@ class Architecture:
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
         """Parameters of low-rank adapters on the linear layers `targets`; unknown names add nothing."""
-        names = targeted(targets)
+        names = targeted_layers(targets)
         return sum(count * layer.adapters(rank, names) for layer, count in self.kinds)
 
 
-def targeted(targets: tuple[str, ...]) -> frozenset[str]:
+def targeted_layers(targets: tuple[str, ...]) -> frozenset[str]:
     """Layer names for `targets`; the default includes linear attention."""
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)

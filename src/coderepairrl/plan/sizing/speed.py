@@ -41,7 +41,7 @@ def speed_as_json(given: Estimate) -> dict[str, Any]:
     seconds = {
         "rollout_seconds": episodes * sampled / engine.tokens,
         "learn_seconds": trained * tokens / learner.tokens,
-        "weights_seconds": _sent(given) / PUBLISHED,
+        "weights_seconds": _sent_bytes(given) / PUBLISHED,
         "switch_seconds": moved.step / MOVED if moved else 0.0,
     }
     work = seconds["rollout_seconds"], seconds["learn_seconds"]
@@ -54,8 +54,8 @@ def speed_as_json(given: Estimate) -> dict[str, Any]:
         "step": {
             "episodes": episodes,
             "tokens": trained * tokens,
-            **{name: _rounded(value) for name, value in seconds.items() if value},
-            "seconds": _rounded(step),
+            **{name: _round(value) for name, value in seconds.items() if value},
+            "seconds": _round(step),
             "limit": _limit(given, tokens, episode_tokens),
         },
         "run": {
@@ -69,7 +69,7 @@ def speed_as_json(given: Estimate) -> dict[str, Any]:
             "learner": f"{learner.tokens:,.0f} tokens/s: {learner.source}",
             "tokens": f"{prompt} of prompt, half of the others sampled; tools cost the engine nothing",
             "step": "engine and learner overlap: the larger counts" if overlap else "engine and learner take turns",
-            "new_weights": f"{_sent(given) / GB:.2f} GB at {PUBLISHED / GB:g} GB/s",
+            "new_weights": f"{_sent_bytes(given) / GB:.2f} GB at {PUBLISHED / GB:g} GB/s",
             **({"switching": f"{moved.step / GB:.1f} GB at {MOVED / GB:g} GB/s"} if moved else {}),
         },
     }
@@ -127,7 +127,7 @@ def training_flops(given: Estimate) -> float:
     return settings.updates_per_batch * 2 * (model.products * passes + scored)
 
 
-def _sent(given: Estimate) -> int:
+def _sent_bytes(given: Estimate) -> int:
     """Bytes of new weights."""
     return given.trained * (2 if given.settings.precision == "bf16" else 4)
 
@@ -143,5 +143,5 @@ def _reached(parameters: int) -> float:
     return next(share for least, share in REACHED if parameters >= least)
 
 
-def _rounded(seconds: float) -> float:
+def _round(seconds: float) -> float:
     return float(f"{seconds:.4g}")

@@ -113,7 +113,7 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
         step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
         if source == "agent":
             step |= {"tool_calls": [_atif_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
-            step |= _sampled(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
+            step |= _sampled_tokens(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
             step |= {"is_copied_context": True} if turn and turn.index in seen else {}
         steps.append(step)
     return iter(steps)
@@ -145,7 +145,7 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def _sampled(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
+def _sampled_tokens(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
     prompt = sequence(turns, turn.index)
     prompt = prompt[: len(prompt) - len(turn.output)]
     usage = turn.remote.get("usage") or {}

@@ -22,7 +22,7 @@ from coderepairrl.tasks.mutants.package_tasks import read_tree
 from coderepairrl.tasks.patches import format_diff, is_test
 from coderepairrl.tasks.project_environment import build, source_folder
 from coderepairrl.tasks.rows import ENDINGS, Row, read_rows
-from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out
+from coderepairrl.tasks.select import HELD_OUT, TRAIN, is_held_out
 from coderepairrl.types import Checks, Command, Task
 
 CHECK = "crrl_examples.py"
@@ -111,7 +111,7 @@ class Functions(LoadedSource):
 
     def _trees(self) -> list[_Tree]:
         if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
-            return _grouped(read_rows(self.name, self.path))
+            return _group(read_rows(self.name, self.path))
         if self.path.is_file():
             return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
         return [_Tree("", read_tree(self.path.resolve()), "")]
@@ -198,7 +198,7 @@ class Functions(LoadedSource):
             reference=format_diff(path, masked, source),
             checks=checks,
             environment=environment,
-            split=HELD_OUT if held_out(task_id, _HELD_OUT) else TRAIN,
+            split=HELD_OUT if is_held_out(task_id, _HELD_OUT) else TRAIN,
             licence=tree.licence,
             kind=IMPLEMENT,
         )
@@ -229,7 +229,7 @@ def _module(path: str, imports: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _grouped(rows: Sequence[Row]) -> list[_Tree]:
+def _group(rows: Sequence[Row]) -> list[_Tree]:
     files: dict[str, dict[str, bytes]] = defaultdict(dict)
     licences: dict[str, str] = {}
     for number, row in enumerate(rows):

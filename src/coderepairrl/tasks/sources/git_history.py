@@ -165,7 +165,7 @@ class GitHistory(LoadedSource):
             modules = [path for path in modules if not self.in_python or path.endswith(".py")]
             if not modules:
                 raise LeftOut("touch no module of tests that the command could run")
-        prompt = cleaned(commit.message)
+        prompt = clean_message(commit.message)
         if not prompt:
             raise LeftOut("have no message")
         reference = known.patch(commit, [change.path for change in rest])
@@ -178,7 +178,7 @@ class GitHistory(LoadedSource):
             language=main,
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
-            checks=Checks((Command(argv, self.timeout, results_of(argv)),), _restored(known, commit, tests)),
+            checks=Checks((Command(argv, self.timeout, results_of(argv)),), _files_to_restore(known, commit, tests)),
             environment=self._specified(known, commit) if self.environment else "",
             repository=name,
             created=commit.day,
@@ -221,16 +221,16 @@ class GitHistory(LoadedSource):
         )
 
 
-def cleaned(message: str) -> str:
+def clean_message(message: str) -> str:
     r"""Commit message without trailers (sign-offs, reviewers), with links to issues.
 
-    >>> cleaned("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
+    >>> clean_message("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
     'Fix add()\n\nIt subtracted. Closes #3'
     """
     return re.sub(r"\n{3,}", "\n\n", _TRAILERS.sub("", message)).strip()
 
 
-def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
+def _files_to_restore(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
     """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
     for path, blob in known.files(commit.sha).items():

@@ -59,7 +59,7 @@ class HumanEvalJava(Files):
 
 
 def _humaneval_rows(root: Path) -> list[Row]:
-    described = _described(root / "HumanEval.jsonl")
+    described = _describe(root / "HumanEval.jsonl")
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
         test = root / _TESTS / f"TEST_{path.name}"
@@ -79,7 +79,7 @@ def _humaneval_rows(root: Path) -> list[Row]:
     return rows
 
 
-def _described(path: Path) -> dict[str, str]:
+def _describe(path: Path) -> dict[str, str]:
     statements = {}
     for row in read_rows("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))

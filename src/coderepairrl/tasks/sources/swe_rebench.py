@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace, after_tests, patch_bytes
+from coderepairrl.tasks.benchmark import Repositories, Workspace, patch_bytes, prepend_tests
 from coderepairrl.tasks.patches import changed_paths, is_test_module
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -57,6 +57,6 @@ class SweRebench(Repositories):
         if self.named != "v2":  # whose commands name files themselves
             changed = changed_paths(patch_bytes(row.text("test_patch")))
             tests += "".join(f" {path}" for path in changed if is_test_module(path))
-        script, restore = after_tests(tests, row.text("test_patch"))
+        script, restore = prepend_tests(tests, row.text("test_patch"))
         command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")
         return replace(task, checks=Checks((command,), restore, *row.tests()))

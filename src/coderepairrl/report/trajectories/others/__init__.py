@@ -61,7 +61,7 @@ def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajec
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
-        yield from _logged(path, window or Window())
+        yield from _read_logged(path, window or Window())
         return
     if any(window or ()):
         raise UsageError("a time window and a model are asked for logs of an agent", fix="leave them out, or: nano")
@@ -127,7 +127,7 @@ def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
             yield where, value
 
 
-def _logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
+def _read_logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
     folders = sorted(each.parent for each in path.expanduser().rglob(nano.MESSAGES))
     if not folders:
         raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")

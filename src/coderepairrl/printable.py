@@ -89,8 +89,8 @@ def join_first(items: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    char = found[0]
+def _escape_match(match: re.Match[str]) -> str:
+    char = match[0]
     if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"

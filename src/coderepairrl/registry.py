@@ -178,18 +178,18 @@ def make_part(kind: str, name: str, shipped: Mapping[str, str], protocol: type, 
     return instance(kind, name, resolve_class(kind, name, shipped), protocol, options)
 
 
-def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[str, Any]) -> Any:
-    """Make the resolved class `found`, as `make_part`."""
-    _check_members(kind, name, protocol, getattr(found, "__abstractmethods__", ()))
-    check_options(kind, name, found, options)
+def instance(kind: str, name: str, value: Any, protocol: type, options: Mapping[str, Any]) -> Any:
+    """Make the resolved class `value`, as `make_part`."""
+    _check_members(kind, name, protocol, getattr(value, "__abstractmethods__", ()))
+    check_options(kind, name, value, options)
     try:
-        inspect.signature(found).bind(**options)
+        inspect.signature(value).bind(**options)
     except TypeError as error:
         section = "tasks" if kind == "task source" else kind
         alternative = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
         raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{alternative}") from None
-    check_types(kind, name, found, options)
-    built = found(**options)
+    check_types(kind, name, value, options)
+    built = value(**options)
     members = [member for member in protocol_members(protocol) if not hasattr(built, member)]
     _check_members(kind, name, protocol, members)
     return built

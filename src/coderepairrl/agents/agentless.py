@@ -261,11 +261,11 @@ class _Run:
             await chosen.write(self.sandbox)
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
-    async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
+    async def _ask(self, question: str, texts: Sequence[str], shots: Sequence[Message] = ()) -> str:
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _prompt_messages("\n\n".join([self.task.prompt, *_cut_parts(shown, self.room), question]), shots)
+        messages = _prompt_messages("\n\n".join([self.task.prompt, *_cut_parts(texts, self.room), question]), shots)
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]

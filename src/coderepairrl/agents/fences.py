@@ -389,8 +389,8 @@ def _indent(own: _Definition, lines: Sequence[str], target: _Definition, old: Se
     return text
 
 
-def _shift(line: str, here: str, there: str) -> str:
-    return there + line[len(here) :] if line.startswith(here) else line
+def _shift(line: str, old_indent: str, new_indent: str) -> str:
+    return new_indent + line[len(old_indent) :] if line.startswith(old_indent) else line
 
 
 def _blanks(line: str) -> str:

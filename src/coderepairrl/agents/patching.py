@@ -136,8 +136,8 @@ def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     )
 
 
-def _shared_start(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _shared_start(first: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
 
 
 def _occurrences(text: str, part: str) -> Iterator[int]:

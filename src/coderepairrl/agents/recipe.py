@@ -251,15 +251,15 @@ def format_agents(entries: list[Listing]) -> str:
     return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
 
 
-def _agent_entry(name: str, found: Recipe) -> Listing:
-    state = "not installed" if installed_versions(name, found) is None else "installed"
-    return Listing(name, "sandbox", found.dialect, installed_program(found), state, found.about)
+def _agent_entry(name: str, recipe: Recipe) -> Listing:
+    state = "not installed" if installed_versions(name, recipe) is None else "installed"
+    return Listing(name, "sandbox", recipe.dialect, installed_program(recipe), state, recipe.about)
 
 
-def installed_program(found: Recipe) -> str:
+def installed_program(recipe: Recipe) -> str:
     """Name and version of what a recipe installs: its first requirement.
 
     >>> installed_program(load_recipe("mini-swe-agent")).split("==")[0]
     'mini-swe-agent'
     """
-    return next(iter((*found.install.pip, *found.install.npm)), "")
+    return next(iter((*recipe.install.pip, *recipe.install.npm)), "")

@@ -167,7 +167,7 @@ async def examine_recovery(
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
     sandbox.make_backend(sandbox.choose().name).require()
     require_train()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with adopting(), _workplace() as work:
         untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
@@ -180,7 +180,7 @@ async def examine_recovery(
         yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
-        planned = _plan_kills(victim, kills, duration, chance)
+        planned = _plan_kills(victim, kills, duration, rng)
         done: list[Kill] = []
         wrong = False
         while planned:
@@ -211,11 +211,11 @@ async def examine_recovery(
             yield Finding("runs", False, f"those that went wrong are kept in {remains}")
 
 
-def _plan_kills(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
+def _plan_kills(victim: str, kills: int, whole: float, rng: random.Random) -> list[Kill]:
     """Spread kills over a run, sorted within rows, the next last."""
     victims = VICTIMS if victim == EACH else (victim,)
-    moments = [whole * (number + chance.random()) / kills for number in range(kills)]
-    chance.shuffle(moments)
+    moments = [whole * (number + rng.random()) / kills for number in range(kills)]
+    rng.shuffle(moments)
     planned = [Kill(victims[number % len(victims)], moment) for number, moment in enumerate(moments)]
     rows = (planned[first : first + _IN_A_ROW] for first in range(0, kills, _IN_A_ROW))
     return [kill for row in rows for kill in sorted(row, key=lambda kill: kill.moment)][::-1]

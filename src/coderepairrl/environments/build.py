@@ -101,10 +101,10 @@ def conda_requirements(text: str) -> tuple[str, list[str]]:
     return python, packages
 
 
-def _version(asked: str) -> str:
+def _version(requirement: str) -> str:
     # with one sign of equality, or none, conda means all versions with that beginning
     parts = []
-    for each in filter(None, asked.replace(" ", "").split(",")):
+    for each in filter(None, requirement.replace(" ", "").split(",")):
         if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":
             parts.append(each)
         else:
@@ -445,9 +445,9 @@ def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarf
     return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="")
 
 
-def _hostile(what: str) -> TaskError:
+def _hostile(problem: str) -> TaskError:
     return TaskError(
-        f"the build of an environment left {printable(what[:_SHOWN])}", fix="look at what the project's build does"
+        f"the build of an environment left {printable(problem[:_SHOWN])}", fix="look at what the project's build does"
     )
 
 

@@ -83,10 +83,10 @@ def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer
     return _from_registry(reference, where, store)
 
 
-def _at_hand(found: Found, growth: int) -> Offer:
+def _at_hand(image: Found, growth: int) -> Offer:
     # layers of an archive are uncompressed, and so are those of a folder whose two digests are equal
-    layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in found.layers}
-    return Offer({}, layers, lambda _: found)
+    layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in image.layers}
+    return Offer({}, layers, lambda _: image)
 
 
 class _NotThere(TaskError):

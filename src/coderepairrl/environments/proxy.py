@@ -101,11 +101,11 @@ class _Proxy:
             return ""
         return parts._replace(scheme="", netloc="", fragment="").geturl()
 
-    async def _fetch(self, method: str, path: str, asked: dict[str, str], writer: asyncio.StreamWriter) -> None:
+    async def _fetch(self, method: str, path: str, received: dict[str, str], writer: asyncio.StreamWriter) -> None:
         assert self.index is not None
-        headers = {name: asked[name] for name in _ASKED if name in asked}
+        headers = {name: received[name] for name in _ASKED if name in received}
         headers |= {"Authorization": self.index.login} if self.index.login else {}
-        headers |= {"Accept-Encoding": "identity"} if "range" in asked else {}
+        headers |= {"Accept-Encoding": "identity"} if "range" in received else {}
         url = URL(f"{self.index.origin}{path}", encoded=True)
         try:
             async with self.client.request(method, url, headers=headers, allow_redirects=False) as response:

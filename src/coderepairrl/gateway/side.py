@@ -82,12 +82,12 @@ def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
     )
 
 
-def _are_alike(one: str, other: str) -> bool:
+def _are_alike(first: str, other: str) -> bool:
     """Whether system prompts differ at one place, in less than half of the longer one.
 
     >>> _are_alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _are_alike("Repair code.", "Summarize.")
     (True, False)
     """
-    start = common(one, other)
-    end = common(one[start:][::-1], other[start:][::-1])
-    return 2 * (start + end) > max(len(one), len(other))
+    start = common(first, other)
+    end = common(first[start:][::-1], other[start:][::-1])
+    return 2 * (start + end) > max(len(first), len(other))

@@ -305,9 +305,9 @@ def judged_by(checks: Checks) -> Rules | None:
     return next(filter(None, (rules_of(command.results) for command in checks.commands)), None)
 
 
-def install(some: Iterable[Checks]) -> None:
+def install(checks: Iterable[Checks]) -> None:
     """Install the packages that judge these checks. Raises `PrerequisiteError`."""
-    judges = {chosen.judge for chosen in map(judged_by, some) if chosen is not None}
+    judges = {chosen.judge for chosen in map(judged_by, checks) if chosen is not None}
     for package in (judge for judge in judges if isinstance(judge, Package)):
         package.install()
 

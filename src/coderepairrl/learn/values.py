@@ -83,9 +83,9 @@ def estimates(
     return by_part, explained_variance(returns, values)
 
 
-def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
+def targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
     """Targets of a micro-batch."""
-    columns = ([x for number in batch.dealt for x in found[number][column]] for column in range(3))
+    columns = ([x for number in batch.dealt for x in estimates[number][column]] for column in range(3))
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))
 
 

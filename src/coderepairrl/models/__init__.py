@@ -143,8 +143,8 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
     return location
 
 
-def _format_model(path: str, found: Path) -> str:
-    return path if path == str(found) else f"{path} ({found})"
+def _format_model(path: str, location: Path) -> str:
+    return path if path == str(location) else f"{path} ({location})"
 
 
 def _advice(path: str) -> str:

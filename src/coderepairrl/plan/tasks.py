@@ -144,8 +144,8 @@ def _tasks_of_split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
     return tuple(task for task in everything if task.split == split)
 
 
-def _check_unique(some: Iterable[Task]) -> None:
-    for name, count in Counter(task.id for task in some).items():
+def _check_unique(tasks: Iterable[Task]) -> None:
+    for name, count in Counter(task.id for task in tasks).items():
         if count > 1:
             raise TaskError(f"there are {count} tasks {name}", fix="leave all but one out: ids are unique in a run")
 

@@ -105,14 +105,14 @@ def _split_source_name(source: str) -> tuple[Path, str]:
     return (Path(before), which) if at else (path, "")
 
 
-def _read_outcomes(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
+def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
     path, which = _split_source_name(source)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
-        return _fill_unresolved(_harness(path, reports, metric), asked)
+        return _fill_unresolved(_harness(path, reports, metric), task_ids)
     if path.is_file():
-        return _fill_unresolved(_read_outcome_file(path, which, metric), asked)
+        return _fill_unresolved(_read_outcome_file(path, which, metric), task_ids)
     return _read_run_outcomes(open_run(path), which, metric)
 
 
@@ -258,9 +258,9 @@ def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
     return {change["key"]: change["old"] for change in reversed(old)}
 
 
-def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    digests = {f"environment {each['name']}": str(each["digest"]) for each in found if each.get("digest")}
-    kinds = {"kinds of environment": ", ".join(sorted({str(each["kind"]) for each in found}))} if found else {}
+def _environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    digests = {f"environment {each['name']}": str(each["digest"]) for each in records if each.get("digest")}
+    kinds = {"kinds of environment": ", ".join(sorted({str(each["kind"]) for each in records}))} if records else {}
     return digests | kinds
 
 
@@ -446,22 +446,22 @@ def _read_task_ids(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _fill_unresolved(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
+def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outcomes:
     """Add tasks without a verdict as unresolved, as the harness does."""
-    if asked is None:
+    if task_ids is None:
         if not outcomes.whole:
             raise UsageError(
                 f"{outcomes.name} says which tasks are resolved, and not which were asked",
                 fix="name a file of all task ids, one a line: --tasks FILE",
             )
         return outcomes
-    if other := sorted(set(outcomes.values) - set(asked)):
+    if other := sorted(set(outcomes.values) - set(task_ids)):
         raise UsageError(
             f"{outcomes.name} has {counted(len(other), 'task')} that --tasks does not name: {other[0]}",
             fix="name the tasks of the same benchmark and split",
         )
     attempts = max(map(len, outcomes.values.values()))
-    nothing = {task: (0.0,) * attempts for task in asked if task not in outcomes.values}
+    nothing = {task: (0.0,) * attempts for task in task_ids if task not in outcomes.values}
     return replace(
         outcomes,
         values={**outcomes.values, **nothing},

@@ -68,10 +68,10 @@ class Site:
         """Page at `path`. Raises `PageMissing`."""
         return self.find(path, {})()
 
-    def find(self, path: str, asked: Mapping[str, str]) -> Callable[[], str]:
+    def find(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         """What renders the page or the answer at `path`. Raises `PageMissing`."""
         try:
-            return self._answer(path, asked) if path.endswith(".json") else self._page(path)
+            return self._answer(path, query) if path.endswith(".json") else self._page(path)
         except (KeyError, ValueError) as error:  # a name or a number of the address
             raise PageMissing(path) from error
 
@@ -96,19 +96,19 @@ class Site:
         }
         return partial(pages[kind], name, around)
 
-    def _answer(self, path: str, asked: Mapping[str, str]) -> Callable[[], str]:
+    def _answer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``
         folder, _, request = path.partition("/")
         run = self.runs[folder]
         match request:
             case "rows.json":
-                since = int(asked["since"])
+                since = int(query["since"])
                 return lambda: json.dumps(run.changed(since))
             case "state.json":
-                row = run.rows.by_id[self._name(folder, "episode", asked["page"])]
+                row = run.rows.by_id[self._name(folder, "episode", query["page"])]
                 return lambda: json.dumps({"ending": row.ending, "turns": row.turns})
             case "search.json":
-                text = asked["text"]
+                text = query["text"]
                 return lambda: json.dumps({"found": run.rows.follower.search(text)})
         raise KeyError(path)
 

@@ -437,28 +437,28 @@ def _bracket(found: Interval, share: bool) -> str:
     return f"[{TOO_FEW}]" if found.low is None or found.high is None else _ends(found.low, found.high, share)
 
 
-def rate(found: Interval, share: bool) -> str:
+def rate(interval: Interval, share: bool) -> str:
     """Mean with interval; a `share` in per cent."""
     return (
-        f"{100 * found.value:.1f} % {_bracket(found, share)}"
+        f"{100 * interval.value:.1f} % {_bracket(interval, share)}"
         if share
-        else f"{found.value:.3g} {_bracket(found, share)}"
+        else f"{interval.value:.3g} {_bracket(interval, share)}"
     )
 
 
-def signed(found: Interval, share: bool) -> str:
+def signed(interval: Interval, share: bool) -> str:
     """Difference with interval; a `share` in points."""
     if share:
-        return f"{100 * found.value + 0.0:+.1f} points {_bracket(found, share)}"
-    return f"{found.value + 0.0:+.3g} {_bracket(found, share)}"
+        return f"{100 * interval.value + 0.0:+.1f} points {_bracket(interval, share)}"
+    return f"{interval.value + 0.0:+.3g} {_bracket(interval, share)}"
 
 
-def least(found: Interval, share: bool) -> str:
+def least(interval: Interval, share: bool) -> str:
     """Smallest detectable difference; without an interval, for any discordance."""
     if not share:
-        return f"{found.value:.3g} {_bracket(found, False)}"
-    ends = "whatever the discordance" if found.low is None else _bracket(found, True)
-    return f"{100 * found.value:.1f} points {ends}"
+        return f"{interval.value:.3g} {_bracket(interval, False)}"
+    ends = "whatever the discordance" if interval.low is None else _bracket(interval, True)
+    return f"{100 * interval.value:.1f} points {ends}"
 
 
 def p_value(p: float) -> str:

@@ -91,7 +91,7 @@ class Band:
             return None
         return (1 + sum(recent) + earlier * mean) / (2 + len(recent) + earlier)
 
-    def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
+    def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, rng: Random) -> Task:
         """Draw a task, avoiding those `taken`."""
         rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
         parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
@@ -102,8 +102,8 @@ class Band:
         drawable = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part]
         fresh = [([task for task in part if task.id not in taken], weight) for part, weight in drawable]
         left = [(part, weight) for part, weight in fresh if part] or drawable
-        [part] = chance.choices([part for part, _ in left], [weight for _, weight in left])
-        return chance.choice(part)
+        [part] = rng.choices([part for part, _ in left], [weight for _, weight in left])
+        return rng.choice(part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +126,12 @@ class Curriculum:
         picked: list[Task] = []
         for position, (source, number) in enumerate(current):
             tasks = self.sources[source].tasks
-            chance = Random(derive_seed(self.seed, "draw", step, position))
+            rng = Random(derive_seed(self.seed, "draw", step, position))
             if isinstance(self.order, Band):
-                task = self.order.draw(tasks, busy, outcomes, chance)
+                task = self.order.draw(tasks, busy, outcomes, rng)
             elif self.order is not None and step < self.order.steps:
                 pool = self.order.pool(tasks, step, self.per_step)
-                task = chance.choice([task for task in pool if task.id not in busy] or pool)
+                task = rng.choice([task for task in pool if task.id not in busy] or pool)
             else:
                 easy = (self.order.steps - 1) * self.per_step if self.order is not None else 0
                 task = self._in_epoch(source, number - sum(other == source for other, _ in spread[:easy]))

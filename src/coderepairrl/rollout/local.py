@@ -93,20 +93,20 @@ def start_episode(ticket: Ticket) -> Episode:
     )
 
 
-def _complete_episode(episode: Episode, made: Attempt) -> Episode:
-    report = made.outcome if isinstance(made.outcome, AgentReport) else None
-    calls = None if report is None or made.fault is not None else report.tool_calls
+def _complete_episode(episode: Episode, attempt: Attempt) -> Episode:
+    report = attempt.outcome if isinstance(attempt.outcome, AgentReport) else None
+    calls = None if report is None or attempt.fault is not None else report.tool_calls
     episode = replace(
         episode,
-        patch=made.patch,
-        printed=_shorten(made.printed, _PRINTED_CHARS),
+        patch=attempt.patch,
+        printed=_shorten(attempt.printed, _PRINTED_CHARS),
         tool_calls=calls or (),
         calls_known=calls is not None,
     )
-    if made.fault is not None:
-        return void(episode, made.fault)
-    crash = _shorten(str(made.outcome)) if made.ending is Ending.CRASH and report is None else ""
-    return replace(episode, ending=made.ending, reason=made.reason, crash=crash)
+    if attempt.fault is not None:
+        return void(episode, attempt.fault)
+    crash = _shorten(str(attempt.outcome)) if attempt.ending is Ending.CRASH and report is None else ""
+    return replace(episode, ending=attempt.ending, reason=attempt.reason, crash=crash)
 
 
 def void(episode: Episode, fault: Fault) -> Episode:

@@ -212,9 +212,9 @@ class RunFolder:
         except OSError as error:
             raise _full(self.path / "metrics.jsonl", error) from error
 
-    def write_references(self, known: Mapping[str, Sequence[Verified]]) -> None:
+    def write_references(self, references: Mapping[str, Sequence[Verified]]) -> None:
         """Export verified repairs by task id, atomically."""
-        rows = [{"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task]]
+        rows = [{"task": task, **codec.dump(repair)} for task in sorted(references) for repair in references[task]]
         write_atomic(self.path / "references.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -94,24 +94,24 @@ def export_metrics(run: Path, tracker: str) -> int:
         raise RunError(f"{tracker}: {error}", fix="remove the cause, and repeat the command for the rest") from error
 
 
-async def _write_model(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
-    if found.adapter is None and (models.multimodal(found.folder) or (found.run and _is_fused(found.folder))):
+async def _write_model(model: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
+    if model.adapter is None and (models.multimodal(model.folder) or (model.run and _is_fused(model.folder))):
         with scratch("export") as logs:
-            await language_model(found.folder, target, log_dir=logs)
+            await language_model(model.folder, target, log_dir=logs)
         return None
-    if found.adapter is None:
-        if not found.run:
+    if model.adapter is None:
+        if not model.run:
             with scratch("export") as logs:
-                await check_weights(found.folder, log_dir=logs)
-        _copy_model(found.folder, target)
+                await check_weights(model.folder, log_dir=logs)
+        _copy_model(model.folder, target)
         return None
     if precision is None:
-        precision = configs.load_run(found.run).train.precision if found.run else _precision_of(found.folder)
+        precision = configs.load_run(model.run).train.precision if model.run else _precision_of(model.folder)
     with scratch("export") as logs:
-        await merge_in_child(found.folder, found.adapter, target, precision, log_dir=logs)
+        await merge_in_child(model.folder, model.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"
-        kept_share = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
-    for file in models.model_files(found.folder):  # a tokenizer's parts that loading it does not write again
+        kept_share = await survived(model.folder, model.adapter, target, precision, log_dir=logs) if halved else None
+    for file in models.model_files(model.folder):  # a tokenizer's parts that loading it does not write again
         if (
             file.suffix != ".safetensors"
             and not file.name.endswith((".index.json", models.QUANTISED))

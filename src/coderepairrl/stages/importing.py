@@ -186,15 +186,15 @@ def _format_reasons(reasons: Iterable[str]) -> str:
     )
 
 
-def format_import(found: Mapping[str, Any]) -> str:
+def format_import(summary: Mapping[str, Any]) -> str:
     """The result as text."""
     lines = [
-        f"examples: {found['examples']}, {counted(found['rows'], 'row')} of"
-        f" {counted(found['tasks'], 'task')}; {found['judged']} judged, {found['passed']} passed"
+        f"examples: {summary['examples']}, {counted(summary['rows'], 'row')} of"
+        f" {counted(summary['tasks'], 'task')}; {summary['judged']} judged, {summary['passed']} passed"
     ]
-    if found["dropped"]:
-        lines.append(f"left out, since they overlap: {len(found['dropped'])}: {_format_reasons(found['dropped'])}")
-    if damaged := found["damaged"]:
+    if summary["dropped"]:
+        lines.append(f"left out, since they overlap: {len(summary['dropped'])}: {_format_reasons(summary['dropped'])}")
+    if damaged := summary["damaged"]:
         lines.append(f"left out, since they cannot be read: {len(damaged)}")
         lines += [
             f"  {reason}: {count}" for reason, count in Counter(each["why"] for each in damaged).most_common(_SHOWN)

@@ -154,15 +154,15 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
     return (policy, "weights") if maker.kind == "command" else (model.path, model.init)
 
 
-def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
+def _of_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list[CodeRepairError]:
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
     questions = [each for each in jobs.questions() if arm in each.arms]
     mistakes: list[CodeRepairError] = [
-        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
+        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, names))
         for each in questions
-        if each.metric not in known and not each.metric.startswith(PER_TOOL)
+        if each.metric not in names and not each.metric.startswith(PER_TOOL)
     ]
     mistakes += [
         ConfigError(

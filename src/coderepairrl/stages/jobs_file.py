@@ -358,13 +358,13 @@ class _Expansion:
         needs = dict.fromkeys(self._named(each, arm, seed, where) for each in job.needs)
 
         def fill(text: str, *, strict: bool = False) -> str:
-            def folder(found: re.Match[str]) -> str:
-                if found[1] in _FILLED_LATER:
-                    return found[0]
-                target = self._find(found[1], arm, seed)
+            def folder(match: re.Match[str]) -> str:
+                if match[1] in _FILLED_LATER:
+                    return match[0]
+                target = self._find(match[1], arm, seed)
                 if target is None and not strict:
-                    return found[0]  # braces have other uses in settings
-                target = self._named(found[1], arm, seed, where)
+                    return match[0]  # braces have other uses in settings
+                target = self._named(match[1], arm, seed, where)
                 needs[target] = None
                 return str(self.home / target)
 

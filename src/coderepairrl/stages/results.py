@@ -104,8 +104,8 @@ def as_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _as_plain_result(found: Mapping[str, Interval]) -> dict[str, Any]:
-    return {name: interval._asdict() for name, interval in found.items()}
+def _as_plain_result(intervals: Mapping[str, Interval]) -> dict[str, Any]:
+    return {name: interval._asdict() for name, interval in intervals.items()}
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:

@@ -116,47 +116,47 @@ def _active_filters(keep: Keep) -> list[tuple[str, Filter]]:
     return [(name, apply) for is_on, name, apply in (*filters, *by_comparison) if is_on]
 
 
-def _keep_matching(some: Sequence[Candidate], matches: Predicate) -> list[Candidate]:
-    return [one for one in some if matches(one)]
+def _keep_matching(attempts: Sequence[Candidate], matches: Predicate) -> list[Candidate]:
+    return [one for one in attempts if matches(one)]
 
 
-def _sort_by_reward(some: Sequence[Candidate]) -> list[Candidate]:
-    return sorted(some, key=lambda one: float("inf") if one.reward is None else -one.reward)
+def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:
+    return sorted(attempts, key=lambda one: float("inf") if one.reward is None else -one.reward)
 
 
-def _drop_duplicates(some: Sequence[Candidate]) -> list[Candidate]:
+def _drop_duplicates(attempts: Sequence[Candidate]) -> list[Candidate]:
     seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
-    for one in _sort_by_reward(some):
+    for one in _sort_by_reward(attempts):
         digests = {(one.task, digest) for digest in (one.patch, one.conversation) if digest}
         if not digests & seen:
             kept.add(one.key)
         seen |= digests
-    return [one for one in some if one.key in kept]
+    return [one for one in attempts if one.key in kept]
 
 
-def _keep_best(some: Sequence[Candidate], k: int) -> list[Candidate]:
+def _keep_best(attempts: Sequence[Candidate], k: int) -> list[Candidate]:
     count_by_task = Counter[str]()
     best = []
-    for one in _sort_by_reward(some):
+    for one in _sort_by_reward(attempts):
         count_by_task[one.task] += 1
         if count_by_task[one.task] <= k:
             best.append(one)
     return sorted(best, key=lambda one: one.key)
 
 
-def _alternate(some: Sequence[Candidate], fields: Sequence[str]) -> list[Candidate]:
+def _alternate(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Candidate]:
     """Order attempts round robin over the values of the first field, and within a value over those of the next."""
     if not fields:
-        return sorted(some, key=lambda one: _draw_order(one.task, one.conversation, one.patch))
-    queues = [_alternate(group, fields[1:]) for group in _group_by(some, fields[0])]
+        return sorted(attempts, key=lambda one: _draw_order(one.task, one.conversation, one.patch))
+    queues = [_alternate(group, fields[1:]) for group in _group_by(attempts, fields[0])]
     queues.sort(key=lambda queue: _draw_order(getattr(queue[0], fields[0])))
     longest = max(map(len, queues), default=0)
     return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
 
 
-def _group_by(some: Sequence[Candidate], field: str) -> list[list[Candidate]]:
+def _group_by(attempts: Sequence[Candidate], field: str) -> list[list[Candidate]]:
     groups = defaultdict[str, list[Candidate]](list)
-    for one in some:
+    for one in attempts:
         groups[getattr(one, field)].append(one)
     return [groups[value] for value in sorted(groups)]
 

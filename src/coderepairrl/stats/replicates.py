@@ -99,17 +99,17 @@ def _of_shares(seen: Interval) -> Interval | None:
     return Interval(seen.value, seen.low, min(1.0, seen.high))
 
 
-def _by_student(rows: Rows, found: _Spread) -> Replicated:
-    error = math.sqrt(found.variance)
-    half = _quantile(found.freedom) * error
-    interval = Interval(found.mean, found.mean - half, found.mean + half)
-    seen = detectable_by(found.variance, found.freedom, power=POWER)
-    return _made(rows, found, interval, _two_sided(found.mean, error, found.freedom), seen)
+def _by_student(rows: Rows, spread: _Spread) -> Replicated:
+    error = math.sqrt(spread.variance)
+    half = _quantile(spread.freedom) * error
+    interval = Interval(spread.mean, spread.mean - half, spread.mean + half)
+    seen = detectable_by(spread.variance, spread.freedom, power=POWER)
+    return _made(rows, spread, interval, _two_sided(spread.mean, error, spread.freedom), seen)
 
 
-def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen: Interval | None) -> Replicated:
-    freedom = found.freedom if found.variance else None
-    return Replicated(interval, p, seen, len(rows), len(rows[0]), found.clusters, freedom)
+def _made(rows: Rows, spread: _Spread, interval: Interval, p: float | None, seen: Interval | None) -> Replicated:
+    freedom = spread.freedom if spread.variance else None
+    return Replicated(interval, p, seen, len(rows), len(rows[0]), spread.clusters, freedom)
 
 
 def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:

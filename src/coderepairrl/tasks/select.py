@@ -43,12 +43,12 @@ class _Entry(BaseModel):
     pass_to_pass: list[str] | None = None
 
 
-def write_quarantine(found: Iterable[Verified], path: Path) -> int:
+def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
     """Write problems to a new file; return their number. Raises `UsageError`."""
     if path.exists():
         raise UsageError(f"{path} exists already", fix="remove it, or name another file")
     lines = []
-    for each in found:
+    for each in verified:
         if each.settled is None:
             lines.append(_Entry(id=each.task.id, reason=each.reason))
         elif each.reason and each.settled.checks != each.task.checks:

@@ -75,31 +75,31 @@ async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
 
 
 async def history(
-    sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+    sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search objects `there` (`find_unreachable`) for the change from `before` to `after`, texts by path.
+    """Search objects `objects` (`find_unreachable`) for the change from `before` to `after`, texts by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """
-    commits = sum(kind == "commit" for kind in there.values())
-    if not there:
+    commits = sum(kind == "commit" for kind in objects.values())
+    if not objects:
         return History("", 0, 0)
     listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
     names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
-    return History(await _repair(sandbox, there, before, after), commits, len(there), names)
+    return History(await _repair(sandbox, objects, before, after), commits, len(objects), names)
 
 
 async def _repair(
-    sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+    sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> str:
     for path, content in after.items():
         if content is None:
             continue
         hashed = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
-        if hashed.ok and hashed.output.decode("ascii", "replace").strip() in there:
+        if hashed.ok and hashed.output.decode("ascii", "replace").strip() in objects:
             return f"{path} as the reference leaves it"
     line = _telling(before, after)
-    blobs = "".join(f"{name}\n" for name, kind in there.items() if kind == "blob").encode()
+    blobs = "".join(f"{name}\n" for name, kind in objects.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
     count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)

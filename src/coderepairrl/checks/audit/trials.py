@@ -377,31 +377,31 @@ async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
     return b"".join(part for part in parts if not any(part.startswith(head) for head in heads))
 
 
-def in_short(found: Audited) -> str:
+def in_short(audited: Audited) -> str:
     """Summarise a task in a line."""
-    if found.faults and found.passes is None:
-        return f"{found.task.id}: cannot be tried: {next(iter(found.faults.values())).partition(chr(10))[0]}"
+    if audited.faults and audited.passes is None:
+        return f"{audited.task.id}: cannot be tried: {next(iter(audited.faults.values())).partition(chr(10))[0]}"
     marks = []
-    if found.passes is not None:
-        marks.append("reference passes" if found.passes else "reference FAILS")
-    if found.fails is not None:
-        marks.append("untouched fails" if found.fails else "untouched PASSES")
-    if found.flaky:
-        marks.append(f"FLAKY: {found.flaky[0]}")
-    if found.history is not None and (found.history.repair or found.history.commits):
-        marks.append(f"history LEAKS: {found.history.repair or f'{found.history.commits} later commits'}")
-    judged = [each for each in found.wrong if each.accepted is not None]
+    if audited.passes is not None:
+        marks.append("reference passes" if audited.passes else "reference FAILS")
+    if audited.fails is not None:
+        marks.append("untouched fails" if audited.fails else "untouched PASSES")
+    if audited.flaky:
+        marks.append(f"FLAKY: {audited.flaky[0]}")
+    if audited.history is not None and (audited.history.repair or audited.history.commits):
+        marks.append(f"history LEAKS: {audited.history.repair or f'{audited.history.commits} later commits'}")
+    judged = [each for each in audited.wrong if each.accepted is not None]
     marks.append(f"{sum(map(bool, (each.accepted for each in judged)))} of {len(judged)} mutants accepted")
-    return f"{found.task.id}: {', '.join(marks)}"
+    return f"{audited.task.id}: {', '.join(marks)}"
 
 
-def quarantined_trials(found: Iterable[Audited]) -> list[select.Verified]:
+def quarantined_trials(audited: Iterable[Audited]) -> list[select.Verified]:
     """Tried tasks with their problems, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """
     verified = []
-    for each in found:
+    for each in audited:
         if each.passes is None or each.fails is None:
             continue
         leak = each.history.repair if each.history is not None else ""

@@ -49,30 +49,30 @@ def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
     return plan.shown() | speed_shown(plan)
 
 
-def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
+def nearest(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
     """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
-    everything = list(_moves(given))
+    everything = list(_moves(planned))
     same_gpus = [move for move in everything if not move.serving + move.learning]
     for moves in (same_gpus, everything):
         for count in range(1, _MOST + 1):
             for some in combinations(moves, count):
-                overrides = _overrides(given, some)
-                if len({move.kind for move in some}) == count and _fits(given.config, overrides, settings_of):
+                overrides = _overrides(planned, some)
+                if len({move.kind for move in some}) == count and _fits(planned.config, overrides, settings_of):
                     return overrides
     return ()
 
 
-def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
+def _overrides(planned: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
     """Overrides of all `moves`, with unused GPUs for those that take more."""
     overrides = [part for move in moves for part in move.overrides]
-    engine, train = given.config.engine.devices, given.config.train.devices
+    engine, train = planned.config.engine.devices, planned.config.train.devices
     if any(move.kind == "apart" for move in moves):
         train = tuple(gpu for gpu in train if gpu not in engine)
-    free = max((*given.serving, *given.learning, *engine), default=-1) + 1
+    free = max((*planned.serving, *planned.learning, *engine), default=-1) + 1
     if engine and (more := sum(move.serving for move in moves)):
         overrides.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
         free += more
-    if given.config.train.devices and (more := sum(move.learning for move in moves)):
+    if planned.config.train.devices and (more := sum(move.learning for move in moves)):
         overrides.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
     return tuple(overrides)
 
@@ -87,10 +87,10 @@ def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -
     return isinstance(changed_estimate, Estimate) and not changed_estimate.problem
 
 
-def _moves(given: Estimate) -> Iterator[Move]:
+def _moves(planned: Estimate) -> Iterator[Move]:
     """Changes that save memory: first those that cost only time, last shorter episodes."""
-    config, train = given.config, given.config.train
-    length, context = config.rollout.tokens, given.server.settings.context if given.server else 0
+    config, train = planned.config, planned.config.train
+    length, context = config.rollout.tokens, planned.server.settings.context if planned.server else 0
     if context > length:
         yield Move("context", (f"engine.options.context={length}",))
     if not train.gradient_checkpointing:
@@ -99,11 +99,11 @@ def _moves(given: Estimate) -> Iterator[Move]:
     while budget > length:
         budget = max(length, budget // 2)
         yield Move("budget", (f"train.micro_tokens={budget}",))
-    if given.server:
-        now = given.server.settings.share
+    if planned.server:
+        now = planned.server.settings.share
         for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
             yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
-    together = {*given.serving} & {*given.learning} and not given.turns
+    together = {*planned.serving} & {*planned.learning} and not planned.turns
     if together and train.processes == 1 and config.engine.weights == "file":
         yield Move("turns", ("engine.share_devices=turns",))
     if train.precision == "fp32":
@@ -114,7 +114,7 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
-    if config.model.quantise == "none" and not given.model.experts:
+    if config.model.quantise == "none" and not planned.model.experts:
         yield Move("quantise", ("model.quantise=nf4",))
     if both := set(config.engine.devices) & set(train.devices):
         yield Move("apart", ("engine.share_devices=false",), learning=len(both))
@@ -122,17 +122,17 @@ def _moves(given: Estimate) -> Iterator[Move]:
         if processes > train.processes:
             overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
             yield Move("strategy", overrides, learning=processes - train.processes)
-    if given.server:
+    if planned.server:
         for tensor in (2, 4, 8):
-            if tensor > given.server.settings.tensor and given.model.heads % tensor == 0:
-                gpus = tensor * given.server.settings.gpus // given.server.settings.tensor
-                more = max(0, gpus - len(config.engine.devices or given.serving))
+            if tensor > planned.server.settings.tensor and planned.model.heads % tensor == 0:
+                gpus = tensor * planned.server.settings.gpus // planned.server.settings.tensor
+                more = max(0, gpus - len(config.engine.devices or planned.serving))
                 yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
     for shorter in (length // 2, length // 4):
         less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
         if config.rollout.turn_tokens > shorter:
             less.append(f"rollout.turn_tokens={shorter}")
-        if given.server:
+        if planned.server:
             less.append(f"engine.options.context={shorter}")
         yield Move("length", tuple(less))
 

@@ -89,17 +89,17 @@ def _panel(panel: Panel, hover: bool) -> str:
     return title + note + legend + _axes(panel, frame) + drawn + zones
 
 
-def _frame(panel: Panel, shown: Sequence[Series], top: float) -> _Frame:
-    xs = [x for series in shown for x, _ in series.points]
+def _frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
+    xs = [x for series in visible for x, _ in series.points]
     if panel.kind == "stack":
         sums: dict[float, float] = {}
-        for series in shown:
+        for series in visible:
             for x, y in series.points:
                 sums[x] = sums.get(x, 0.0) + y
         ys, pad = list(sums.values()), 0.5
     else:
-        ys, pad = [y for series in shown for _, y in series.points], 0.0
-        ys += [y for series in shown for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
+        ys, pad = [y for series in visible for _, y in series.points], 0.0
+        ys += [y for series in visible for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
     ys += [*panel.include, *(line.value for line in panel.baselines)]
     return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
 
@@ -121,12 +121,12 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _curves(shown: Sequence[Series], frame: _Frame) -> str:
+def _curves(visible: Sequence[Series], frame: _Frame) -> str:
     # intervals at the same step are drawn next to each other
-    intervals = [at for at, series in enumerate(shown) if series.low]
+    intervals = [at for at, series in enumerate(visible) if series.low]
     middle = (len(intervals) - 1) / 2
     shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
-    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(shown))
+    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(visible))
 
 
 def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
@@ -153,10 +153,10 @@ def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
     return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
 
 
-def _stack(shown: Sequence[Series], frame: _Frame) -> str:
-    xs = sorted({x for series in shown for x, _ in series.points})
+def _stack(visible: Sequence[Series], frame: _Frame) -> str:
+    xs = sorted({x for series in visible for x, _ in series.points})
     size = math.ceil(len(xs) / (4 * _ZONES))  # many steps: the mean of each bin
-    values = [dict(series.points) for series in shown]
+    values = [dict(series.points) for series in visible]
     parts = []
     for start in range(0, len(xs), size):
         bin = xs[start : start + size]
@@ -164,7 +164,7 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
         half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
         left, right = middle - half, middle + half
         floor, gap = 0.0, min(2.0, (right - left) * 0.15)
-        for series, heights in zip(shown, values, strict=True):
+        for series, heights in zip(visible, values, strict=True):
             height = sum(heights.get(x, 0.0) for x in bin) / len(bin)
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
@@ -174,8 +174,8 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _zones(shown: Sequence[Series], frame: _Frame) -> str:
-    values = [dict(series.points) for series in shown]
+def _zones(visible: Sequence[Series], frame: _Frame) -> str:
+    values = [dict(series.points) for series in visible]
     xs = sorted({x for by_x in values for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
     picked = xs[size - 1 :: size] if size > 1 else xs
@@ -185,7 +185,7 @@ def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     parts = []
     for x, (left, right) in zip(picked, pairwise(edges), strict=True):
         lines = [f"step {format_number(x, 5)}"]
-        lines += [f"{_clean(s.name)} {format_number(k[x])}" for s, k in zip(shown, values, strict=True) if x in k]
+        lines += [f"{_clean(s.name)} {format_number(k[x])}" for s, k in zip(visible, values, strict=True) if x in k]
         width = 12 + _LETTER * max(map(len, lines))
         at = frame.px(x)
         box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
@@ -202,10 +202,10 @@ def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _legend(shown: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
+def _legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
     entries = [
         (_clean(s.name), _variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
-        for s in shown
+        for s in series
         if s.name and s.listed
     ]
     grey = "var(--plot-soft)"

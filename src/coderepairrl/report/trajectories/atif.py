@@ -98,10 +98,10 @@ def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, i
     }
 
 
-def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
+def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
     # tool results belong to the calling step
     steps: list[dict[str, Any]] = []
-    for each, turn in said:
+    for each, turn in messages:
         text = message(each)
         if text["role"] == "tool" and steps and steps[-1]["source"] == "agent":
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
@@ -145,7 +145,7 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def _sampled_tokens(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
+def _sampled_tokens(turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
     prompt = sequence(turns, turn.index)
     prompt = prompt[: len(prompt) - len(turn.output)]
     usage = turn.remote.get("usage") or {}
@@ -166,6 +166,6 @@ def _sampled_tokens(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any],
         "metrics": metrics,
         "llm_call_count": 1,
         **({"model_name": clean(str(turn.remote["model"]))} if turn.remote.get("model") else {}),
-        **({"reasoning_content": shown["reasoning_content"]} if shown["reasoning_content"] else {}),
+        **({"reasoning_content": message["reasoning_content"]} if message["reasoning_content"] else {}),
         "extra": {key: value for key, value in extra.items() if value},
     }

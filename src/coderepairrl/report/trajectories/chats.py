@@ -33,9 +33,9 @@ def has_secrets(chat: Chat) -> bool:
     return any(remove_secrets(text) != text for sent, _ in chat.said for text in _texts(sent))
 
 
-def _texts(said: Mapping[str, Any]) -> Iterator[str]:
-    yield from (said["content"], said.get("reasoning_content") or "")
-    for call in said.get("tool_calls", ()):
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    yield from (message["content"], message.get("reasoning_content") or "")
+    for call in message.get("tool_calls", ()):
         yield from (call["function"]["name"], call["function"]["arguments"], _unescape(call["function"]["arguments"]))
 
 

@@ -204,11 +204,11 @@ class Functions(LoadedSource):
         )
 
 
-async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
+async def _probe(backend: SandboxBackend, task: Task, text: str) -> list[str]:
     async with backend.open(task) as fresh:
         await fresh.write(CHECK, _PROGRAM.read_bytes())
         done = await fresh.exec(
-            ("python3", "-B", CHECK), stdin=asked.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24
+            ("python3", "-B", CHECK), stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24
         )
     last = done.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
     try:

@@ -172,10 +172,10 @@ def _read_instruction(path: Path) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _parse_difficulty(given: object) -> float | None:
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return float(given)
-    return _LEVELS.get(str(given).lower())
+def _parse_difficulty(value: object) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return _LEVELS.get(str(value).lower())
 
 
 # -- the workspace

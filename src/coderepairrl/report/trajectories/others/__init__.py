@@ -97,25 +97,25 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
         return Damaged(where, str(error) or type(error).__name__)
 
 
-def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
+def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     if file.name.endswith(".parquet"):
         try:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
             everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
-            yield from ((f"{shown}:{number}", row) for number, row in enumerate(everything, 1))
+            yield from ((f"{name}:{number}", row) for number, row in enumerate(everything, 1))
         except Exception as error:  # pyarrow has a family of its own, beside OSError
-            yield shown, Damaged(shown, str(error))
+            yield name, Damaged(name, str(error))
         return
     try:
         written = codec.read_foreign_text(file)
     except ValueError as error:
-        yield shown, Damaged(shown, str(error))
+        yield name, Damaged(name, str(error))
         return
     lines = file.name.endswith((".jsonl", ".jsonl.gz"))
     for number, each in enumerate(written.split("\n") if lines else [written], 1):
         if not each.strip():
             continue
-        where = f"{shown}:{number}" if lines else shown
+        where = f"{name}:{number}" if lines else name
         try:
             value = json.loads(each)
         except (ValueError, RecursionError) as error:

@@ -30,7 +30,7 @@ from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.simple import repeated_failures
-from coderepairrl.rollout.curriculum import outcomes
+from coderepairrl.rollout.curriculum import collect_outcomes
 from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
@@ -143,7 +143,7 @@ class Experiment:
         began = time.process_time()
         episodes = episodes_of(self.groups())
         sampled = time.process_time()
-        for task, found in outcomes(episodes).items():
+        for task, found in collect_outcomes(episodes).items():
             self.outcomes.setdefault(task, []).extend(found)
         batch = make_batch(episodes, self.config)
         learned = self.trainer.step(batch.samples, batch.episodes, batch.tokens) if batch.samples else {}

@@ -579,7 +579,7 @@ def test_a_patch_turned_round_undoes_it(tmp_path: Path) -> None:
     git("add", "-A")
     patch = git("diff", "--cached", "-M")
     git("commit", "-qm", "two")
-    back = patches.turned_round(patch.decode()).encode()
+    back = patches.reverse_patch(patch.decode()).encode()
     git("apply", "--index", "-", stdin=back)
     assert git("diff", "--cached", "HEAD~1") == b""
 

@@ -25,7 +25,7 @@ _WORDS = {"shell": "bash", "apply_patch": "str_replace", "old_content": "old_str
 
 
 def _reword(text: str) -> str:
-    return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda found: _WORDS[found[1]], text)
+    return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda match: _WORDS[match[1]], text)
 
 
 _NEW = {
@@ -78,7 +78,7 @@ NANO4 = Wording(
     optional=frozenset({"start", "end"}),
     integers=frozenset({"start", "end"}),
 )
-"""What it says. Everything that is not about its tools is Nano's."""
+"""Texts of `nano4`; those that are not about its tools are Nano's."""
 
 
 class FourTools(Tools):

@@ -46,7 +46,7 @@ def lock_installation(target: Path) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def alone_in_turn(target: Path) -> AsyncIterator[None]:
+async def lock_in_turn(target: Path) -> AsyncIterator[None]:
     """Hold `lock_installation` without blocking other coroutines."""
     with _lock(target) as lock:
         while True:
@@ -58,7 +58,7 @@ async def alone_in_turn(target: Path) -> AsyncIterator[None]:
         yield
 
 
-def sweep_partial(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove our ``NAME.partial`` in `folder`, left by killed installations."""
     for partial in folder.glob("*.partial"):
         with suppress(FileNotFoundError):  # it was completed just now

@@ -70,7 +70,7 @@ def remove_abandoned(base: Path) -> None:
 
 
 def remove_abandoned_in_thread(base: Path) -> None:
-    """`remove_abandoned` in a thread."""
+    """Run `remove_abandoned` in a thread."""
     threading.Thread(target=remove_abandoned, args=(base,), name="sweep").start()
 
 

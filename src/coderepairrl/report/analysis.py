@@ -174,7 +174,7 @@ def compare_runs(first: Report, other: Report) -> list[Comparison]:
     ]
 
 
-def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
+def list_differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
     """Settings, versions and machines that differ: a value per run, None where unset."""
     views = [
         {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}

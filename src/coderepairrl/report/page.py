@@ -18,7 +18,7 @@ from coderepairrl.report.analysis import (
     Evaluation,
     Report,
     compare_runs,
-    differences,
+    list_differences,
     spoken,
 )
 from coderepairrl.report.answers import given_labels
@@ -97,7 +97,7 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
         sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
         ledgers=[_ledger(report) for report in reports],
         accounts=[_account(report.account) for report in reports],
-        differences=differences(reports) if len(reports) > 1 else {},
+        differences=list_differences(reports) if len(reports) > 1 else {},
     )
 
 

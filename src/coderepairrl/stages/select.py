@@ -112,7 +112,9 @@ def _active_filters(keep: Keep) -> list[tuple[str, Filter]]:
         (keep.best > 0, f"keep.best={keep.best}", partial(_keep_best, k=keep.best)),
         (keep.total > 0, f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]),
     ]
-    filters = [(is_on, name, partial(_keep_matching, matches=matches)) for is_on, name, matches in by_attempt]
+    filters: list[tuple[bool, str, Filter]] = [
+        (is_on, name, partial(_keep_matching, matches=matches)) for is_on, name, matches in by_attempt
+    ]
     return [(name, apply) for is_on, name, apply in (*filters, *by_comparison) if is_on]
 
 

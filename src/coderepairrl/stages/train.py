@@ -22,10 +22,10 @@ from coderepairrl.rollout import (
     StalenessWindow,
     check_health,
     collect,
+    collect_outcomes,
     due,
     episodes_of,
     make_group,
-    outcomes,
     slots,
 )
 from coderepairrl.stages import gates, overoptimisation
@@ -187,7 +187,7 @@ def summarise_step(
         "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
         "episodes": [episode.id for episode in episodes_of(groups)],
         "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
-        "outcomes": outcomes(episodes_of(groups)),
+        "outcomes": collect_outcomes(episodes_of(groups)),
         "tested": overoptimisation.tested(groups),
         "skipped": learned.get("skipped_reason", ""),
     }

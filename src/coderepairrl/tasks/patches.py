@@ -223,10 +223,10 @@ def _side_of(body: list[str], sign: str) -> list[str]:
     return side
 
 
-def turned_round(patch: str) -> str:
+def reverse_patch(patch: str) -> str:
     r"""Inverse of `patch`, with removed lines before added ones.
 
-    >>> print(turned_round("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@ f\n-a\n"), end="")
+    >>> print(reverse_patch("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@ f\n-a\n"), end="")
     --- /dev/null
     +++ b/x
     @@ -0,0 +1 @@ f

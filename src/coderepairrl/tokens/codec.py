@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, in_thoughts
+from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, is_in_thoughts
 from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
@@ -66,7 +66,7 @@ class Codec:
         self._markers = Markers(
             frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
         )
-        self._thinks = lru_cache(maxsize=64)(lambda beginning: in_thoughts(beginning, tags, self.stop_ids))
+        self._thinks = lru_cache(maxsize=64)(lambda beginning: is_in_thoughts(beginning, tags, self.stop_ids))
 
     def render(
         self,

@@ -77,7 +77,7 @@ async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
 async def history(
     sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search objects `objects` (`find_unreachable`) for the change from `before` to `after`, texts by path.
+    """Search `objects` (`find_unreachable`) for the change from `before` to `after`, texts by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """

@@ -29,7 +29,7 @@ class GitBugJava(Repositories):
     """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can.
-    Checks need `command` or `image`. Not run on an upstream environment.
+    Checks need `command` or `image`. Never tested with an upstream environment.
     """
 
     name = "gitbug_java"

@@ -1,7 +1,7 @@
 """`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with synthetic issue texts.
 
-Follows ``R2E-Gym/R2E-Gym`` (``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``). Not run against the hub
-or on a published image.
+Follows ``R2E-Gym/R2E-Gym`` (``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``). Never tested with the
+hub or a published image.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`swe_bench_pro`: SWE-bench Pro (arXiv 2509.16941), longer issues of 11 public repositories.
 
-Follows ``scaleapi/SWE-bench_Pro-os`` (``swe_bench_pro_eval.py``, ``helper_code``). Not run against the hub or on a
+Follows ``scaleapi/SWE-bench_Pro-os`` (``swe_bench_pro_eval.py``, ``helper_code``). Never tested with the hub or a
 published image.
 """
 

@@ -1,7 +1,7 @@
 """`swe_rebench`: machine-mined issues for training (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
 
-Follows ``SWE-rebench/SWE-rebench-V2-OpenRewardEnv`` (``server.py``) and the data set's description. Not run against the
-hub or on a published image.
+Follows ``SWE-rebench/SWE-rebench-V2-OpenRewardEnv`` (``server.py``) and the data set's description. Never tested with
+the hub or a published image.
 """
 
 from __future__ import annotations

@@ -112,13 +112,11 @@ def _active_filters(keep: Keep) -> list[tuple[str, Filter]]:
         (keep.best > 0, f"keep.best={keep.best}", partial(_keep_best, k=keep.best)),
         (keep.total > 0, f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]),
     ]
-    filters: list[tuple[bool, str, Filter]] = [
-        (is_on, name, partial(_keep_matching, matches=matches)) for is_on, name, matches in by_attempt
-    ]
+    filters: list[tuple[bool, str, Filter]] = [(on, name, partial(_keep_if, matches=it)) for on, name, it in by_attempt]
     return [(name, apply) for is_on, name, apply in (*filters, *by_comparison) if is_on]
 
 
-def _keep_matching(attempts: Sequence[Candidate], matches: Predicate) -> list[Candidate]:
+def _keep_if(attempts: Sequence[Candidate], matches: Predicate) -> list[Candidate]:
     return [one for one in attempts if matches(one)]
 
 

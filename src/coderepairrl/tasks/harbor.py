@@ -25,7 +25,7 @@ from coderepairrl.types import Checks, Task
 IMAGE = "python:3.12"
 """Default image, with Python, git and a shell."""
 WORKDIR = "/workspace"
-_EXIT_CODE_FORMATS = ("", "pytest", "unittest", "cargo", "go", "node")
+_BY_EXIT = ("", "pytest", "unittest", "cargo", "go", "node")
 """Result formats whose commands exit with a code other than 0 when a test fails."""
 _RUN_WITNESSED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
@@ -124,11 +124,7 @@ def _quote_toml(text: str) -> str:
 def _write_tests(task: Task, folder: Path) -> None:
     checks: Checks = task.checks
     is_witnessed = all(witness.junit(command.argv) for command in checks.commands)
-    unsupported = [
-        command
-        for command in checks.commands
-        if command.results not in _EXIT_CODE_FORMATS or "{results}" in str(command.argv)
-    ]
+    unsupported = [each for each in checks.commands if each.results not in _BY_EXIT or "{results}" in str(each.argv)]
     if (checks.named or unsupported) and not is_witnessed:
         raise TaskError(f"task {task.id} is judged by single tests, not by exit codes of its commands", fix=_FIX)
     lines = ["fail() { echo 0 > /logs/verifier/reward.txt; exit 0; }", "mkdir -p /logs/verifier"]

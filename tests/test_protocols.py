@@ -68,13 +68,13 @@ PROXIES = {SandboxBackend: NarrowBackend, EngineSpec: NarrowSpec}
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Whatever is made by name is behind a proxy; what it was, as ``kind name``."""
     made: list[str] = []
-    instance = registry.instance
+    instance = registry.make_instance
 
     def narrow(kind: str, name: str, found: Any, protocol: type, options: Any) -> Any:
         made.append(f"{kind} {name}")
         return PROXIES.get(protocol, Narrow)(instance(kind, name, found, protocol, options), protocol)
 
-    monkeypatch.setattr(registry, "instance", narrow)
+    monkeypatch.setattr(registry, "make_instance", narrow)
     beside.clear()
     yield made
     assert not beside

@@ -21,7 +21,7 @@ from coderepairrl.environments import (
     Specification,
     build,
     check_unchanged,
-    states,
+    verify_states,
 )
 from coderepairrl.environments.pythons import _copy
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -150,7 +150,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
     check_workspaces([task, task])
-    assert states([task, task]) == [(made.folder.name, "as built", 2, "")]
+    assert verify_states([task, task]) == [(made.folder.name, "as built", 2, "")]
     path = next(made.folder.rglob("METADATA"))
     content = bytearray(path.read_bytes())
     content[5] ^= 1
@@ -160,15 +160,15 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     with pytest.raises(TaskError) as refused:
         check_workspaces([task])
     assert str(refused.value) == f"the environment {made.folder} has changed since it was built"
-    assert [each.state for each in states([task])] == ["changed"]
+    assert [each.state for each in verify_states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:
         await verify_tasks(tasks.make_source("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
-    with pytest.raises(TaskError, match="not an environment that was built to its end"):
+    with pytest.raises(TaskError, match="not a complete environment"):
         check_unchanged(made.folder)
-    assert [each.state for each in states([task])] == ["missing"]
+    assert [each.state for each in verify_states([task])] == ["missing"]
     await build(asked)  # again, from the beginning
     check_unchanged(made.folder)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import NoRoom, fetch, images, prepare_images, states
+from coderepairrl.environments import NoRoom, fetch, images, prepare_images, verify_states
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import PrerequisiteError, Several, TaskError
@@ -138,24 +138,24 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
     made = [prepare(name) for name in names]
     some = [Task(f"a/{n}", "repair it", "python", f"image:{name}", b"") for n, name in enumerate(names)]
     pinned = [ready.pinned for ready in made]
-    assert states([*some, some[1]]) == [State(pinned[0], "as built", 1), State(pinned[1], "as built", 2)]
+    assert verify_states([*some, some[1]]) == [State(pinned[0], "as built", 1), State(pinned[1], "as built", 2)]
     folder, _ = rootfs.find_image(names[0], USER)
     for damaged, hit in (("tree/opt/library.py", [0, 1]), ("tree/testbed/own", [0]), ("manifest.json", [0])):
         path = folder / damaged
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-        found = states(some)
+        found = verify_states(some)
         assert [each.state for each in found] == ["changed" if n in hit else "as built" for n in range(2)]
         for each in found:
             command, _, then = each.fix.partition(", and ")
             if each.state == "changed":
                 assert then == "prepare its tasks again (crrl tasks prepare)"
                 subprocess.run(command.replace("rm -r", "rm -rf"), shell=True, check=True)
-        assert [each.state for each in states(some)] == ["missing" if n in hit else "as built" for n in range(2)]
+        assert [each.state for each in verify_states(some)] == ["missing" if n in hit else "as built" for n in range(2)]
         for name in names:
             prepare(name)
-        assert [each.state for each in states(some)] == ["as built"] * 2
+        assert [each.state for each in verify_states(some)] == ["as built"] * 2
 
 
 def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from coderepairrl import config
 from coderepairrl.environments import read_fingerprint
-from coderepairrl.environments.verify import digest_of
+from coderepairrl.environments.verify import digest_tree
 from coderepairrl.plan.conditions import describe_conditions, list_differences
 from coderepairrl.plan.plan import plan_run
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
@@ -33,7 +33,7 @@ def built(content: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").write_text("home = /usr/bin\nversion_info = 3.9.18\n")
     (folder / "lock").write_text(content)
-    digest = digest_of(folder)
+    digest = digest_tree(folder)
     (folder / ENVIRONMENT_RECORD).write_text(json.dumps({"digest": digest, "uv": "0.9.1"}))
     return digest
 

@@ -479,7 +479,7 @@ def test_counts_alone_are_compared_by_what_could_be() -> None:
 
 
 def test_published_numbers_are_those_of_their_counts() -> None:
-    for each in published.published_numbers().values():
+    for each in published.read_published().values():
         assert (each.percent is None) != (each.similarity is None) and each.source, each.name
         if each.percent is not None:
             assert each.solved is not None and abs(100 * each.solved / each.tasks - each.percent) < 0.06, each.name

@@ -170,9 +170,9 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
 
 def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
     """Compare environments and images of a source's tasks with their digests, reading every file."""
-    from coderepairrl.environments import states
+    from coderepairrl.environments import verify_states
 
-    found = states(list(catalog.load_source(*catalog.recognise(name, options))))
+    found = verify_states(list(catalog.load_source(*catalog.recognise(name, options))))
     return _each(
         [
             Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)

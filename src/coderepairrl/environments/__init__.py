@@ -5,7 +5,7 @@ from coderepairrl.environments.fetch import NoRoom
 from coderepairrl.environments.fingerprints import list_fingerprints, read_fingerprint
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.pythons import sandbox_version
-from coderepairrl.environments.verify import check_environments, check_unchanged, states
+from coderepairrl.environments.verify import check_environments, check_unchanged, verify_states
 
 __all__ = [
     "KIND",
@@ -22,5 +22,5 @@ __all__ = [
     "prepare_images",
     "read_fingerprint",
     "sandbox_version",
-    "states",
+    "verify_states",
 ]

@@ -33,7 +33,7 @@ from coderepairrl import sandbox as sandboxes
 from coderepairrl.environments.index import explain_failed_build, index_hosts, local_folders, own_index, settings_inside
 from coderepairrl.environments.proxy import proxy
 from coderepairrl.environments.pythons import interpreter
-from coderepairrl.environments.verify import check_unchanged, digest_of, share
+from coderepairrl.environments.verify import check_unchanged, digest_tree, share
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.printable import printable, remove_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
@@ -289,7 +289,7 @@ async def _make_environment(specification: Specification, partial: Path) -> None
     fields = json.loads(remove_login(specification.model_dump_json()))
     record |= {"specification": fields, "python": str(python), "uv": version("uv")}
     hashes = await asyncio.to_thread(share, partial)
-    record["digest"] = await asyncio.to_thread(digest_of, partial, hashes)
+    record["digest"] = await asyncio.to_thread(digest_tree, partial, hashes)
     (partial / ENVIRONMENT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from typing import IO, NamedTuple, Self
 from coderepairrl.environments import layers, trees
 from coderepairrl.environments.fetch import GROWTH, Say, check_room, lock_image
 from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
-from coderepairrl.environments.manifests import Found, Layer, digest_of
+from coderepairrl.environments.manifests import Found, Layer, digest_bytes
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
@@ -64,7 +64,7 @@ class LayerBuilder:
 
     def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
-        self._key = digest_of(f"{_VERSION} {base.id}".encode())
+        self._key = digest_bytes(f"{_VERSION} {base.id}".encode())
         self._contents: dict[str, bytes | Path] = {}
         self._unpacking: trees.Unpacking | None = None
         self._applied = 0
@@ -84,7 +84,7 @@ class LayerBuilder:
 
     def add(self, archive: bytes) -> None:
         """Add a layer."""
-        self._append(Layer("", len(archive), digest_of(archive)), archive)
+        self._append(Layer("", len(archive), digest_bytes(archive)), archive)
 
     def run(self, command: BuildCommand) -> None:
         """Add the layer of `command`: from the cache, or by running it.
@@ -106,7 +106,7 @@ class LayerBuilder:
 
     def _append(self, layer: Layer, content: bytes | Path) -> None:
         self._contents[layer.diff_id] = content
-        self._key = digest_of(f"{self._key} {layer.diff_id}".encode())
+        self._key = digest_bytes(f"{self._key} {layer.diff_id}".encode())
         self.found = replace(self.found, layers=(*self.found.layers, layer))
 
     def _open(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:

@@ -28,7 +28,7 @@ from typing import Any
 from coderepairrl.environments import fetch, layers
 from coderepairrl.environments.commands import BuildCommand, LayerBuilder
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import Found, Reference, digest_of
+from coderepairrl.environments.manifests import Found, Reference, digest_bytes
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -97,8 +97,8 @@ def fetch_or_build_image(
         "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in builder.found.layers]},
     }
     if recipe.patches:  # they are not a layer, but make a different image
-        config["patches"] = [digest_of(patch) for patch in recipe.patches]
-    digest = digest_of(json.dumps(config, sort_keys=True).encode())
+        config["patches"] = [digest_bytes(patch) for patch in recipe.patches]
+    digest = digest_bytes(json.dumps(config, sort_keys=True).encode())
     if reference.digest not in ("", digest):
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"

@@ -25,7 +25,7 @@ from coderepairrl.environments.manifests import (
     Reference,
     blobs_of,
     check_digest,
-    digest_of,
+    digest_bytes,
     for_this_machine,
     layers_of,
     parse_json_object,
@@ -147,7 +147,7 @@ def _describe_image(where: str, pinned: str, digests: dict[str, str], manifest: 
 def _blob(blobs: Path, digest: str, where: str) -> bytes:
     path = blobs / digest.replace(":", "/")
     data = _bytes(path, where)
-    if digest_of(data) != digest:
+    if digest_bytes(data) != digest:
         raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_AGAIN}")
     return data
 
@@ -172,7 +172,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
                 (entry, _member(archive, entry["Config"]))
                 for entry in _select_by_tag(parse_json_object(listing, where)["images"], reference)
             ]
-            chosen = next((each for each in configs if reference.digest in ("", digest_of(each[1]))), None)
+            chosen = next((each for each in configs if reference.digest in ("", digest_bytes(each[1]))), None)
             if chosen is None:
                 raise _NotThere(
                     f"image {where} is not in {path}", fix="name it by a tag, or by the digest of its image id"
@@ -196,7 +196,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             yield file
 
     named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    digest = digest_of(data)
+    digest = digest_bytes(data)
     return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
 
 
@@ -224,7 +224,7 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
         f"{reference.name}@{reference.digest}" if reference.digest else f"{reference.name}:{reference.tag or 'latest'}"
     )
     data = _manifest(place, reference.digest, where, store)
-    digests["asked"] = digests["manifest"] = digest_of(data)
+    digests["asked"] = digests["manifest"] = digest_bytes(data)
     manifest = parse_json_object(data, where)
     if _is_list(manifest):
         digests["manifest"] = for_this_machine(manifest, where)
@@ -261,9 +261,9 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     if digest and (store / digest.replace(":", "/")).is_file():
         return _blob(store, digest, where)
     data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
-    if digest and digest_of(data) != digest:
-        raise TaskError(f"image {where}: the registry answered another manifest, {digest_of(data)}")
-    path = store / digest_of(data).replace(":", "/")
+    if digest and digest_bytes(data) != digest:
+        raise TaskError(f"image {where}: the registry answered another manifest, {digest_bytes(data)}")
+    path = store / digest_bytes(data).replace(":", "/")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")  # several may fetch it at a time
     partial.write_bytes(data)

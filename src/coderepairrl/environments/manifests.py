@@ -80,7 +80,7 @@ class Reference(NamedTuple):
         return cls(transport, name, tag, digest)
 
 
-def digest_of(data: bytes) -> str:
+def digest_bytes(data: bytes) -> str:
     """Registry digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 from coderepairrl.environments import history, layers
 from coderepairrl.environments.fetch import Say, lock_image
 from coderepairrl.environments.manifests import Found, Layer
-from coderepairrl.environments.verify import digest_of
+from coderepairrl.environments.verify import digest_tree
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
@@ -268,7 +268,7 @@ def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], use
     report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **source.digests}
     for path in partial.glob("*.json"):
         path.chmod(0o644)
-    hidden, digest = tuple(_find_hidden(tree)), digest_of(partial, record=IMAGE_RECORD)
+    hidden, digest = tuple(_find_hidden(tree)), digest_tree(partial, record=IMAGE_RECORD)
     image = Image(
         source.name, source.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
     )

@@ -1,4 +1,4 @@
-"""Verification of environments and images by digest."""
+"""Verify environments and images by digest; share equal files of environments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, pin_image
 from coderepairrl.types import Task
 
-_SHARED = 512
+_MIN_SHARED_BYTES = 512
 
 
-def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
-    """SHA-256 (hexadecimal) over path, kind, executability and content of files in `folder`, without `record`.
+def digest_tree(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
+    """Compute SHA-256 in hex over path, kind and content of all files in `folder`, without `record`.
 
     `known` caches hashes by device and inode.
     """
@@ -36,7 +36,7 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
                 continue
             status = path.lstat()
             if (inode := (status.st_dev, status.st_ino)) not in known:
-                known[inode] = content_of(path, status)
+                known[inode] = digest_content(path, status)
             line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
@@ -51,8 +51,8 @@ def kind_of(status: os.stat_result) -> str:
     return "program" if status.st_mode & stat.S_IXUSR else "file"
 
 
-def content_of(path: Path, status: os.stat_result) -> str:
-    """SHA-256 (hexadecimal) of content or link target; empty for a pipe."""
+def digest_content(path: Path, status: os.stat_result) -> str:
+    """SHA-256 in hex of content or link target; empty for a pipe."""
     if stat.S_ISLNK(status.st_mode):
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if not stat.S_ISREG(status.st_mode):
@@ -62,15 +62,17 @@ def content_of(path: Path, status: os.stat_result) -> str:
 
 
 def share(folder: Path) -> dict[tuple[int, int], str]:
-    """Hard-link files of `folder` to equal ones in a pool; returns hashes for `digest_of`."""
-    # environments of one project for many commits are almost the same
-    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
+    """Replace files of `folder` by hard links to equal ones in a pool; return hashes for `digest_tree`.
+
+    Environments of a project for different commits are almost equal.
+    """
+    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # a name that is not in use yet
     pool.mkdir(mode=0o755, exist_ok=True)
     hashes: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent, name) for name in files):
             status = path.lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size < _SHARED:
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _MIN_SHARED_BYTES:
                 continue
             kind = "x" if status.st_mode & stat.S_IXUSR else ""
             content = path.read_bytes()
@@ -83,8 +85,8 @@ def share(folder: Path) -> dict[tuple[int, int], str]:
                 if spare.read_bytes() == content:
                     status = spare.lstat()
                     spare.replace(path)
-                    spare.unlink(missing_ok=True)  # names of one file are not renamed to each other
-                else:  # damaged since, and so are those that share it, as their digests show
+                    spare.unlink(missing_ok=True)  # renaming between two names of the same file does nothing
+                else:  # the pooled file was damaged, as digests of environments with it show
                     spare.unlink()
                     spare.hardlink_to(path)
                     spare.replace(pooled)
@@ -100,10 +102,10 @@ def check_unchanged(*folders: Path) -> None:
             recorded = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))["digest"]
         except (OSError, ValueError, KeyError) as error:
             raise TaskError(
-                f"{folder} is not an environment that was built to its end",
+                f"{folder} is not a complete environment",
                 fix="prepare its tasks again (crrl tasks prepare)",
             ) from error
-        if digest_of(folder, hashes) != recorded:
+        if digest_tree(folder, hashes) != recorded:
             raise TaskError(
                 f"the environment {folder} has changed since it was built",
                 fix="delete that folder, and prepare its tasks again (crrl tasks prepare)",
@@ -117,9 +119,10 @@ def check_environments(tasks: Iterable[Task]) -> None:
 
 
 class State(NamedTuple):
-    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``."""
+    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``.
 
-    # unknown: an image unpacked before digests were recorded
+    It is unknown for an image that was unpacked before digests were recorded.
+    """
 
     name: str
     state: str
@@ -127,7 +130,7 @@ class State(NamedTuple):
     fix: str = ""
 
 
-def states(tasks: Sequence[Task]) -> list[State]:
+def verify_states(tasks: Sequence[Task]) -> list[State]:
     """Verify the environments and images of `tasks`."""
     hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
@@ -146,11 +149,11 @@ def states(tasks: Sequence[Task]) -> list[State]:
         where = text.removeprefix("image:")
         try:
             folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
-            same = digest_of(folder, hashes, IMAGE_RECORD) == image.digest
-            state = "as built" if same else "changed" if image.digest else "unknown"
-            # what is damaged may be shared: unpacked again, the image would be linked with it
+            is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest
+            state = "as built" if is_same else "changed" if image.digest else "unknown"
+            # also removes the shared files: a damaged one would be linked into the image again
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
-            fix = "" if same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
+            fix = "" if is_same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
             results.append(State(pin_image(where), state, count, fix))
         except TaskError as error:
             results.append(State(where, "missing", count, error.fix))

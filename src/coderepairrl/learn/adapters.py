@@ -238,7 +238,7 @@ def served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> I
     """Adapters by peft's names, as engines read them."""
     for name, tensor in tensors:
         owner, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
-        (written,) = dict(loading.published_tensors(model, [(f"{owner}.weight", tensor)]))
+        (written,) = dict(loading.convert_to_file_layout(model, [(f"{owner}.weight", tensor)]))
         yield f"{_PREFIX}{written.removesuffix('.weight')}{matrix}.weight", tensor
 
 

@@ -204,7 +204,7 @@ class Policy:
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return (
-            loading.published_tensors(self.model, chain(rounded, self.constants.items()))
+            loading.convert_to_file_layout(self.model, chain(rounded, self.constants.items()))
             if form == "model"
             else rounded
         )

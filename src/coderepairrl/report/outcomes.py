@@ -180,7 +180,7 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
         void=void,
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
-        tasks={task.id: digest_of(task) for task in tasks.values() if task.id in values} or None,
+        tasks={task.id: digest_task(task) for task in tasks.values() if task.id in values} or None,
         versions=_reward_versions(record.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": record["policy"]} if record.get("policy") else {}),
         answers=answers_of(episodes, tasks),
@@ -272,7 +272,7 @@ def _reward_versions(versions: Mapping[str, int], metric: str, judges: Set[str])
     return {name: version for name, version in versions.items() if name in names}
 
 
-def digest_of(task: Task) -> str:
+def digest_task(task: Task) -> str:
     """Digest of everything an attempt depends on, except local folders."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
     for key, local_prefix in (("workspace", "dir:"), ("environment", "venv:")):

@@ -100,7 +100,7 @@ def answer(policies: Sequence[str], question: Question) -> Result:
     """Answer `crrl compare`. Raises `UsageError` for inadmissible comparisons."""
     if not question.published:
         return _compare_runs(policies, question)
-    listed, lines = _published(), list(published.published_numbers().values())
+    listed, lines = _published(), list(published.read_published().values())
     measured = _compare_runs(policies, question) if policies or question.plan is not None else Result([], [], [], {})
     numbers = {**measured.numbers, "published": as_json(lines)}
     return Result(
@@ -126,7 +126,7 @@ def _published() -> Table:
             each.how,
             each.source,
         )
-        for each in published.published_numbers().values()
+        for each in published.read_published().values()
     ]
     return Table(published.MARK, heads, rows)
 

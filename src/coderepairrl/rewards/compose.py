@@ -119,7 +119,7 @@ def _one(name: str) -> Reward:
     target = registry.resolve_class("reward", name, SHIPPED)
     if inspect.isfunction(target):
         return FunctionReward(target)
-    instance: Reward = registry.instance("reward", name, target, Reward, {})
+    instance: Reward = registry.make_instance("reward", name, target, Reward, {})
     return instance
 
 

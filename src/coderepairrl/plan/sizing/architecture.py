@@ -77,7 +77,7 @@ class Architecture:
     @property
     def heads(self) -> int:
         """Greatest common divisor of all layers' heads."""
-        return math.gcd(*(layer.mixer.shares for layer in self.blocks))
+        return math.gcd(*(layer.mixer.heads for layer in self.blocks))
 
     @property
     def head_dim(self) -> int:
@@ -132,7 +132,7 @@ class Architecture:
     @property
     def active(self) -> int:
         """Parameters that each token uses."""
-        idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.one for layer, count in self.kinds)
+        idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.expert_size for layer, count in self.kinds)
         return self.parameters - sum(idle)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:

@@ -159,7 +159,7 @@ def _layer(
         _kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
     # as if what comes after the mixer were still held
-    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.shares) if gpu and half else 0
+    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.heads) if gpu and half else 0
     if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
         per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
@@ -182,7 +182,7 @@ def _kept_bytes(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) 
     """Bytes per token that a part keeps for its backward pass."""
     lora, half = settings.lora, settings.precision == "bf16"
     size = 2 if half else 4
-    input_bytes = size * bool(part.linear) if lora else 2 * part.reads if half else 4
+    input_bytes = size * bool(part.linear) if lora else 2 * part.input_matrices if half else 4
     per_token = input_bytes * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
     # trained experts are computed in float32; frozen ones keep no input
     if part.count and not lora:

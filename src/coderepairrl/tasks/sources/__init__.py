@@ -54,7 +54,7 @@ def make_source(source: str, /, select: Mapping[str, Any] | None = None, **optio
         )
     source_class = registry.resolve_class(_KIND, source, SHIPPED)
     registry.check_options(_KIND, source, source_class, options, also=["select"])
-    task_source: TaskSource = registry.instance(_KIND, source, source_class, TaskSource, options)
+    task_source: TaskSource = registry.make_instance(_KIND, source, source_class, TaskSource, options)
     if not select:
         return task_source
     if not isinstance(select, Mapping):

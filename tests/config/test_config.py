@@ -42,7 +42,7 @@ def test_extends_one_level(tmp_path: Path) -> None:
     config = load_config(child)
     assert (config.run.name, config.run.steps, config.reward) == ("child", 7, {"patch_lines": 1.0})
     grandchild = write(tmp_path / "grandchild.toml", 'extends = "child.toml"\n')
-    with pytest.raises(ConfigError, match="itself extends"):
+    with pytest.raises(ConfigError, match="extends another file itself"):
         load_config(grandchild)
 
 

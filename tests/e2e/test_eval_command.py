@@ -93,7 +93,7 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     ):
         with pytest.raises(UsageError, match=message):
             merge_shards(shards, Path("x"))
-    with pytest.raises(UsageError, match="merged exists already"):
+    with pytest.raises(UsageError, match="merged already exists"):
         merge_shards(parts, Path("merged"))
     _mixed(parts)
     assert not Path("x").exists()

@@ -51,7 +51,7 @@ async def test_reports_on_another_patch_are_not_taken_for_ours(tmp_path: Path) -
     made = [Prediction("crrl__mini-1", "m", b"x\n")]
     place = tmp_path / "graded.jsonl.harness"
     place.mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output)
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
     own = place / "logs/run_evaluation" / run_id / "m/crrl__mini-1"

@@ -151,7 +151,7 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
         (False, False, True),
     ]
     assert [each["instance_id"] for each in Lines.read(output)] == [good.id, good.id], "a fault is not a verdict"
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await grade(asked, there, backend, output)
     with output.open("a") as file:
         file.write('{"instance_id": "br')  # a crash

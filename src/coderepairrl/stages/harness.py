@@ -113,7 +113,7 @@ async def grade(
     _require_folders({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
     if not resume and (output.exists() or place.exists()):
-        raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
+        raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
     place.mkdir(parents=True, exist_ok=True)
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # names containers of the machine
     write_atomic(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows.values()))

@@ -91,7 +91,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
         )
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
-        raise UsageError(f"{output} exists already", fix="name another file with -o")
+        raise UsageError(f"{output} already exists", fix="name another file with -o")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         rows = write_examples(output, examples)

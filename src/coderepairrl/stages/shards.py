@@ -70,7 +70,7 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
     differing shards, and an existing `target`.
     """
     if target.exists():
-        raise UsageError(f"{target} exists already", fix="name a new folder with -o")
+        raise UsageError(f"{target} already exists", fix="name a new folder with -o")
     parts = [_read_shard(path) for path in paths]
     for part in parts[1:]:
         _require_same_evaluation(parts[0], part)

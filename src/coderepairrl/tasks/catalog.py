@@ -139,7 +139,7 @@ def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
 def export_tasks_jsonl(source: Iterable[Task], target: Path) -> int:
     """Write tasks to a new file of JSON lines; return their number. Raises `UsageError`."""
     if target.exists():
-        raise UsageError(f"{target} exists already", fix="remove it, or name another file")
+        raise UsageError(f"{target} already exists", fix="remove it, or name another file")
     task_list = list(source)
     try:
         with replace_file(target) as partial:

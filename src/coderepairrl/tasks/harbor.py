@@ -41,7 +41,7 @@ def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> i
     Raises `UsageError` if `target` exists or cannot be written, `TaskError` for tasks that the format cannot express.
     """
     if target.exists():
-        raise UsageError(f"{target} exists already", fix="remove it, or name another folder")
+        raise UsageError(f"{target} already exists", fix="remove it, or name another folder")
     names: set[str] = set()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ class _Entry(BaseModel):
 def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
     """Write problems to a new file; return their number. Raises `UsageError`."""
     if path.exists():
-        raise UsageError(f"{path} exists already", fix="remove it, or name another file")
+        raise UsageError(f"{path} already exists", fix="remove it, or name another file")
     lines = []
     for each in verified:
         if each.settled is None:

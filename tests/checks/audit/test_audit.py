@@ -146,7 +146,7 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
         lines.write('{"task": "strong", "wh')  # as a kill leaves it
     assert await again(Local()) == whole
     assert await again(Failing(0)) == whole, "all is known"
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await again(Local(), resume=False)
     with pytest.raises(UsageError, match="another audit"):
         await again(Local(), SETTINGS._replace(seed=1))

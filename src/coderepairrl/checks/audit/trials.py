@@ -120,7 +120,7 @@ async def audit(
     """
     rows = Lines.read(file) if resume else []
     if file.exists() and not resume:
-        raise UsageError(f"{file} exists already", fix="continue it with --resume, or name another folder with -o")
+        raise UsageError(f"{file} already exists", fix="continue it with --resume, or name another folder with -o")
     header = {"audit": settings._asdict()}
     if rows and rows[0] != header:
         raise UsageError(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.hello_gspo import scores
-from coderepairrl.config.sections.train import Algorithm
+from coderepairrl.config.schema import Algorithm
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.learn import RECIPES, LearnSettings, group_advantages

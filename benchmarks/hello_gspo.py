@@ -26,7 +26,7 @@ from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.errors import ConfigError, exit_on_error
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.plan import Plan, plan_run
+from coderepairrl.plan import Plan, plan_run
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.simple import repeated_failures

@@ -44,7 +44,7 @@ from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config  # noqa: E402
 from transformers.utils import logging as hf_logging  # noqa: E402
 
-from coderepairrl.config.sections.train import Lora  # noqa: E402
+from coderepairrl.config.schema import Lora  # noqa: E402
 from coderepairrl.learn import LearnSettings  # noqa: E402
 from coderepairrl.learn.learner import init_random  # noqa: E402
 from coderepairrl.learn.pack import pack_samples  # noqa: E402

@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.stages import Stages, Turns
 from coderepairrl import config as configs
-from coderepairrl.plan.plan import Plan, plan_run
+from coderepairrl.plan import Plan, plan_run
 from coderepairrl.rollout import Curriculum, Share
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History

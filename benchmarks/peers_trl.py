@@ -36,7 +36,7 @@ from benchmarks.stages import Stages, Turns
 from coderepairrl.agents.direct import Direct, clip_issue_chars, files_of
 from coderepairrl.agents.nano import Nano
 from coderepairrl.agents.tools import Result, Tools
-from coderepairrl.plan.plan import Plan
+from coderepairrl.plan import Plan
 from coderepairrl.protocols import Sandbox
 from coderepairrl.rewards import score
 from coderepairrl.types import Ending, Episode, Limits, Task, ToolCall, total

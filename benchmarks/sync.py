@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
-from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Sampling
 
 RANK = 32

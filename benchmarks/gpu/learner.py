@@ -56,7 +56,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as hf_logging
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.pack import micro_batches, pack_samples
 from coderepairrl.learn.policy import Policy

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from coderepairrl import models
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.errors import CodeRepairError

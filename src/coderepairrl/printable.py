@@ -44,6 +44,18 @@ def logged(text: str) -> str:
     return visible(remove_login(text)).replace("\n", "\n    ")
 
 
+def fence_code(text: str, info: str = "") -> str:
+    """Markdown block of `text`, whose fence is longer than any in it; a last line end makes no empty line.
+
+    >>> print(fence_code("a ``` b\\n", "c"))
+    ````c
+    a ``` b
+    ````
+    """
+    signs = "`" * (1 + max(map(len, re.findall("`{3,}", text)), default=2))
+    return f"{signs}{info}\n{text.removesuffix(chr(10))}\n{signs}"
+
+
 class LogFormatter(logging.Formatter):
     """Format `logging` records, tracebacks included, by `logged`."""
 

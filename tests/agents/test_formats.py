@@ -23,7 +23,6 @@ from coderepairrl.agents.fences import (
     Format,
     Unreadable,
     edit,
-    fence,
     format_reply,
     group_by_file,
     parse_fences,
@@ -33,6 +32,7 @@ from coderepairrl.agents.fences import (
 )
 from coderepairrl.agents.patching import Inexpressible, replace_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
+from coderepairrl.printable import fence_code
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.patches import apply_to_text
@@ -271,7 +271,7 @@ def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
 @given(st.lists(_LINES, max_size=8), st.lists(_LINES, max_size=8), st.booleans(), st.booleans())
 def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bool, fenced_in: bool) -> None:
     old = "\n".join(before) + "\n" * old_end
-    reply = fence("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n"
+    reply = fence_code("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n"
     try:
         [(_, [code])] = group_by_file("whole", reply, [], "a")
     except Unreadable as problem:

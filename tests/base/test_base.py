@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from coderepairrl.processes.extras import EXTRAS
+from coderepairrl.processes.installs import EXTRAS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from coderepairrl.cli import EXAMPLES, app, main
 from coderepairrl.config import load_config, shipped
-from coderepairrl.plan.names import check_names
+from coderepairrl.plan.terms import check_names
 from commands import CRRL
 
 ROOT = Path(__file__).parents[2]

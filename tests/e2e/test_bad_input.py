@@ -15,7 +15,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.sync.weights import shared_path
 from e2e.conftest import HERE, Project, until
 

@@ -9,7 +9,7 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import stages
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.verify import verify_plan
 
 from .conftest import Project

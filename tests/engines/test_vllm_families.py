@@ -130,7 +130,7 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: st
     """File, names, scaling and buffers: everything but its kernels, which run on GPUs alone (`KERNELS`)."""
     import torch
 
-    from coderepairrl.config.sections.train import Lora
+    from coderepairrl.config.schema import Lora
     from coderepairrl.learn import LearnSettings
     from coderepairrl.learn.learner import init_random
     from coderepairrl.learn.pack import pack_samples, scoring_samples

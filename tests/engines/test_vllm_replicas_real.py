@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
-from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Sampling
 from sync.test_streamed_real import rows
 

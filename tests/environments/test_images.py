@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import NoRoom, fetch, images, prepare_images, verify_states
-from coderepairrl.environments.images import ReadyImage
+from coderepairrl.environments import NoRoom, ReadyImage, _write_record, fetch, prepare_images, verify_states
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import PrerequisiteError, Several, TaskError
 from coderepairrl.sandbox import rootfs
@@ -302,5 +301,5 @@ def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "replace", together)
     noted = tmp_path / "sha256-1.json"
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: images._write_record(noted, name, "id"), ("one", "two")))
+        list(pool.map(lambda name: _write_record(noted, name, "id"), ("one", "two")))
     assert json.loads(noted.read_text())["pinned"] in ("one", "two") and list(tmp_path.iterdir()) == [noted]

@@ -283,7 +283,7 @@ import asyncio, os, sys, types
 import coderepairrl
 sys.modules["coderepairrl.environments"] = room = types.ModuleType("coderepairrl.environments")
 room.__path__ = [os.path.dirname(coderepairrl.__file__) + "/environments"]
-from coderepairrl.environments.images import prepare_images
+from coderepairrl.environments import prepare_images
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 assert os.getuid() != 0

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import fetch, prepare_images
-from coderepairrl.environments.images import ReadyImage
+from coderepairrl.environments import ReadyImage, fetch, prepare_images
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER

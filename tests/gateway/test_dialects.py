@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, PolicySource, Session, replies, workers
+from coderepairrl.gateway import Gateway, PolicySource, Session, dialects, workers
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 
@@ -280,7 +280,7 @@ async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
 async def test_a_silent_stream_says_that_it_is_alive(
     world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
     world.engine.script = lambda *_: said("a story")
     world.engine.gate = asyncio.Event()
     session, speech = world.open(), SPEECHES[name]
@@ -300,7 +300,7 @@ async def test_a_silent_stream_that_fails_tells_of_it(
     world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the stream has begun there is no status to answer with: the failure is an event of the dialect."""
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
     world.engine.gate = asyncio.Event()
     world.engine.chunk = 1
     world.engine.script = lambda *_: [*said.codec.encode(" "), *said("a story")]  # blanks are not told

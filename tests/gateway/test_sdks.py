@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from coderepairrl.gateway import replies
+from coderepairrl.gateway import dialects
 from coderepairrl.types import Endpoint
 
 from .clients import anthropic_client, openai_client
@@ -52,7 +52,7 @@ Ask = Callable[..., Awaitable[str | None]]
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set once three blanks are written."""
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
     write, event, blanks = web.StreamResponse.write, asyncio.Event(), []
 
     async def counted(response: web.StreamResponse, data: bytes) -> None:

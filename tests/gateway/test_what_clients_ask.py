@@ -18,7 +18,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from coderepairrl.gateway import replies
+from coderepairrl.gateway import dialects
 from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
@@ -344,7 +344,7 @@ async def test_clients_that_vanish_at_any_moment_leave_no_traceback(
     world: World, said: Said, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the end of a connection and our learning of it something may be written to it."""
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.003)
+    monkeypatch.setattr(dialects, "HEARTBEAT", 0.003)
     world.engine.script = lambda *_: said("a long story " * 30)
     world.engine.delay = 0.001
     port, random = int(world.gateway.url.rpartition(":")[2]), Random(0)

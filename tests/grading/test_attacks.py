@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.grading import apply_patch, grade_patch, witness
-from coderepairrl.grading.checks import restore
+from coderepairrl.grading import apply_patch, grade_patch, restore, witness
 from coderepairrl.grading.reports import PARSERS, lacking
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend

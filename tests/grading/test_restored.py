@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.grading import grade_patch
-from coderepairrl.grading.checks import restore
+from coderepairrl.grading import grade_patch, restore
 from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository

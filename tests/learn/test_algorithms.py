@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
-from coderepairrl.learn.advantages import overlong, ties_broken
+from coderepairrl.learn.algorithms import overlong, ties_broken
 from coderepairrl.learn.losses import AGGREGATIONS, LOG_RATIOS, OBJECTIVES, k3
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 

@@ -14,7 +14,7 @@ from architectures import ARCHITECTURES, SIZES
 from forest import ROWS, alone, apart, found
 from gradient import gradient_of_step
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention, loading, probe, recurrence
 from coderepairrl.learn.learner import init_random, language_model

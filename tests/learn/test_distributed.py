@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.pack import cut_rows, distinct

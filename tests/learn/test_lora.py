@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from coderepairrl.config import load_config
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings

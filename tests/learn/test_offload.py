@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.offload import Offloader
 from coderepairrl.learn.trainer import Trainer

@@ -11,7 +11,7 @@ import torch
 from peak import Peak
 from pydantic import ValidationError
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.learner import init_random

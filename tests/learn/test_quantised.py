@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from coderepairrl import models
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, require_packages
 from coderepairrl.learn.adapters import QuantisedLinear
@@ -23,7 +23,7 @@ from coderepairrl.learn.learner import init_random, merge, rounded, survived
 from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.processes.extras import install_extra
+from coderepairrl.processes.installs import install_extra
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
 LORA = Lora(rank=4, alpha=8)

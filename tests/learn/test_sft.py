@@ -18,7 +18,7 @@ from test_distributed import close_to, learner
 from torch.nn.functional import cross_entropy, log_softmax
 from transformers import AutoModelForCausalLM
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.losses import kl

@@ -16,7 +16,7 @@ from peak import Peak
 from torch.nn.attention.bias import causal_upper_left
 from transformers import Qwen3Config
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.attention import Span

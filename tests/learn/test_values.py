@@ -13,7 +13,7 @@ from gradient import gradient_of_step
 from test_reference import MIXED, make_groups, paths
 
 from coderepairrl.config import load_config
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, batch
 from coderepairrl.learn.trainer import Trainer

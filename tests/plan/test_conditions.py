@@ -10,8 +10,8 @@ import pytest
 from coderepairrl import config
 from coderepairrl.environments import read_fingerprint
 from coderepairrl.environments.verify import digest_tree
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.conditions import describe_conditions, list_differences
-from coderepairrl.plan.plan import plan_run
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import write_jsonl

@@ -15,10 +15,9 @@ from coderepairrl.config import Config, load_config
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
-from coderepairrl.plan import devices
+from coderepairrl.plan import devices, plan_run
 from coderepairrl.plan.devices import Split, visible
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.plan import plan_run
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import evaluation, preview_run
 from coderepairrl.stages.parts import _both, start_learner

@@ -14,10 +14,9 @@ from coderepairrl.config import Config, load_config
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.sizing import KNOWN, PUBLISHED, DoesNotFit, estimate, learner_memory
+from coderepairrl.plan.sizing import KNOWN, PUBLISHED, DoesNotFit, estimate, learner_memory, training_flops
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.estimate import Estimate
-from coderepairrl.plan.sizing.speed import training_flops
 from coderepairrl.stages.command import _what_may_not_fit
 
 BASE = """

@@ -14,7 +14,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, RunError, TaskError
 from coderepairrl.plan.tasks import TaskReader, check_learned, learned_by, sample_sources
 from coderepairrl.rollout import Share
-from coderepairrl.runs.folder import NAME, read_learned, write_learned
+from coderepairrl.runs import NAME, read_learned, write_learned
 from coderepairrl.types import Task
 
 

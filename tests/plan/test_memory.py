@@ -17,7 +17,7 @@ import torch
 from small_models import SMALL, SPARSE, Raw, deeper, model_of, rows, shape_of
 from transformers import AutoConfig
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear

@@ -8,7 +8,7 @@ import pytest
 
 from coderepairrl.config import load_config, shipped
 from coderepairrl.errors import TaskError
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.select import Verified, write_quarantine
 

@@ -18,9 +18,9 @@ from coderepairrl import cli, models, stages
 from coderepairrl.config import Config, load_config, shipped
 from coderepairrl.plan.learner import describe_clip, learn_settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
+from coderepairrl.plan.sizing.architecture import find_published
 from coderepairrl.plan.sizing.estimate import Estimate
-from coderepairrl.plan.sizing.published import find_published
-from coderepairrl.processes.extras import install_extra
+from coderepairrl.processes.installs import install_extra
 
 PRESETS = sorted(name for name in shipped() if not name.startswith("sft-") and load_config(name).engine.name != "tiny")
 GPUS = {

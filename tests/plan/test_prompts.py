@@ -14,7 +14,7 @@ from coderepairrl import stages
 from coderepairrl.cli.output import format_nested
 from coderepairrl.config import Config, load_config, to_toml
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.prompts import check_prompts
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.changes import list_changes, summarize_left_out

@@ -24,7 +24,7 @@ from coderepairrl.errors import (
     combine_errors,
     exit_on_error,
 )
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 
 CONFIG = """
 [run]

@@ -12,8 +12,8 @@ from coderepairrl import models
 from coderepairrl.config import load_config
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.learner import check_teacher, learn_settings
-from coderepairrl.plan.plan import plan_run
 from coderepairrl.plan.sizing import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.stages.policy import make_batch

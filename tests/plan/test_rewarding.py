@@ -8,7 +8,7 @@ import pytest
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import ConfigError
-from coderepairrl.plan.rewarding import reward_for, settle_rewards
+from coderepairrl.plan.tasks import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.changes import fill_rewards
 from coderepairrl.types import Checks, Command, Task

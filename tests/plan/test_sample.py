@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coderepairrl.config import Config
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.plan.tasks import sample
 from coderepairrl.types import Task
 

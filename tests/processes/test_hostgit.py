@@ -21,7 +21,7 @@ import pytest
 import coderepairrl
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
-from coderepairrl.runs.folder import commit
+from coderepairrl.runs import commit
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.stages.fix import apply_patch, open_repository
@@ -92,9 +92,9 @@ def test_no_other_module_starts_git() -> None:
         inside = {id(node) for call in ast.walk(tree) if _by_sandbox(call) or _is_type(call) for node in ast.walk(call)}
         if found := [node.lineno for node in ast.walk(tree) if _names_git(node) and id(node) not in inside]:
             starts[str(path.relative_to(root))] = found
-    assert starts.pop("checks/attacks/naive_diff.py"), "an attack, which runs in a sandbox"
-    assert list(starts) == ["grading/checks.py", "processes/hostgit.py"], starts
-    assert "sandbox.exec([*_APPLY" in (root / "grading/checks.py").read_text()
+    assert starts.pop("checks/attacks/controls.py"), "an attack, which runs in a sandbox"
+    assert list(starts) == ["grading/__init__.py", "processes/hostgit.py"], starts
+    assert "sandbox.exec([*_APPLY" in (root / "grading/__init__.py").read_text()
 
 
 def _names_git(node: ast.AST) -> bool:

@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.report import Site
+from coderepairrl.report import Site, _csv
 from coderepairrl.report.plots import pdf
-from coderepairrl.report.tables import _csv
 
 from .runs import written
 

@@ -16,7 +16,7 @@ import pytest
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.report.trajectories import atif, table, write_atif
+from coderepairrl.report.trajectories import atif, episode_row, write_atif
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.stages import export
@@ -182,7 +182,7 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
             export.export_episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
-    monkeypatch.setattr(table, "_ROWS", 1)
+    monkeypatch.setattr("coderepairrl.report.trajectories._ROWS", 1)
     for form in ("parquet", "atif"):
         with pytest.raises(RunError, match="is not JSON"):
             export.export_episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
         raise AssertionError(f"{constant} is not JSON")
 
     [step] = [each for each in json.loads(text, parse_constant=refused)["steps"] if each["source"] == "agent"]
-    exported = table.episode_row("r", episode)
+    exported = episode_row("r", episode)
     row = exported["messages"][-1]["tool_calls"][0]
     assert text_to_bytes(exported["patch"]) == b"+***\n\xff"
     assert KEY not in text + str(step["tool_calls"]) + row["function"]["arguments"]

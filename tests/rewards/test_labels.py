@@ -6,7 +6,7 @@ import pytest
 
 from coderepairrl import rewards
 from coderepairrl.errors import TaskError
-from coderepairrl.rewards.answers import Label, read_confidence, read_label
+from coderepairrl.rewards.text import Label, read_confidence, read_label
 from coderepairrl.types import Task
 
 TASK = Task("t", "Which?", "c", "", b"", answer="CWE-79")

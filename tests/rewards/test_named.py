@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, RewardFault, TaskError
-from coderepairrl.plan.names import check_names
+from coderepairrl.plan.terms import check_names
 from coderepairrl.rewards import PRESETS, SHIPPED, make_reward, make_rewards, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks

@@ -16,9 +16,9 @@ from coderepairrl.checks import agent as exam
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.plan import RepairPlan
 from coderepairrl.plan.model import name_model
 from coderepairrl.plan.parts import raise_all
-from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempts, make_attempt

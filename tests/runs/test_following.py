@@ -9,8 +9,7 @@ import pytest
 
 from coderepairrl.errors import RunError
 from coderepairrl.runs import logged_episodes
-from coderepairrl.runs.following import Follower
-from coderepairrl.runs.log import read_records
+from coderepairrl.runs.log import Follower, read_records
 from report.runs import Maker
 
 

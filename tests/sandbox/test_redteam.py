@@ -45,7 +45,8 @@ def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
         "5",
         python,
         "-c",
-        probes.KEEPER,
+        probes.CONTROLS,
+        "keeper",
         str(theirs.fileno()),
         probes.LIFETIME["its priority"],
     ]

@@ -18,10 +18,10 @@ import pytest
 from coderepairrl import models, tokens
 from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load_config
-from coderepairrl.config.sections.tasks import Data
+from coderepairrl.config.schema import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan import examples
+from coderepairrl.plan import imitation
 from coderepairrl.plan.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.tasks import learned_by
@@ -97,7 +97,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: P
     trainer = Trainer(TINY, plan.learner)
     seen: list[int] = []
     for step in range(1, steps + 1):
-        due = examples.due(plan.config.data, len(there), 0, step)
+        due = imitation.due(plan.config.data, len(there), 0, step)
         seen += due
         found = trainer.step([row for at in due for row in there[at].samples])
         assert folder.metrics()[step - 1]["learn/loss"] == found["loss"]
@@ -130,7 +130,7 @@ def test_messages_are_rendered_to_the_very_tokens(table: Path, tmp_path: Path) -
     for name, some in (("plain", plain), ("foreign", foreign), ("own", read_examples(table))):
         write_examples(tmp_path / f"{name}.parquet", some)
         data = Data(paths=(str(tmp_path / f"{name}.parquet"),), max_tokens=1024)
-        found.append(examples.read_training_examples(data, TINY, tokens.load_codec(TINY)))
+        found.append(imitation.read_training_examples(data, TINY, tokens.load_codec(TINY)))
     assert found[0].train == found[1].train == found[2].train
     assert [each.rendered for each in found] == [
         {"without tokens": 24},
@@ -202,7 +202,7 @@ def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_read
     config = config_of(["sft-tiny", f"data.paths={table}"])
     assert config.data.paths == (str(table),)
     data = config.data.model_copy(update={"max_tokens": None})
-    assert examples.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
+    assert imitation.read_training_examples(data, TINY, tokens.load_codec(TINY)).train
 
 
 def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:
@@ -233,8 +233,8 @@ def test_examples_that_do_not_fit_are_named(changes: dict[str, Any], match: str,
     write_examples(tmp_path / "t.parquet", [good, replace(bad, **changes)])
     data = Data(paths=(str(tmp_path / "t.parquet"),), held_out=0.0, max_tokens=1024)
     with pytest.raises(ConfigError, match=match):
-        examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
-    found = examples.read_training_examples(data.model_copy(update={"unfit": "drop"}), TINY, tokens.load_codec(TINY))
+        imitation.read_training_examples(data, TINY, tokens.load_codec(TINY))
+    found = imitation.read_training_examples(data.model_copy(update={"unfit": "drop"}), TINY, tokens.load_codec(TINY))
     assert len(found.train) == 1 and [*found.dropped.values()] == [[bad.id]]
 
 
@@ -245,7 +245,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_the_learner_has_them(
     first, bad = read_examples(table)[1:3]
     write_examples(tmp_path / "t.parquet", [first, replace(bad, ids=(*bad.ids[:-1], wrong))])
     with pytest.raises(ConfigError, match="ids outside the vocabulary"):
-        examples.read_training_examples(
+        imitation.read_training_examples(
             Data(paths=(str(tmp_path / "t.parquet"),), max_tokens=1024), TINY, tokens.load_codec(TINY)
         )
 
@@ -255,9 +255,9 @@ def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Pa
     for name, some in (("a", [ours]), ("b", [replace(theirs, id=ours.id)]), ("twice", [ours, ours])):
         write_examples(tmp_path / f"{name}.parquet", some)
     data = Data(paths=(str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")), held_out=0.0, max_tokens=1024)
-    assert len(examples.read_training_examples(data, TINY, tokens.load_codec(TINY)).train) == 2
+    assert len(imitation.read_training_examples(data, TINY, tokens.load_codec(TINY)).train) == 2
     with pytest.raises(UsageError, match="is in .* and in"):
-        examples.read_training_examples(
+        imitation.read_training_examples(
             data.model_copy(update={"paths": (str(tmp_path / "twice.parquet"),)}), TINY, tokens.load_codec(TINY)
         )
 
@@ -266,7 +266,7 @@ def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -
     shutil.copy(table, tmp_path / "copy.parquet")
     data = Data(paths=(str(table), str(tmp_path / "copy.parquet")), max_tokens=1024)
     with pytest.raises(UsageError, match=r"is in .* and in"):
-        examples.read_training_examples(data, TINY, tokens.load_codec(TINY))
+        imitation.read_training_examples(data, TINY, tokens.load_codec(TINY))
 
 
 async def test_an_engine_that_attempts_nothing_need_not_be_there(few: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.config.sections.run import GateName, Run
+from coderepairrl.config.schema import GateName, Run
 from coderepairrl.stages import gates
 
 Record = dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.config.sections.evaluation import Keep
+from coderepairrl.config.schema import Keep
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.collect import keep_attempts

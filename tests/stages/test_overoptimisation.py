@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.config.sections.run import Run
+from coderepairrl.config.schema import Run
 from coderepairrl.rollout import Group
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, alarm

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.config import Config, to_toml
+from coderepairrl.report import trackers
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import trackers
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
         pytest.skip("needs tensorboard (the extra dev)")
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
-        "from coderepairrl.stages.trackers import following\n"
+        "from coderepairrl.report.trackers import following\n"
         "async def main(folder):\n"
         "    log, sent = folder.writer(), folder.path / 'tensorboard' / 'sent'\n"
         "    async with following(folder, ['tensorboard'], print):\n"

@@ -21,14 +21,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from coderepairrl.config import Config, load_config
-from coderepairrl.config.sections.episodes import Route
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora, Route
 from coderepairrl.engines import make_engine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
-from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Chunk, Sample, Sampling
 
 torch.set_num_threads(1)

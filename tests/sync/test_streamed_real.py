@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.sync.streamed import Streamed
+from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import require_vllm
 

@@ -17,7 +17,7 @@ from coderepairrl.agents.patching import Block, apply_blocks
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.plan.plan import plan_run
+from coderepairrl.plan import plan_run
 from coderepairrl.tasks.masking import find_functions, is_valid_python
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.types import Task

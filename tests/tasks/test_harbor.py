@@ -22,8 +22,8 @@ from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.tasks import HandmadeSource, make_source
-from coderepairrl.tasks.harbor import export_harbor
 from coderepairrl.tasks.prepare import image_names
+from coderepairrl.tasks.sources.harbor import export_harbor
 from coderepairrl.types import Checks, Task
 from environments.conftest import open_folder
 from environments.made import layout, packed

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from coderepairrl.agents import patching
 from coderepairrl.agents.patching import Text, places_of_lines
+from coderepairrl.printable import fence_code
 
 Format = Literal["blocks", "whole", "function"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -516,7 +517,7 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
         raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
         raise patching.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
-    return f"{path}\n{fence(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
+    return f"{path}\n{fence_code(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 
 def _differing(old: str, new: str) -> str:
@@ -543,15 +544,4 @@ def _differing(old: str, new: str) -> str:
 
 def fence_file(path: str, text: str) -> str:
     """Format a file for a prompt."""
-    return f"{path}\n{fence(text.rstrip())}"
-
-
-def fence(text: str, info: str = "") -> str:
-    """Fence `text` with enough backticks.
-
-    >>> fence("x = 1")
-    '```\\nx = 1\\n```'
-    """
-    longest = max((len(run) for run in re.findall(r"^[ \t]*(`{3,})", text, re.MULTILINE)), default=2)
-    signs = "`" * (longest + 1)
-    return f"{signs}{info}\n{text}\n{signs}"
+    return f"{path}\n{fence_code(text.rstrip())}"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coderepairrl.agents.patching import Text
+from coderepairrl.printable import fence_code
 
 _DEFINES = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:export|default|public|private|protected|internal|static|final|abstract|virtual|override|"
@@ -73,7 +74,7 @@ class Source:
     def outline(self) -> str:
         """First line of each definition; empty if none."""
         first_lines = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
-        return "\n".join([self.path, "```", *first_lines, "```"]) if first_lines else ""
+        return f"{self.path}\n{fence_code(chr(10).join(first_lines))}" if first_lines else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +208,9 @@ def number_lines(place: Place) -> str:
     ```
     """
     numbered_lines = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
-    return "\n".join([place.source.path, "```", *numbered_lines, "```"])
+    return f"{place.source.path}\n{fence_code(chr(10).join(numbered_lines))}"
 
 
 def excerpt(place: Place) -> str:
     """Format lines verbatim, as a search must repeat them."""
-    return "\n".join([place.source.path, "```", *place.lines, "```"])
+    return f"{place.source.path}\n{fence_code(chr(10).join(place.lines))}"

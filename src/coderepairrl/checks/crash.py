@@ -31,7 +31,7 @@ from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.printable import logged
-from coderepairrl.processes.extras import require_train
+from coderepairrl.processes.installs import require_train
 from coderepairrl.registry import Finding, nearest
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks
-from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.printable import counted
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Finding, check_options, check_types, nearest
-from coderepairrl.sync.streamed import Streamed
-from coderepairrl.sync.weights import Published
+from coderepairrl.sync.weights import Published, Streamed
 from coderepairrl.tasks import catalog
 from coderepairrl.types import EngineNeeds, Sample
 

@@ -14,7 +14,7 @@ from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.printable import logged
 from coderepairrl.processes import hostgit
-from coderepairrl.processes.extras import install_extra
+from coderepairrl.processes.installs import install_extra
 from coderepairrl.registry import Finding
 from coderepairrl.sandbox.interpreter import install_command
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from coderepairrl.checks.attacks import Inside, Outside, Stage, Target, clone, prepare_host
 from coderepairrl.checks.attacks.probes import (
     DIFF,
     DOORS,
@@ -28,7 +29,6 @@ from coderepairrl.checks.attacks.probes import (
     SECRETS,
     THREADS,
 )
-from coderepairrl.checks.attacks.stages import Inside, Outside, Stage, Target, clone, prepare_host
 from coderepairrl.errors import CodeRepairError, ConfigError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Finding

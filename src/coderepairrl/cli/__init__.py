@@ -19,16 +19,7 @@ from typing import Annotated
 import typer
 from typer.models import CommandInfo
 
-from coderepairrl.cli import (
-    agents,
-    comparing,
-    evaluating,
-    jobs,
-    reading,
-    running,
-    serving,
-    tasks,
-)
+from coderepairrl.cli import checking, evaluating, reading, running, serving, tasks
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, UsageError, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
@@ -68,15 +59,15 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Learn": (
-        *(running.hello, running.train, jobs.run),
+        *(running.hello, running.train, running.run),
         *(evaluating.collect, running.sft),
     ),
     "Measure": (
         *(evaluating.eval, evaluating.attempt, evaluating.grade),
-        *(comparing.compare, reading.score),
+        *(reading.compare, reading.score),
     ),
     "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
-    "Set up and check": (running.config, reading.check, tasks.app, agents.app),
+    "Set up and check": (checking.config, checking.check, tasks.app, checking.app),
 }
 """Commands by their heading in ``crrl --help``."""
 EXAMPLES = {

@@ -1,20 +1,68 @@
-"""``crrl score``, ``report``, ``check``: reading results and examining parts."""
+"""``crrl compare``, ``score``, ``report``: reading results."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, note, run_tidily, show
-from coderepairrl.errors import ExitCode, UsageError
+from coderepairrl.cli.output import Format, Json, note, show
+from coderepairrl.errors import UsageError
 
 if TYPE_CHECKING:
     from coderepairrl.report import Site
+
+
+def compare(
+    policies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, harness reports, 36/500, published:NAME"
+        ),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="resolved, reward, or the name of a score or measure")] = "resolved",
+    common: Annotated[bool, typer.Option("--common", help="compare only tasks that all have")] = False,
+    other_conditions: Annotated[
+        bool, typer.Option("--other-conditions", help="allow different limits or environments")
+    ] = False,
+    cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
+    margin: Annotated[float | None, typer.Option(help="points (or units) of equivalence")] = None,
+    pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
+    pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
+    plan: Annotated[float | None, typer.Option(help="points to detect: print the tasks and attempts needed")] = None,
+    discordance: Annotated[
+        float | None, typer.Option(help="share of tasks on which policies differ, for --plan")
+    ] = None,
+    power: Annotated[float, typer.Option(help="power of --plan and of the smallest detectable difference")] = 0.8,
+    tasks: Annotated[
+        Path | None, typer.Option(help="ids of all tasks; those missing from a report are unresolved")
+    ] = None,
+    published: Annotated[bool, typer.Option("--published", help="list published numbers with sources")] = False,
+    form: Format = "text",
+    as_json: Json = False,
+) -> None:
+    """Compare policies on the same tasks: paired tests, intervals, and detectable differences."""
+    from coderepairrl.report import verdict
+    from coderepairrl.report.comparison import Question
+
+    question = Question(
+        metric=metric,
+        common=common,
+        other_conditions=other_conditions,
+        cluster=cluster,
+        margin=margin,
+        pass_at=pass_at,
+        plan=plan,
+        discordance=discordance,
+        power=power,
+        tasks=tasks,
+        published=published,
+        pairs=pairs,
+    )
+    show(verdict.render(verdict.answer(policies or [], question), "json" if as_json else form))
 
 
 def score(
@@ -100,55 +148,3 @@ def _write_pages(site: Site, output: Path | None) -> None:
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         bar = progress.add_task("writing pages")
         show(site.write(output, lambda done, of: progress.update(bar, completed=done, total=of)))
-
-
-def check(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="KIND",
-            help="sandbox, engine, agent, reward, tasks, environments, model, crash (default: the machine)",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="an implementation, module:Class, a task source, a model folder, or the process to kill",
-        ),
-    ] = None,
-    options: Options = None,
-    every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
-    as_json: Json = False,
-) -> None:
-    """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
-    from coderepairrl import config
-    from coderepairrl.checks import exams
-    from coderepairrl.checks.machine import format_finding, machine
-    from coderepairrl.registry import Finding
-
-    if every and (kind != "sandbox" or name is not None or options):
-        raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
-    report: list[Finding] = []
-
-    def tell(finding: Finding) -> None:
-        report.append(finding)
-        if not as_json:
-            show(format_finding(finding))
-
-    async def sit(findings: AsyncIterator[Finding]) -> None:
-        async for finding in findings:
-            tell(finding)
-
-    if every:
-        run_tidily(sit(exams.examine_sandboxes()))
-    elif kind is not None:
-        example = "path" if kind in ("tasks", "environments") else "KEY"
-        run_tidily(sit(exams.run_exam(kind, name, config.parse_options(options or [], example))))
-    else:
-        for finding in machine():
-            tell(finding)
-    if as_json:
-        show(json.dumps([finding._asdict() for finding in report]))
-    if not all(finding.ok for finding in report if finding.required):
-        raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)

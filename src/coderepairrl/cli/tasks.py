@@ -134,8 +134,8 @@ def tasks_verify(
     as_json: Json = False,
 ) -> None:
     """Verify tasks: checks fail before and pass after the reference, and rewards tell these apart."""
-    from coderepairrl.checks import task_source
-    from coderepairrl.checks.audit import rates, trials
+    from coderepairrl.checks import audit, task_source
+    from coderepairrl.checks.audit import trials
     from coderepairrl.tasks import catalog
 
     deep_only = {"--mutants": mutants, "--seed": seed, "--jobs": jobs, "--resume": resume or None}
@@ -150,13 +150,13 @@ def tasks_verify(
         folder = output or Path("audits") / (Path(source).name.partition(".")[0] or tasks.name)
         drawn = trials.draw_tasks(tasks, limit, settings.seed)
         audited = run_tidily(
-            rates.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note)
+            audit.audit_into(folder, tasks, drawn, place, settings, resume=resume, jobs=jobs or 2, say=note)
         )
         _quarantine(trials.quarantined_trials(audited), quarantine)
         show(
-            json.dumps(rates.as_json(settings, audited))
+            json.dumps(audit.as_json(settings, audited))
             if as_json
-            else f"{rates.format_rates_table(audited)}\n{folder / 'audit.json'}"
+            else f"{audit.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
             note(f"{counted(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume")
@@ -231,7 +231,8 @@ def tasks_export(
     as_json: Json = False,
 ) -> None:
     """Write the tasks of SOURCE as JSON lines or Harbor tasks, which `jsonl` and `harbor` read."""
-    from coderepairrl.tasks import catalog, harbor
+    from coderepairrl.tasks import catalog
+    from coderepairrl.tasks.sources import harbor
 
     if image is not None and form != "harbor":
         raise UsageError("--image is for --format harbor", fix="leave it out")

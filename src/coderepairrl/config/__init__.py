@@ -1,4 +1,14 @@
-"""Configuration: one typed TOML file, validated when loaded."""
+"""Configuration: one typed TOML file, validated when loaded; its settings with value, default and origin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from coderepairrl.config.loading import (
     apply_overrides,
@@ -6,14 +16,14 @@ from coderepairrl.config.loading import (
     load_run,
     parse_options,
     parse_override,
+    read_layers,
     run_folder,
     shipped,
     to_inline,
     to_toml,
     validate,
 )
-from coderepairrl.config.schema import Config
-from coderepairrl.config.settings import Setting, explain, format_settings
+from coderepairrl.config.schema import Config, Run
 
 __all__ = [
     "Config",
@@ -31,3 +41,79 @@ __all__ = [
     "to_toml",
     "validate",
 ]
+REQUIRED = "required"
+"""Placeholder for a missing default."""
+
+
+class Setting(NamedTuple):
+    """Setting by dotted key; a `default` of None is unset.
+
+    `source` is ``default``, ``preset NAME``, ``file PATH`` or ``override KEY=VALUE``.
+    """
+
+    key: str
+    value: Any
+    default: Any
+    source: str
+
+
+def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[Setting]:
+    """List settings of `source` with `overrides`, or the defaults, in reference order. Raises `ConfigError`."""
+    defaults = _leaves(_defaults(Config))
+    if source is None:
+        return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
+    named_layers = [(layer.name, layer.data) for layer in read_layers(source)]
+    named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
+    values = _leaves(load_config(source, overrides).model_dump(mode="json"))
+    origins: dict[str, str] = {}
+    for name, data in named_layers:
+        for key in _leaves(data):  # which replaces what was in it: ``engine = "tiny"``
+            origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
+            origins[key] = name
+    return [Setting(key, value, defaults.get(key), _origin(key, origins)) for key, value in values.items()]
+
+
+def format_settings(settings: Sequence[Setting]) -> str:
+    """Format as a table."""
+    rows = [("setting", "value", "default", "set by")]
+    rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]
+    wide = [min(44, max(len(row[column]) for row in rows)) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=False)), row[3]]).rstrip()
+        for row in rows
+    )
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return json.dumps(value) if value != REQUIRED else REQUIRED
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Origin of `key` or its table: ``engine = "tiny"`` sets ``engine.name``."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return "default"
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
+        if value is PydanticUndefined:
+            value = _defaults(Run) if field.annotation is Run else REQUIRED
+        values[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return values
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return leaves

@@ -30,8 +30,14 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.environments.index import explain_failed_build, index_hosts, local_folders, own_index, settings_inside
-from coderepairrl.environments.proxy import proxy
+from coderepairrl.environments.index import (
+    explain_failed_build,
+    index_hosts,
+    local_folders,
+    own_index,
+    proxy,
+    settings_inside,
+)
 from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.verify import check_unchanged, digest_tree, share
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors

@@ -176,7 +176,7 @@ def _move_to_cache(archive: Path, key: str) -> _CachedLayer:
 
 async def _execute(tree: Path, image: Image, command: BuildCommand) -> tuple[ExecResult, list[str]]:
     """Run `command`; return its result and the hosts that it was refused."""
-    from coderepairrl.environments.proxy import proxy  # loads aiohttp, which most images do not need
+    from coderepairrl.environments.index import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
     try:

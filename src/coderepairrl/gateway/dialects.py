@@ -1,13 +1,27 @@
-"""The provider APIs that the gateway speaks."""
+"""The provider APIs that the gateway speaks, and HTTP replies and errors in them."""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from aiohttp import web
+
 from coderepairrl.gateway import chat, messages, responses
-from coderepairrl.gateway.body import EventWriter
+from coderepairrl.gateway.body import EventWriter, stream
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Request
+from coderepairrl.printable import printable
+
+HEARTBEAT = 10.0
+"""Silent seconds before a keep-alive."""
+CLOSING = 408, 410, 413, 429
+"""Statuses that close the connection, since further requests would also be refused."""
+_NO_RETRY = {"x-should-retry": "false"}
+
+log = logging.getLogger(__name__)
 
 
 class Dialect(Protocol):
@@ -46,3 +60,86 @@ class Dialect(Protocol):
 
 
 DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
+
+
+async def send(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
+    """Send the reply, streamed if requested. Raises `ApiError`."""
+    return await (_stream if parsed.stream else _send_json)(request, dialect, parsed, call)
+
+
+async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+    while not await call.ended_within(HEARTBEAT):
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(b" ")  # a keep-alive: whitespace may precede JSON
+    try:
+        body = json.dumps(dialect.reply(parsed, call, await call.result())).encode()
+    except ApiError:
+        if response.prepared and request.transport is not None:
+            request.transport.abort()
+            return response
+        raise
+    if not response.prepared:
+        response.content_length = len(body)
+        await response.prepare(request)
+    await response.write_eof(body)
+    call.delivered = True
+    return response
+
+
+async def _stream(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    async for events in stream(dialect.writer(parsed, call), call, HEARTBEAT):
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(events)
+    call.delivered = True
+    await response.write_eof()
+    return response
+
+
+def retry_count(request: web.Request) -> int | None:
+    """Retry number from the client's SDK, if any."""
+    count = request.headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isdecimal() and len(count) < 10 else None
+
+
+@web.middleware
+async def errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Middleware that formats every error in the client's dialect."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return _error_response(request, error)
+    except web.RequestPayloadError:
+        request.content.feed_eof()  # else aiohttp reads the rest before it answers
+        failure = ApiError(400, "invalid_body", "the body is not in the encoding that its headers name")
+    except web.HTTPException as error:
+        failure = ApiError(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
+    except ConnectionError:  # the client went away
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=499)  # logged by aiohttp, received by no client
+    except TimeoutError:
+        raise
+    except Exception:
+        log.exception("%s %s", request.method, printable(request.path))
+        failure = ApiError(500, "gateway_fault", "the gateway failed")
+    return _error_response(request, failure)
+
+
+def _error_response(request: web.Request, failure: ApiError) -> web.Response:
+    response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
+    if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
+        response.force_close()  # the rest of the connection is unreadable or pointless
+    return response
+
+
+def _dialect(request: web.Request) -> Dialect:
+    parts = request.path.split("/")
+    if "messages" in parts or "anthropic-version" in request.headers:
+        return messages
+    return responses if "responses" in parts else chat

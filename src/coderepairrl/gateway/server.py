@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coderepairrl.errors import Fault, GatewayFault, UsageError
-from coderepairrl.gateway import replies, responses
+from coderepairrl.gateway import dialects, responses
 from coderepairrl.gateway.dialects import DIALECTS, Dialect
 from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
@@ -97,7 +97,7 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
         """Listen on `host`:`port` (0: any free port) and `socket`. Raises `UsageError` if in use."""
-        app = web.Application(middlewares=[replies.errors])
+        app = web.Application(middlewares=[dialects.errors])
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
@@ -228,7 +228,7 @@ class Gateway:
         body = await self._keyless_incoming.body(request, dialect.name)
         await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
         data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
-        session = self.keyless_session(data, bool(replies.retry_count(request)))
+        session = self.keyless_session(data, bool(dialects.retry_count(request)))
         session.incoming.admit_connection(request.protocol)
         return session, body
 
@@ -244,9 +244,9 @@ class Gateway:
                         if model_request.unread
                         else model_request
                     )
-                    call = session.admit(model_request, body.digest, replies.retry_count(request))
+                    call = session.admit(model_request, body.digest, dialects.retry_count(request))
                 with call.follower():
-                    return await replies.send(request, dialect, model_request, call)
+                    return await dialects.send(request, dialect, model_request, call)
 
         return handle
 

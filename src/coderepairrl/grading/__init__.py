@@ -1,23 +1,34 @@
 """Judging a patch by the task's checks in a fresh sandbox.
 
-`checks` applies, restores and runs; `reports` parses test runners' output; `witness` guards runs in Python against
-early exits; `harness` judges by a benchmark's rules.
+The patch is applied, the checks' files restored, the checks run: sandbox failures raise `SandboxFault`, everything else
+is a verdict on the patch. `reports` parses test runners' output; `witness` guards runs in Python against early exits;
+`harness` judges by a benchmark's rules.
 """
 
-from coderepairrl.grading.checks import (
-    CANNOT,
-    Verdict,
-    apply_patch,
-    grade_apart,
-    grade_patch,
-    judge,
-    judged_in,
-    restore,
-    try_command,
-)
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.grading import harness, programs, witness
 from coderepairrl.grading.harness import RULES, rules_of
-from coderepairrl.grading.reports import RESULTS, Outcome, lacking
+from coderepairrl.grading.reports import PARSERS, RESULTS, Outcome, Outcomes, lacking, worst
+from coderepairrl.grading.steering import (
+    left_out,
+    literally,
+    may_shadow,
+    packages,
+    shadowed,
+    stands_for,
+    touched_files,
+)
 from coderepairrl.grading.witness import results_of
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.types import Checks, Command, ExecResult, Task
 
 __all__ = [
     "CANNOT",
@@ -36,3 +47,282 @@ __all__ = [
     "rules_of",
     "try_command",
 ]
+_APPLY = (
+    "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
+    "apply", "--whitespace=nowarn",
+)  # fmt: skip
+"""Allows names that Windows refuses: a diff of any workspace applies to a fresh one."""
+_LIST = (*_APPLY, "--numstat", "-z")
+_LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
+"""Output of `_LIST` for one file, perhaps after a warning."""
+_MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
+_APPLY_SECONDS = 60.0
+_REFUSED = (1, 128)
+"""Exit codes of a git that read the patch and rejects it."""
+_SHOWN = 200
+_LOG_BYTES = 16 << 20
+"""Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
+_NAMED = 3
+
+CANNOT = (126, 127)
+"""Exit codes, a shell's and the guest's, for a missing or unusable program."""
+_LACKING = re.compile(
+    r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
+    r"Permission denied|error while loading shared libraries",
+    re.IGNORECASE,
+)
+"""Hint in the last words of a check that it may never have begun; the control decides (`rewards.tests`)."""
+_LAST = 2_000
+
+
+class Verdict(NamedTuple):
+    """Problem of a patch (empty if none), and the outcome of each reported test."""
+
+    problem: str
+    outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, never changed in place
+    doubtful: bool = False
+    """The failed check may never have begun: the cause may be the sandbox instead of the patch."""
+    stopped: bool = False
+    """A command that must pass as a whole failed: `outcomes` are of the commands before it."""
+
+
+def judged_in(task: Task) -> Task:
+    """`task` in the workspace of its checks, for the sandbox of `grade_patch` and `judge`."""
+    return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
+
+
+async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
+    """Apply `patch` in a fresh sandbox, restore the checks' files, run the checks. Raises `SandboxFault`.
+
+    All commands share the sandbox, so one can prepare the next; `grade_apart` prevents that.
+    """
+    refused = await apply_graded(sandbox, task, patch)
+    return Verdict(refused) if refused else await judge(sandbox, task.checks)
+
+
+async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verdict:
+    """Grade `patch` with a fresh sandbox for each command. Raises `SandboxFault`."""
+
+    async def prepare(sandbox: Sandbox) -> str:
+        return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
+
+    return await run_checks(task.checks, lambda: backend.open(judged_in(task)), prepare)
+
+
+async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
+    """Apply the graded part of `patch`; return why it does not apply, or ""."""
+    rules = harness.judged_by(task.checks)
+    if rules is not None and rules.apply:
+        return await harness.apply_as_benchmark(sandbox, patch, rules)
+    without = left_out(task.reference, task.checks, sandbox.workdir)
+    without += rules.left_out if rules is not None else ()
+    without += await _shadowing(sandbox, patch, without, task)
+    return await apply_patch(sandbox, patch, without)
+
+
+async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
+    """Patterns of new files that Python could import in place of its modules or a runner's.
+
+    Allows modules of existing packages, of packages in new folders that the checks do not mention, and names that the
+    reference touches.
+    """
+    if not may_shadow(patch):
+        return ()
+    excluded = [f"--exclude={pattern}" for pattern in without]
+    listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
+    entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
+    paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
+    repaired_names = {shadowed(path) for path in touched_files(task.reference)}
+    new_packages, links = packages(paths), b"120000" in patch
+    places = {
+        path: stands_for(path, new_packages, links=links) for path in paths if shadowed(path) not in repaired_names
+    }
+    suspects = [path for path, place in places.items() if place]
+    if not suspects:
+        return ()
+    mentioned = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
+    hidden = await _missing(sandbox, [each for each in new_packages if each.rpartition("/")[2] not in mentioned])
+    suspects = [path for path in suspects if not any(places[path].startswith(f"{each}/") for each in hidden)]
+    listing = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
+    new = listing.output.decode("utf-8", "surrogateescape").split("\0") if listing.ok else suspects
+    return tuple(literally(path) for path in new if path)
+
+
+async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
+    listing = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
+    return listing.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if listing and listing.ok else []
+
+
+async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
+    """Apply `patch` without files that match `without`; return why it does not apply, or "".
+
+    Raises `SandboxFault` for a sandbox without a working git.
+    """
+    if not patch.strip():
+        return ""
+    excluded = [f"--exclude={pattern}" for pattern in without]
+    result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
+    if result.ok:
+        return ""
+    message = _output_text(result).partition("\n")[0][:_SHOWN]
+    if result.timed_out or result.exit_code not in _REFUSED:
+        how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
+        raise SandboxFault(f"`git apply` {how} in the sandbox: {message}", fix="the sandbox needs git")
+    return f"the patch does not apply: {message}"
+
+
+async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
+    """Run the checks in `sandbox` as it is, restoring their files before each command."""
+    return await run_checks(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
+
+
+async def restore(sandbox: Sandbox, checks: Checks) -> str:
+    """Restore the checks' files, through no link made by a patch; return why that is impossible, or ""."""
+    for path, content in checks.restore.items():
+        try:
+            await sandbox.write(path, content.encode("utf-8", "surrogateescape"), follow=False)
+        except OSError as error:  # the patch made a folder of it, a file of its folder, ...
+            return f"the patch leaves no way to restore {path}: {error}"
+    return ""
+
+
+async def run_checks(
+    checks: Checks,
+    opened: Callable[[], AbstractAsyncContextManager[Sandbox]],
+    prepare: Callable[[Sandbox], Awaitable[str]],
+) -> Verdict:
+    """Run checks in order, each in its sandbox, until one fails that must pass as a whole.
+
+    `prepare` returns why a sandbox cannot be prepared, or "". The problem names the check, its failure and last output,
+    or the tests that should have passed.
+    """
+    outcomes: Outcomes = {}
+    silent = ""
+    for command in checks.commands:
+        async with opened() as sandbox:
+            if refused := await prepare(sandbox):
+                return Verdict(refused, outcomes)
+            if harness.rules_of(command.results) is not None:
+                return await _by_harness(sandbox, command, checks)
+            ran = await try_command(sandbox, command, checks)
+        outcomes = worst(outcomes.items(), ran.outcomes.items())
+        if ran.problem:
+            return Verdict(_problem(command, ran), outcomes, ran.doubtful, stopped=True)
+        if ran.doubtful:
+            silent = silent or f"; no test of `{' '.join(command.argv)}` reported a result: {ran.last[:_SHOWN]}"
+    if failed := lacking(outcomes, checks.named):
+        names = "; ".join(f"{name} ({_outcome(outcomes, name)})" for name in failed[:_NAMED])
+        problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {names}{silent}"
+        return Verdict(problem, outcomes, bool(silent))
+    return Verdict("", outcomes)
+
+
+async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
+    report, late = await harness.run_harness_command(sandbox, command, checks)
+    if report.resolved:
+        return Verdict("", report.outcomes)
+    if late:
+        return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
+    names = "; ".join(report.failed[:_NAMED])
+    total = len(checks.named) or len(report.outcomes)
+    problem = f"{len(report.failed)} of {total} tests did not end as they should: {names}"
+    silent = "" if report.found else "no test reported a result; "
+    silent += f"the harness broke ({report.broken}); " if report.broken else ""
+    return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
+
+
+class Ran(NamedTuple):
+    """Finished command of the checks: failure (or ""), outcomes, result, output, `Verdict.doubtful`."""
+
+    problem: str
+    outcomes: Outcomes
+    result: ExecResult
+    doubtful: bool = False
+
+    @property
+    def last(self) -> str:
+        """Last line of output."""
+        return _output_text(self.result).rpartition("\n")[2]
+
+
+async def try_command(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
+    """Run a command judged by its runner's reports or exit code. Raises `SandboxFault`."""
+    results = command.results or witness.results_of(command.argv)
+    if not results:
+        return await _run_plain(sandbox, command, checks)
+    result, report = await run_reporting(sandbox, replace(command, results=results), checks)
+    outcomes = report.outcomes
+    tests_decide = bool(command.results and checks.named)
+    if result.timed_out:
+        return Ran(_describe_exit(result, command), {}, result)
+    if not outcomes:
+        return Ran("" if tests_decide else "no test reported a result", {}, result, doubtful=True)
+    if tests_decide:
+        return Ran("", outcomes, result)
+    failed = [name for name, outcome in outcomes.items() if outcome is Outcome.FAILED]
+    if failed or not report.ok:
+        return Ran(f"{failed[0]} failed" if failed else _describe_exit(result, command), outcomes, result)
+    return Ran("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, result)
+
+
+async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
+    """Run a command judged by exit code and, for a Python script, by reaching its last line."""
+    word, argv = witness.new_word(), witness.script(command.argv)
+    stdin = witness.facts(sandbox, checks, word) if argv else b""
+    result = await sandbox.exec(argv or command.argv, stdin=stdin, timeout=command.timeout)
+    text = _output_text(result)
+    problem = ""
+    if not result.ok:
+        problem = _describe_exit(result, command)
+    elif argv and word not in text:  # threads and what runs at exit may print after it
+        problem = "it printed too much" if result.truncated else "it ended before its last line"
+    doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LAST:]))
+    result = replace(result, output=result.output.replace(word.encode(), b""))
+    return Ran(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
+
+
+async def run_reporting(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
+    """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
+    if command.results == "pytest":
+        plugin = await witness.Plugin.prepare(sandbox, command, checks)
+        result = await _exec(sandbox, command, plugin.command(command.argv, sandbox.workdir))
+        return result, await plugin.report(sandbox, _LOG_BYTES)
+    with_word = {"unittest": witness.unittest, "junit": witness.junit}.get(command.results)
+    watched = with_word(command.argv) if with_word else []
+    if watched:
+        word = witness.new_word()
+        facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
+        result = await _exec(sandbox, command, watched, facts)
+        report = witness.parse_report(result.output, word)
+        return replace(result, output=witness.output_before(result.output, word)), report
+    path = harness.draw_path()
+    argv, stdin = [word.replace(harness.RESULT_FILES, path) for word in command.argv], b""
+    if command.results == "node":
+        argv, stdin = witness.node(argv, sandbox.workdir, checks)
+    result = await _exec(sandbox, command, argv, stdin)
+    text = result.output
+    if any(harness.RESULT_FILES in word for word in command.argv):
+        text = (await sandbox.exec(["sh", "-c", harness.READ, path], max_bytes=_LOG_BYTES)).output
+    if command.results == "node" and result.exit_code == witness.ENDED_EARLY:
+        return result, witness.Report(False, {})
+    return result, witness.Report(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
+
+
+async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: bytes = b"") -> ExecResult:
+    return await sandbox.exec(argv, stdin=stdin, timeout=command.timeout, max_bytes=_LOG_BYTES)
+
+
+def _problem(command: Command, ran: Ran) -> str:
+    return f"check failed ({ran.problem}): {' '.join(command.argv)}" + (f": {ran.last[:_SHOWN]}" if ran.last else "")
+
+
+def _describe_exit(result: ExecResult, command: Command) -> str:
+    return f"no end within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
+
+
+def _outcome(outcomes: Outcomes, name: str) -> str:
+    return outcomes[name].name.lower() if name in outcomes else "not reported"
+
+
+def _output_text(result: ExecResult) -> str:
+    return result.output.decode("utf-8", "replace").strip()

@@ -34,7 +34,7 @@ class Accounts:
         self._consumed: set[str] = set()
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Count a record; a turn may also be one of `runs.following`."""
+        """Count a record; a turn may also be one of `runs.log.Follower`."""
         type = record["type"]
         if type == "episode":
             self._begun[record["id"]] = (record.get("kind", ""), record["phase"], record["group"])

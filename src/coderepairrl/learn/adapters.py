@@ -20,11 +20,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import loading
 from coderepairrl.learn.settings import LINEAR_ATTENTION, NF4_BLOCK
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
 """Per-head numbers of linear attention."""

@@ -1,14 +1,21 @@
-"""Algorithms as combinations of parts (docs/reference/algorithms.md)."""
+"""Algorithms as combinations of parts, and advantages of a group's rewards (docs/reference/algorithms.md)."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
-from coderepairrl.config.sections.train import Algorithm, Kind
+from coderepairrl.config.schema import Algorithm, Kind
+from coderepairrl.errors import ConfigError
 
 Ratio = Literal["token", "row", "product"]
 Objective = Literal["score", "clip", "cispo"]
 Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
+EPS = 1e-4
+FLAT = 1e-9
+"""Largest difference between equal rewards: rounding."""
 
 
 class Recipe(NamedTuple):
@@ -35,3 +42,90 @@ RECIPES: dict[Algorithm, Recipe] = {
     "gspo": Recipe("row", "clip", "episode", "zscore", (2e-5, 4e-4)),  # a length-normalised ratio hardly moves
 }
 """Every algorithm except `sft`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvantages:
+    """Advantages in reward order; None where not trained. `mean` and `std` exclude void episodes."""
+
+    values: tuple[float | None, ...]
+    mean: float
+    std: float
+    flat: bool
+    """Fewer than two rewards, or all equal."""
+
+
+def group_advantages(
+    rewards: Sequence[float | None],
+    kind: Kind = "zscore",
+    *,
+    kl: bool = False,
+    eps: float = EPS,
+    ddof: Literal[0, 1] = 0,
+) -> GroupAdvantages:
+    """Compute the advantages of one group of rewards.
+
+    - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300); population deviation, or the sample's with
+      ``ddof=1`` (TRL).
+    - ``batch``: ``zscore`` over a batch, passed as one group (REINFORCE++, arXiv 2501.03262).
+    - ``mean``: ``r - mean`` (Dr. GRPO, arXiv 2503.20783).
+    - ``leave_one_out``: ``(r - mean) n / (n - 1)`` (RLOO, arXiv 2402.14740).
+    - ``none``: ``r`` (REINFORCE).
+
+    A flat group (for ``none``, a reward of 0) gets None, or with a KL term (`kl`) 0. Raises `ConfigError` for an
+    unknown kind, ValueError for a non-finite reward.
+
+    >>> group_advantages([0.0, 1.0, None, 0.5], "mean").values
+    (-0.5, 0.5, None, 0.0)
+    >>> group_advantages([0.3, 0.3]).flat
+    True
+    """
+    if kind not in get_args(Kind):
+        raise ConfigError(f"unknown advantage {kind!r}; known: {', '.join(get_args(Kind))}")
+    counted = [reward for reward in rewards if reward is not None]
+    if not all(map(math.isfinite, counted)):
+        raise ValueError(f"a reward is not finite: {list(rewards)}")
+    mean = math.fsum(counted) / len(counted) if counted else 0.0
+    squares = math.fsum((reward - mean) ** 2 for reward in counted)
+    std = math.sqrt(squares / (len(counted) - ddof)) if len(counted) > ddof else 0.0
+    flat = len(counted) < 2 or max(counted) - min(counted) <= FLAT
+    if kind == "none":
+        rewards_or_none = tuple(None if not reward and not kl else reward for reward in rewards)
+        return GroupAdvantages(rewards_or_none, mean, std, flat)
+    if flat:
+        zeros = tuple(0.0 if kl and reward is not None else None for reward in rewards)
+        return GroupAdvantages(zeros, mean, std, flat)
+    n = len(counted)
+    scale = {"mean": 1.0, "leave_one_out": (n - 1) / n}.get(kind, std + eps)
+    values = tuple(None if reward is None else (reward - mean) / scale for reward in rewards)
+    return GroupAdvantages(values, mean, std, flat)
+
+
+def overlong(tokens: int, limit: int, buffer: int) -> float:
+    """Length penalty: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
+
+    >>> [overlong(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
+    [0.0, 0.25, 1.0, 1.0]
+    """
+    return min(1.0, max(0, tokens - (limit - buffer)) / buffer)
+
+
+def ties_broken(
+    values: Sequence[float | None], rewards: Sequence[float | None], scores: Sequence[float], weight: float
+) -> tuple[float | None, ...]:
+    """Add `weight` times a score's excess over its mean among equal rewards.
+
+    >>> ties_broken((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
+    (0.05, -0.05)
+    >>> ties_broken((1.0, -0.5, -0.5), (1.0, 0.0, 0.0), (0.0, 1.0, 0.5), weight=0.1)
+    (1.0, -0.475, -0.525)
+    """
+    broken = list(values)
+    for reward in {each for each in rewards if each is not None}:
+        tied = [at for at, other in enumerate(rewards) if other is not None and abs(other - reward) <= FLAT]
+        mean = math.fsum(scores[at] for at in tied) / len(tied)
+        for at in tied:
+            more = weight * (scores[at] - mean)
+            if abs(more) > FLAT:
+                broken[at] = (values[at] or 0.0) + more
+    return tuple(broken)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coderepairrl import models
-from coderepairrl.config.sections.train import Lora, Precision, Quantise
+from coderepairrl.config.schema import Lora, Precision, Quantise
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, loading
 from coderepairrl.learn.loading import UNREADABLE, check_weights, load_model

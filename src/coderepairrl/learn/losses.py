@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coderepairrl.config.sections.train import Algorithm
+from coderepairrl.config.schema import Algorithm
 from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio, Recipe
 from coderepairrl.learn.values import Targets, value_loss
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.processes.children import ChildDied, Frame, encode_frame
-from coderepairrl.runs.folder import source_digest
+from coderepairrl.runs import source_digest
 
 SECRET = "CRRL_LEARNER_SECRET"
 """Environment variable; at least 16 characters."""

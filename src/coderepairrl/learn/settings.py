@@ -7,10 +7,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coderepairrl.config.sections.train import Correction, Kind, Learning, Quantise
+from coderepairrl.config.schema import Correction, Kind, Learning, Quantise
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.algorithms import RECIPES, Recipe
-from coderepairrl.processes.extras import require_extra, require_train
+from coderepairrl.processes.installs import require_extra, require_train
 
 Form = Literal["model", "adapter"]
 """Whole model, or adapters on the engine's."""

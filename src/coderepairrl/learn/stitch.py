@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
-from coderepairrl.config.sections.train import Kind
-from coderepairrl.learn.advantages import GroupAdvantages, group_advantages, overlong, ties_broken
+from coderepairrl.config.schema import Kind
+from coderepairrl.learn.algorithms import GroupAdvantages, group_advantages, overlong, ties_broken
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.schema import Route
 from coderepairrl.learn import checkpoint, values
 from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
 from coderepairrl.learn.metrics import Metrics
@@ -22,7 +22,7 @@ from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
 from coderepairrl.learn.strategy import SingleProcess
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from coderepairrl.learn.advantages import EPS
+from coderepairrl.learn.algorithms import EPS
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.types import Sample
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.processes.extras import require_train
+from coderepairrl.processes.installs import require_train
 from coderepairrl.registry import nearest, nearest_run
 
 _BUILTIN = "builtin:"

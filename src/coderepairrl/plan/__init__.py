@@ -1,1 +1,401 @@
-"""Plans of runs, from a configuration: parts are named and checked before anything starts."""
+"""Plans of commands: parts named, made and checked, but not started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from coderepairrl import models
+from coderepairrl.config import Config
+from coderepairrl.config.schema import Data
+from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
+from coderepairrl.learn import LearnSettings, require_packages
+from coderepairrl.plan import devices
+from coderepairrl.plan.curriculum import curriculum
+from coderepairrl.plan.devices import Split
+from coderepairrl.plan.few_shot import has_examples, with_examples
+from coderepairrl.plan.learner import check_clip, check_teacher, describe_clip, learn_settings, resolve_numerics
+from coderepairrl.plan.model import (
+    LocalModel,
+    LocalPlan,
+    RemoteModel,
+    ServingPlan,
+    Use,
+    initial_model,
+    name_model,
+)
+from coderepairrl.plan.parts import Check, errors_of, make_each, part, raise_all
+from coderepairrl.plan.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
+from coderepairrl.plan.tasks import (
+    TaskReader,
+    check_learned,
+    check_references,
+    check_workspaces,
+    settle_measure,
+    settle_rewards,
+)
+from coderepairrl.plan.terms import (
+    AgentPlan,
+    JudgedPlan,
+    check_executor,
+    check_kinds,
+    require_ray,
+)
+from coderepairrl.processes.installs import require_extra
+from coderepairrl.rollout import Curriculum, Share, Terms
+from coderepairrl.types import EngineNeeds, Task
+
+
+class WithModel(ServingPlan):
+    """A plan for a model that another plan serves."""
+
+    def __init__(self, served: ServingPlan) -> None:
+        super().__init__()
+        self.served = served
+
+    @part
+    def given(self) -> Config:
+        """Configuration of the model."""
+        return self.served.config
+
+    @part
+    def model(self) -> LocalModel | RemoteModel:
+        """The model."""
+        return self.served.model
+
+
+class RepairPlan(WithModel, AgentPlan):
+    """An attempt at one task, without rewards (``crrl fix``)."""
+
+    task: part[Task]
+
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """No evaluation."""
+        return {}
+
+    @part
+    def kinds(self) -> dict[str, Terms]:
+        """The same terms for every kind of task."""
+        return {"": Terms(self.place.agent, self.place.sandbox, self.limits, {})}
+
+    def _checks(self) -> list[Check]:
+        return [*super()._checks(), lambda: check_local_prompts(self, self.kinds, [self.task])]
+
+
+class TaskPlan(JudgedPlan):
+    """Attempts at the tasks that a configuration names."""
+
+    @part
+    def reader(self) -> TaskReader:
+        """Reader of the tasks."""
+        return TaskReader(self.given)
+
+    @part
+    def sources(self) -> tuple[Share, ...]:
+        """Training tasks by source; none if nothing needs them."""
+        needed = self.learns or has_examples(self.given, drawn=True)
+        return self.reader.training_tasks() if needed else ()
+
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """Held-out tasks by name of the evaluation: all, or a sample."""
+        return self.reader.evaluated_tasks()
+
+    @part
+    def evaluated(self) -> tuple[Task, ...]:
+        """Held-out tasks of all evaluations."""
+        return tuple(chain.from_iterable(self.eval_tasks.values()))
+
+    @part
+    def agent_config(self) -> Config:
+        """Configuration with the examples that agents are shown."""
+        if not has_examples(self.given):
+            return self.given
+        return with_examples(self.given, tasks_of(self.sources), self.evaluated)
+
+    def check_workspaces(self, tasks: Sequence[Task]) -> None:
+        """Raise the errors of workspaces that cannot be opened, and of images that the sandbox cannot open."""
+        if self.can_make("place"):
+            check_workspaces(tasks, self.place.sandbox.check_image)
+        else:
+            check_workspaces(tasks)
+
+
+class EvaluationPlan(WithModel, TaskPlan):
+    """Evaluation of a model; with `collects`, on the training tasks that training leaves out."""
+
+    learns = False
+
+    def __init__(self, served: ServingPlan, *, collects: bool = False) -> None:
+        super().__init__(served)
+        self.collects = collects
+
+    @part
+    def eval_tasks(self) -> dict[str, tuple[Task, ...]]:
+        """Tasks by name of the evaluation: all, or a sample."""
+        return self.reader.collected_tasks() if self.collects else self.reader.evaluated_tasks()
+
+    @part
+    def config(self) -> Config:
+        """Configuration with what is measured."""
+        config = self.agent_config
+        return config if config.eval.reward or config.reward else settle_measure(config, self.evaluated)
+
+    def check_any_tasks(self) -> None:
+        """Raise `TaskError` if no evaluation has a task."""
+        if not self.evaluated:
+            raise TaskError(
+                "no evaluation has a held-out task",
+                fix="name a source and a split that has: eval.split=train, say (crrl tasks list SOURCE has the splits)",
+            )
+
+    def check_prompts(self, name: str) -> None:
+        """Raise `ConfigError` for prompts of the evaluation `name` that leave no room for a reply."""
+        kinds = {kind: terms.of(name) for kind, terms in self.kinds.items()}
+        check_local_prompts(self, kinds, self.eval_tasks[name])
+
+    def _checks(self) -> list[Check]:
+        return [
+            *super()._checks(),
+            lambda: check_kinds(self.kinds, self.evaluated),
+            lambda: self.check_workspaces(self.evaluated),
+            lambda: make_each(self.check_prompts, self.eval_tasks),
+            lambda: require_trackers(self.given.log),
+            lambda: check_executor(self.given, remote=isinstance(self.model, RemoteModel)),
+            lambda: require_ray(self.given),
+            self.check_any_tasks,
+        ]
+
+
+class PolicyPlan(LocalPlan):
+    """A policy to train, and its learner."""
+
+    @part
+    def folder(self) -> Path:
+        """Folder of the initial model."""
+        return initial_model(self.given)
+
+    @part
+    def adapter(self) -> Path | None:
+        """Folder of adapters on it."""
+        return models.resolve_model(self.given.model.path).adapter
+
+    @part
+    def learner(self) -> LearnSettings:
+        """Settings of the learner."""
+        return learn_settings(self.given)
+
+    @part
+    def ranks(self) -> list[int]:
+        """Rank of the trained adapters."""
+        lora = self.given.train.lora
+        return [] if lora is None else [lora.rank]
+
+    def _checks(self) -> list[Check]:
+        return [*super()._checks(), lambda: check_teacher(self.given, self.folder)]
+
+
+class Plan(PolicyPlan, TaskPlan):
+    """A training run; `resumed` leaves out the checks of a run's start."""
+
+    learns = True
+
+    def __init__(self, config: Config, *, resumed: bool) -> None:
+        super().__init__()
+        self.given, self.resumed = resolve_numerics(config), resumed
+
+    @part
+    def devices(self) -> Split:
+        """GPUs of engine and learner."""
+        return devices.split_devices(self.given, self.engine.capabilities.uses_gpus)
+
+    @part
+    def needs(self) -> EngineNeeds:
+        """Room for adapters, GPUs, and sleep if the learner has these by turns."""
+        gpus = self.devices.engine.get(devices.VISIBLE)
+        devices.check_turns(self.given, self.engine)
+        return replace(self.room, gpus=gpus, sleep=devices.have_turns(self.given))
+
+    @part
+    def in_turn(self) -> bool:
+        """Whether engine and learner share a GPU, and the engine measures free memory as it starts."""
+        return devices.have_turns(self.given) or bool(devices.shared(self.given, self.engine.capabilities.uses_gpus))
+
+    @part
+    def settled(self) -> tuple[Config, dict[str, str]]:
+        """Configuration with rewards, and a description of these."""
+        config = self.agent_config
+        if config.reward:
+            return settle_rewards(config, (), ())
+        return settle_rewards(config, tasks_of(self.sources), () if config.eval.reward else self.evaluated)
+
+    @part
+    def config(self) -> Config:
+        """Configuration with rewards, and with ``auto`` resolved."""
+        return self.settled[0]
+
+    @part
+    def rewards_in_words(self) -> dict[str, str]:
+        """Description of training rewards and of what evaluations measure, with reasons for defaults."""
+        return self.settled[1]
+
+    @part
+    def kept(self) -> tuple[Share, ...]:
+        """Training tasks by source, without those whose prompts are too long (`tasks.too_long`)."""
+        if self.given.tasks.too_long != "drop":
+            return self.sources
+        return without_too_long(self.config, self.model, self.kinds, self.sources)
+
+    @part
+    def trained(self) -> tuple[Task, ...]:
+        """Tasks of `kept`."""
+        return tasks_of(self.kept)
+
+    @part
+    def too_long(self) -> tuple[str, ...]:
+        """Training tasks that were left out because their prompts are too long."""
+        kept = {task.id for task in self.trained}
+        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept)
+
+    @part
+    def curriculum(self) -> Curriculum:
+        """Training tasks, and their order."""
+        return curriculum(self.config, self.kept)
+
+    @property
+    def train_tasks(self) -> tuple[Task, ...]:
+        """Training tasks of all sources."""
+        return tasks_of(self.curriculum.sources)
+
+    @part
+    def prompt(self) -> LongestPrompt | None:
+        """The longest prompt; None for a resumed run, which was checked at its start."""
+        if self.resumed:
+            return None
+        prompted = (*self.evaluated, *self.trained) if self.config.eval.is_due else self.trained
+        return check_prompts(self.config, self.model, self.kinds, prompted)
+
+    @part
+    def clip(self) -> str:
+        """Description of when the importance ratio is clipped."""
+        return describe_clip(self.config, self.learner)
+
+    @part
+    def lacking(self) -> tuple[PrerequisiteError, ...]:
+        """Prerequisites of engine or learner that this machine lacks."""
+        checks: list[Check] = [
+            lambda: require_trackers(self.given.log),
+            lambda: require_ray(self.given),
+            lambda: self.engine.require(self.needs),
+            lambda: require_packages(self.learner),
+            lambda: devices.require_secret(self.given),
+        ]
+        errors = (each for error in errors_of(checks) for each in getattr(error, "problems", (error,)))
+        return tuple(each for each in errors if isinstance(each, PrerequisiteError))
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes whose groups make up a step."""
+        return self.config.rollout.tasks_per_step * self.config.rollout.group_size
+
+    @property
+    def refilled_per_step(self) -> int:
+        """Most further episodes of a step, in place of groups that teach nothing."""
+        return self.config.curriculum.refill * self.config.rollout.group_size
+
+    def require(self) -> None:
+        """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
+        raise_all(self.lacking)
+
+    def _checks(self) -> list[Check]:
+        at_start: list[Check] = [
+            lambda: check_clip(self.given),
+            lambda: check_references(self.config, self.trained, self.paid),
+            lambda: check_learned(self.given, self.trained) if self.folder else None,
+        ]
+        return [
+            *super()._checks(),
+            *([] if self.resumed else at_start),
+            lambda: check_learns_from_rewards(self.given),
+            lambda: check_executor(self.given),
+            lambda: devices.check_route(self.given, self.engine),
+            lambda: self.engine.check_model(self.folder),
+            lambda: check_kinds(self.kinds, (*self.evaluated, *self.trained)),
+            lambda: self.check_workspaces(
+                [task for name in ("evaluated", "trained") if self.can_make(name) for task in getattr(self, name)]
+            ),
+            lambda: check_overlong(self.config, self.model, self.kinds),  # a resumed run may have new limits
+        ]
+
+
+def plan_run(config: Config, *, resumed: bool = False) -> Plan:
+    """Resolve and check every part of `config`. Raises as `raise_all`.
+
+    What the machine lacks for engine and learner is not an error here (`Plan.lacking`). `resumed` skips checks that are
+    only for new runs.
+    """
+    plan = Plan(config, resumed=resumed)
+    if errors := plan.errors():
+        raise_all([*errors, *plan.lacking])
+    return plan
+
+
+def resolve_evaluation(
+    name: str, overrides: Sequence[str], use: Use, *, settings_of: Path | None = None, collects: bool = False
+) -> AgentPlan:
+    """Resolve the model `name`, its settings, and held-out tasks (of `settings_of` if given) and how they are judged.
+
+    Without a named reward the tasks decide (`reward_for`). With `collects`, the training tasks that training leaves out
+    replace the held-out ones. Raises `TaskError` without tasks, and as `raise_all`.
+    """
+    served = name_model(name, overrides, use, settings_of)
+    plan = EvaluationPlan(served, collects=collects)
+    raise_all([*served.errors(), *plan.errors()])
+    model = plan.config.model.model_copy(update={"path": _pin(name, plan)})
+    return plan.replace(config=plan.config.model_copy(update={"model": model}))
+
+
+def _pin(name: str, plan: AgentPlan) -> str:
+    """A name that finds the same model again."""
+    if Path(name).suffix == ".toml":
+        return plan.config.model.path
+    if not isinstance(plan.model, LocalModel) or name.startswith("builtin:"):
+        return name
+    return f"{name.partition('@')[0]}@{plan.model.folder.name}" if models.is_hub_name(name) else plan.model.name
+
+
+def resolve_serving(name: str, overrides: Sequence[str], use: Use, *checks: Check) -> ServingPlan:
+    """Resolve the model `name` and the settings it is served with. Raises as `raise_all`, with errors of `checks`."""
+    plan = name_model(name, overrides, use)
+    raise_all([*errors_of(checks), *plan.errors()])
+    return plan
+
+
+def check_local_prompts(plan: AgentPlan, kinds: Mapping[str, Terms], tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for prompts that leave no room for a reply of a model that is served here."""
+    if isinstance(plan.model, LocalModel):
+        check_prompts(plan.config, plan.model, kinds, tasks)
+
+
+def tasks_of(shares: Iterable[Share]) -> tuple[Task, ...]:
+    """Tasks of all sources."""
+    return tuple(chain.from_iterable(share.tasks for share in shares))
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Raise `PrerequisiteError` (`Several` for more) for trackers that are not installed."""
+    make_each(lambda name: require_extra(name, f"log={name}"), names)
+
+
+def check_learns_from_rewards(config: Config) -> None:
+    """Raise `ConfigError` for settings of `crrl sft`."""
+    if config.train.algorithm == "sft":
+        raise ConfigError(
+            "train.algorithm=sft learns from examples, not from attempts at tasks",
+            fix="crrl sft FILE, or another train.algorithm",
+        )
+    if config.data != Data():
+        raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")

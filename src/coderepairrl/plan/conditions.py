@@ -10,7 +10,7 @@ from coderepairrl.agents.command import Program
 from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
 from coderepairrl.environments import list_fingerprints
-from coderepairrl.plan.plan import Plan
+from coderepairrl.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, group_by_kind
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms

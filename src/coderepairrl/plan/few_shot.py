@@ -11,7 +11,7 @@ from coderepairrl.agents import examples, patching
 from coderepairrl.agents.examples import Example
 from coderepairrl.agents.fences import FORMATS, Format, format_reply
 from coderepairrl.config import Config
-from coderepairrl.config.sections.episodes import Agent
+from coderepairrl.config.schema import Agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.terms import agent_settings
 from coderepairrl.rollout import derive_seed

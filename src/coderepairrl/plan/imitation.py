@@ -1,19 +1,32 @@
-"""Plan of `crrl sft`, made before anything starts."""
+"""Plan of `crrl sft`, made before anything starts, and its examples: read, rendered, split and ordered."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from coderepairrl import tokens
 from coderepairrl.config import Config
-from coderepairrl.config.sections.tasks import Tasks
+from coderepairrl.config.schema import Data, Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
-from coderepairrl.plan import devices
+from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_trackers
 from coderepairrl.plan.devices import Split
-from coderepairrl.plan.examples import Examples, read_training_examples, steps
 from coderepairrl.plan.learner import learn_settings, resolve_numerics
 from coderepairrl.plan.parts import Check, part, raise_all
-from coderepairrl.plan.plan import EvaluationPlan, PolicyPlan, require_trackers
 from coderepairrl.plan.sizing import GB, learner_alone
 from coderepairrl.plan.terms import AgentPlan
+from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.runs.storage import digests
+from coderepairrl.tasks.select import is_held_out
+from coderepairrl.tokens import Codec, Row
+from coderepairrl.types import Sample
 
 OF_ATTEMPTS = (
     *("train.advantage", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
@@ -22,6 +35,174 @@ OF_ATTEMPTS = (
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
 """Settings with a meaning only for learning from attempts (more: `learn.settings.OF_SAMPLES`)."""
+_NAMED = 3
+"""Unfit examples listed by name, of each sort."""
+
+
+class Rows(NamedTuple):
+    """The sequences of one example."""
+
+    episode: str
+    task: str
+    rows: tuple[Row, ...]
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """Sequences as samples for the learner."""
+        for ids, trained in self.rows:
+            unsampled = (0.0,) * len(ids), (-1,) * len(ids)
+            yield Sample(self.episode, ids, trained, *unsampled, advantage=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Examples of a `crrl sft` run."""
+
+    train: tuple[Rows, ...]
+    held_out: tuple[Rows, ...]
+    files: dict[str, str]
+    """SHA-256 of each file, by its path."""
+    rendered: dict[str, int]
+    """Number of rendered examples, by reason."""
+    dropped: dict[str, list[str]]
+    """Ids of the examples left out, by reason."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(len(row.ids) for each in (*self.train, *self.held_out) for row in each.rows)
+
+    def counts(self) -> dict[str, int]:
+        """Numbers of examples, tasks, rows and tokens."""
+        rows = [row for each in self.train for row in each.rows]
+        return {
+            "train": len(self.train),
+            "held_out": len(self.held_out),
+            "tasks": len({each.task for each in self.train}),
+            "rows": len(rows),
+            "tokens": sum(len(row.ids) for row in rows),
+            "trained_tokens": sum(sum(row.trained) for row in rows),
+            "longest": self.longest,
+        }
+
+
+def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
+    """Read the examples of `data` for the model in folder `model`.
+
+    Messages are rendered by `codec` if tokens are of another tokenizer or template. Raises `UsageError` for unreadable,
+    empty or duplicate input, `ConfigError` for examples that do not fit.
+    """
+    if not data.paths:
+        raise ConfigError("data.paths is empty: there is nothing to learn from", fix="data.paths=RUN, of crrl collect")
+    most = data.max_tokens or codec.context
+    if most > codec.context:
+        raise ConfigError(
+            f"data.max_tokens={most}, and {codec.name} reads at most {codec.context} tokens",
+            fix=f"data.max_tokens={codec.context}",
+        )
+    fitting: list[Rows] = []
+    files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
+    model_digest, seen = tokens.tokenizer_digest(model), dict[str, Path]()
+    for path in map(_examples_file, data.paths):
+        examples = read_examples(path)
+        if not examples:
+            raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
+        files[str(path)] = digests([path])[path.name]
+        for example in examples:
+            if (first := seen.get(same := _content_digest(example))) is not None:
+                raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
+            seen[same] = path
+            rows, cause = _example_rows(example, codec, model_digest)
+            rendered[cause] += bool(cause)
+            if isinstance(rows, str):
+                unfit.setdefault(rows, []).append(example.id)
+            elif reason := _unfit(rows, most, codec.vocab_size):
+                unfit.setdefault(reason, []).append(example.id)
+            else:
+                fitting.append(Rows(example.episode, example.task_id, tuple(rows)))
+    if unfit and data.unfit == "refuse":
+        raise ConfigError(
+            f"{sum(map(len, unfit.values()))} examples cannot be learned from: {format_unfit(unfit)}",
+            fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
+        )
+    apart = [is_held_out(f"sft/{each.task}", data.held_out) for each in fitting]
+    train = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if not is_held_out)
+    measured = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if is_held_out)
+    if not train:
+        cause = f"all were left out: {format_unfit(unfit)}" if unfit and not fitting else "all are held out"
+        raise UsageError(f"there is no example to train on: {cause}", fix="lower data.held_out, or collect more tasks")
+    return Examples(train, measured, files, {cause: count for cause, count in rendered.items() if count}, unfit)
+
+
+def format_unfit(unfit: dict[str, list[str]]) -> str:
+    """Number of dropped examples for each reason, with some ids."""
+    return "; ".join(
+        f"{len(names)} {reason} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
+        for reason, names in unfit.items()
+    )
+
+
+def steps(data: Data, examples: int) -> int:
+    """Steps in `data.epochs` epochs; the last step may have fewer examples."""
+    assert data.epochs is not None
+    return math.ceil(_total(data.epochs, examples) / data.batch)
+
+
+def due(data: Data, examples: int, seed: int, step: int) -> list[int]:
+    """Indices of the examples of `step`, from 1; each epoch has an order drawn by `seed`.
+
+    >>> data = Data(batch=2, epochs=1.0)
+    >>> sorted(due(data, 3, 0, 1) + due(data, 3, 0, 2))
+    [0, 1, 2]
+    """
+    first, last = (step - 1) * data.batch, step * data.batch
+    if data.epochs is not None:
+        last = min(last, _total(data.epochs, examples))
+    orders: dict[int, list[int]] = {}
+    for epoch in range(first // examples, (last - 1) // examples + 1):
+        orders[epoch] = Random(f"{seed}/{epoch}").sample(range(examples), examples)
+    return [orders[at // examples][at % examples] for at in range(first, last)]
+
+
+def _total(epochs: float, examples: int) -> int:
+    return max(1, round(epochs * examples))
+
+
+def _examples_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    file = path / NAME if path.is_dir() else path
+    if not file.is_file():
+        problem = "has no examples" if path.is_dir() else "is not there"
+        raise UsageError(f"data.paths: {path} {problem}", fix="crrl collect ... -o RUN, then data.paths=RUN")
+    return file
+
+
+def _example_rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
+    """Sequences of an example or why it has none, and why it was rendered."""
+    if example.exact and example.tokenizer == own:
+        return [Row(example.ids, example.trained)], ""
+    cause = "of another tokenizer or template" if example.exact else "without tokens"
+    if not example.messages:
+        return f"have tokens of another tokenizer ({example.tokenizer[:8] or 'unknown'}), and no messages", ""
+    try:
+        return tokens.conversation_rows(codec, example.messages, example.tools), cause
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # messages of anybody's
+        return f"cannot be rendered: {error or type(error).__name__}", ""
+
+
+def _content_digest(example: Example) -> str:
+    """Digest of an example's content: ids repeat across runs."""
+    return hashlib.sha256(repr((example.id, example.task_id, example.messages, example.ids)).encode()).hexdigest()
+
+
+def _unfit(rows: Sequence[Row], most: int, vocabulary: int) -> str:
+    if any(not 0 <= each < vocabulary for row in rows for each in row.ids):
+        return f"have ids outside the vocabulary of {vocabulary}"
+    if any(len(row.ids) > most for row in rows):
+        return f"are longer than {most} tokens"
+    if not all(any(row.trained) for row in rows):
+        return "have nothing to learn"
+    return "begin with what is to be learned" if any(row.trained[0] for row in rows) else ""
 
 
 class ImitationPlan(PolicyPlan):
@@ -104,7 +285,7 @@ class ImitationPlan(PolicyPlan):
 
 
 def resolve_imitation(config: Config) -> ImitationPlan:
-    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan.plan.plan_run`."""
+    """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan_run`."""
     plan = ImitationPlan(config)
     raise_all(plan.errors())
     return plan

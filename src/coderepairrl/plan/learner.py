@@ -7,11 +7,11 @@ from pathlib import Path
 
 from coderepairrl import models, tokens
 from coderepairrl.config import Config
-from coderepairrl.config.sections.train import Learning
+from coderepairrl.config.schema import Learning
 from coderepairrl.engines.vllm.options import is_half
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings
-from coderepairrl.plan.sizing.published import find_published
+from coderepairrl.plan.sizing.architecture import find_published
 
 
 def learn_settings(config: Config) -> LearnSettings:

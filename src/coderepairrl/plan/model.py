@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from coderepairrl import config as configs
 from coderepairrl import engines, models, tokens
 from coderepairrl.config import Config
-from coderepairrl.config.sections.base import Section
+from coderepairrl.config.schema import Section
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.plan import devices
 from coderepairrl.plan.parts import Check, Parts, errors_of, part

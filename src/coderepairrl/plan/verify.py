@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coderepairrl.plan.plan import Plan
+from coderepairrl.plan import Plan
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.rewards.verify import Trial, trials

@@ -1,4 +1,4 @@
-"""Virtual environments shared with sandboxes, for agents and tests of tasks."""
+"""Optional packages and how to install them; virtual environments that sandboxes share, for agents and tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,6 +31,17 @@ _locks: set[int] = set()
 """Descriptors of held locks: inherited by installers, they stay locked if this process is killed."""
 _umasks: list[int] = []
 _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
+EXTRAS = {
+    "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "renderers"),
+    "deepspeed": ("deepspeed",),
+    "bitsandbytes": ("bitsandbytes",),
+    "ray": ("ray",),
+    "hub": ("datasets",),
+    "pdf": ("svglib",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
 
 
 def system_python() -> Path:
@@ -150,3 +163,28 @@ def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path
                 )
             (target / _DONE).touch()
     return target
+
+
+def require_extra(extra: str, purpose: str) -> None:
+    """Raise `PrerequisiteError` if a package of `extra`, needed by `purpose`, is missing."""
+    missing = [name for name in EXTRAS[extra] if not (sys.modules.get(name) or find_spec(name))]
+    if missing:
+        packages = "package" if len(missing) == 1 else "packages"
+        raise PrerequisiteError(f"{purpose} needs the {packages} {', '.join(missing)}", fix=install_extra(extra))
+
+
+def require_train() -> None:
+    """Raise `PrerequisiteError` unless models can run here."""
+    require_extra("train", "a model on this machine")
+
+
+def install_extra(extra: str, checkout: Path = Path(__file__).parents[3]) -> str:
+    """Install command of `extra`: the script of `checkout` if this is its environment, else pip.
+
+    >>> install_extra("train", Path("/usr"))
+    "pip install 'coderepairrl[train]'"
+    """
+    script = checkout / "scripts/setup.sh"
+    if script.is_file() and Path(sys.prefix) == checkout / ".venv":
+        return f"{shlex.quote(str(script))} {extra}"
+    return f"pip install 'coderepairrl[{extra}]'"

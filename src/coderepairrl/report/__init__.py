@@ -1,6 +1,92 @@
-"""Reports of runs: pages, JSON, figures, tables and exports."""
+"""Reports of runs: pages, JSON, and exports: figures as SVG and PDF, numbers as CSV."""
 
-from coderepairrl.report.site import Site
-from coderepairrl.report.tables import export_figures
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.report.analysis import Report, compare_runs
+from coderepairrl.report.charts import sections
+from coderepairrl.report.plots import Panel, figure, pdf
+from coderepairrl.report.site import Site, write_page
+from coderepairrl.stats import Interval
 
 __all__ = ["Site", "export_figures"]
+Row = Sequence[Any]
+
+
+def export_figures(reports: Sequence[Report], folder: Path) -> list[Path]:
+    """Write ``NUMBER-TITLE.svg``, ``.pdf``, ``.csv`` per figure, ``evaluations.csv`` and ``comparisons.csv``.
+
+    Replaces existing files. Raises `UsageError`, and `PrerequisiteError` without svglib.
+    """
+    return [write_page(folder / name, content) for name, content in _figure_files(reports)]
+
+
+def _figure_files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
+    panels = [panel for _, panels in sections(reports) for panel in panels]
+    shown = [panel for panel in panels if any(series.points for series in panel.series)]
+    for number, panel in enumerate(shown, 1):
+        name = f"{number:02d}-{_slug(panel.title)}"
+        drawn = figure([panel], standalone=True)
+        page = pdf(drawn)  # where svglib is missing nothing is written
+        yield f"{name}.svg", drawn.encode()
+        yield f"{name}.pdf", page
+        yield f"{name}.csv", _csv(("curve", panel.x_label, "value", "low", "high"), _points(panel))
+    ends = ("value", "low", "high")
+    yield (
+        "evaluations.csv",
+        _csv(("run", "evaluation", "step", "episodes", "tasks", "void", "measure", *ends), _evaluations(reports)),
+    )
+    sides = [f"{side}{end}" for side in ("before", "after", "change") for end in ("", "_low", "_high")]
+    heads = ("run", "before", "after", "tasks of", "measure", *sides, "p", "tasks", "better", "worse")
+    yield "comparisons.csv", _csv(heads, _comparisons(reports))
+
+
+def _points(panel: Panel) -> Iterator[Row]:
+    for series in panel.series:
+        ends = zip(series.low, series.high, strict=True) if series.low else ((None, None),) * len(series.x)
+        for x, y, (low, high) in zip(series.x, series.y, ends, strict=True):
+            yield series.name or panel.title, x, y, low, high
+
+
+def _evaluations(reports: Sequence[Report]) -> Iterator[Row]:
+    for report in reports:
+        for each in report.evaluations:
+            for measure, value in each.values.items():
+                counts = (each.episodes, each.tasks, each.void)
+                yield report.name, each.name, each.step, *counts, measure, *value
+
+
+def _comparisons(reports: Sequence[Report]) -> Iterator[Row]:
+    named = [(report.name, each) for report in reports for each in (*report.comparisons, *report.repeated)]
+    for other in reports[1:]:
+        named += [(f"{other.name} - {reports[0].name}", each) for each in compare_runs(reports[0], other)]
+    none = (None, None, None)
+    for name, each in named:
+        for measure in dict.fromkeys((*each.early, *each.late)):
+            change = each.changes.get(measure)
+            sides: tuple[Interval | Row, ...] = (each.early.get(measure, none), each.late.get(measure, none))
+            rest = (*change.change, change.p, change.tasks, change.better, change.worse) if change else ()
+            yield name, each.before, each.after, each.slice or "all", measure, *sides[0], *sides[1], *rest
+
+
+def _csv(heads: Row, rows: Iterable[Row]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue().encode(errors="replace")
+
+
+def _cell(value: Any) -> Any:
+    # a name that a model chose must be no formula in a spreadsheet
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]

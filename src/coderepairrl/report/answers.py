@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coderepairrl.rewards.answers import last_reply, plain_label, read_confidence, read_label
+from coderepairrl.rewards.text import last_reply, plain_label, read_confidence, read_label
 from coderepairrl.stats import Interval
 from coderepairrl.stats.classification import NONE, OTHER, Answer, Calibration, agreement, calibrate, classify
 from coderepairrl.stats.intervals import clusters_of

@@ -13,7 +13,7 @@ from typing import Any
 from coderepairrl.learn.account import Accounts
 from coderepairrl.printable import visible
 from coderepairrl.runs.codec import text_to_bytes
-from coderepairrl.runs.following import Follower
+from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending
 
 Record = Mapping[str, Any]

@@ -17,7 +17,7 @@ from coderepairrl import config, models
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.learn.stitch import fates
-from coderepairrl.processes.extras import install_extra
+from coderepairrl.processes.installs import install_extra
 from coderepairrl.report.analysis import Report, analyse
 from coderepairrl.report.conversation import conversation
 from coderepairrl.report.episodes import Shown, render_episode, render_group, render_list, render_task, to_attempt
@@ -25,7 +25,7 @@ from coderepairrl.report.kit import Around, diff_lines
 from coderepairrl.report.reading import read_run
 from coderepairrl.report.rows import OPEN, UNFINISHED, Row, Rows
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.runs.following import Follower
+from coderepairrl.runs.log import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000

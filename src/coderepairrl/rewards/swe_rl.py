@@ -11,8 +11,8 @@ from cydifflib import SequenceMatcher
 from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards.answers import last_reply
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
+from coderepairrl.rewards.text import last_reply
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")

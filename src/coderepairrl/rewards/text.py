@@ -1,8 +1,9 @@
-"""Rewards that compare two patches, without a sandbox."""
+"""Rewards that judge text, without a sandbox: patches by references, last replies by their label."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -59,3 +60,79 @@ class TextReward(Reward, ABC):
             parse_patch(task.reference)
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+
+
+class AnswerReward(Reward, ABC):
+    """Reward for the last reply."""
+
+    name: str
+
+    @abstractmethod
+    def judge(self, answer: str, task: Task) -> float:
+        """Value of `answer`. Raises `TaskError` without a label or reference."""
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Score the episode."""
+        answer = last_reply(episode)
+        return Score(self.name, self.judge(answer, task)) if answer else Score(self.name, 0.0, note="no reply")
+
+
+def last_reply(episode: Episode) -> str:
+    """Text of the last reply, with parsed thoughts back in ``<think>`` tags."""
+    messages = episode.turns[-1].messages if episode.turns else ()
+    if not messages or messages[-1].get("role") != "assistant":
+        return ""
+    text, thought = messages[-1].get("content") or "", messages[-1].get("reasoning_content")
+    return f"<think>\n{thought.strip()}\n</think>\n{text.lstrip()}" if thought else str(text)
+
+
+_CONFIDENCE = re.compile(r"<confidence>\s*+(\d++(?:\.\d++)?+)\s*+(%?+)\s*+</confidence>")
+_AROUND = " \t\n\r*`'\"."
+
+
+def read_label(reply: str) -> str:
+    r"""Label on one line, between ``<answer>`` tags or alone after the thought; else empty.
+
+    >>> read_label("<think>hm</think>\n<answer>\nCWE-079\n</answer>"), read_label("cwe-79."), read_label("a\nb")
+    ('cwe-79', 'cwe-79', '')
+    """
+    text = reply.rpartition("</think>")[2]
+    _, tag, rest = text.partition("<answer>")
+    answer = rest.partition("</answer>")[0] if tag else _CONFIDENCE.sub("", text)
+    return plain_label(answer) if "\n" not in answer.strip() else ""
+
+
+def plain_label(label: str) -> str:
+    """Lower-case `label` without surrounding marks or leading zeros."""
+    return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_AROUND).lower())
+
+
+def read_confidence(reply: str) -> float | None:
+    """Last number or percentage between ``<confidence>`` tags, in [0, 1].
+
+    >>> read_confidence("<confidence>0.8</confidence>"), read_confidence("<confidence> 80 % </confidence>")
+    (0.8, 0.8)
+    """
+    matches = _CONFIDENCE.findall(reply.rpartition("</think>")[2])
+    if not matches:
+        return None
+    number, percent = matches[-1]
+    value = float(number) / (100 if percent else 1)
+    return value if value <= 1 else None
+
+
+class Label(AnswerReward):
+    """1 if the reply gives the task's label (`Task.answer`, such as ``CWE-79``), else 0.
+
+    Ignores case, leading zeros of a weakness, and surrounding quotes, asterisks and full stops.
+
+    Source: this project. Known weakness: with few classes, guessing the commonest pays.
+    """
+
+    name = "label"
+
+    def judge(self, answer: str, task: Task) -> float:
+        """Compare labels. Raises `TaskError` without a label."""
+        if not task.answer:
+            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
+        return float(read_label(answer) == plain_label(task.answer))

@@ -19,9 +19,8 @@ from cydifflib import SequenceMatcher
 from coderepairrl.agents.patching import parse_blocks
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards.answers import AnswerReward
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
-from coderepairrl.rewards.text import TextReward
+from coderepairrl.rewards.text import AnswerReward, TextReward
 from coderepairrl.types import Episode, Score, Task
 
 _STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")

@@ -16,7 +16,7 @@ from coderepairrl import grading
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
-from coderepairrl.rewards.compose import Weighted, score
+from coderepairrl.rewards import Weighted, score
 from coderepairrl.rewards.simple import with_patch
 from coderepairrl.types import Task
 

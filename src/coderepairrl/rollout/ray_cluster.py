@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 
 LISTEN_SECONDS = 10.0
 GONE_SECONDS = 20.0

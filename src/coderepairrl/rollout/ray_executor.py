@@ -29,7 +29,7 @@ from coderepairrl.rollout.worker import (
     pack_messages,
     unpack_messages,
 )
-from coderepairrl.runs.folder import source_digest
+from coderepairrl.runs import source_digest
 
 PIECE = 1 << 16
 """Bytes of an argument or result; beyond 100 KB they use the object store (Ray's ``max_direct_call_object_size``)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from coderepairrl import config as configs
 from coderepairrl import tasks
 from coderepairrl.config import Config
-from coderepairrl.config.sections.episodes import Agent
+from coderepairrl.config.schema import Agent
 from coderepairrl.errors import UsageError
 from coderepairrl.plan.model import name_model
 from coderepairrl.plan.terms import AgentPlan

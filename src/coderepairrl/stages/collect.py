@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.config.sections.evaluation import Keep
+from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError, spell_crrl
 from coderepairrl.printable import counted
-from coderepairrl.runs import logged_episodes
+from coderepairrl.runs import logged_episodes, write_atomic
 from coderepairrl.runs.examples import NAME, Example, write_examples
-from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stages.conversations import open_conversations
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
 from coderepairrl.stages.results import format_cost

@@ -11,9 +11,9 @@ from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, combine_errors
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
+from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.plan import Plan, plan_run
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
 from coderepairrl.plan.verify import describe_trials, verify_plan

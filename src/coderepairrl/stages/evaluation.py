@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, combine_errors
+from coderepairrl.plan import resolve_evaluation
 from coderepairrl.plan.model import LocalModel, Use
-from coderepairrl.plan.plan import resolve_evaluation
 from coderepairrl.plan.replying import Opens, opening, replying, split_by_engine
 from coderepairrl.plan.tasks import collected_share, learned_by
 from coderepairrl.plan.terms import AgentPlan

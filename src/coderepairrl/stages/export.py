@@ -13,12 +13,11 @@ from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import check_weights, language_model, merge_in_child, survived
-from coderepairrl.plan.plan import require_trackers
+from coderepairrl.plan import require_trackers
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
-from coderepairrl.runs import logged_episodes, open_run
-from coderepairrl.runs.folder import write_learned
+from coderepairrl.runs import logged_episodes, open_run, write_learned
 
 KEPT = 0.9
 """Share of the adapters' change below which a caller should say that the rest is lost."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.gateway import Gateway
+from coderepairrl.plan import RepairPlan
 from coderepairrl.plan.model import ServingPlan, Use, name_model
 from coderepairrl.plan.parts import part, raise_all
-from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.plan.replying import replying
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes import hostgit

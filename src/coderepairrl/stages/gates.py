@@ -19,8 +19,8 @@ from statistics import fmean, median, variance
 from typing import Any, NamedTuple
 
 from coderepairrl.config import load_run
-from coderepairrl.config.sections.run import GateName, Run
-from coderepairrl.learn.advantages import FLAT
+from coderepairrl.config.schema import GateName, Run
+from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.runs import open_run
 from coderepairrl.stages import overoptimisation
 from coderepairrl.stages.history import read_history

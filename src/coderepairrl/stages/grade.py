@@ -14,7 +14,7 @@ from coderepairrl import rewards
 from coderepairrl.errors import Fault, TaskError, UsageError
 from coderepairrl.printable import counted
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.runs.folder import write_atomic
+from coderepairrl.runs import write_atomic
 from coderepairrl.runs.log import Lines
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.stages.shards import WHOLE, Shard

@@ -22,8 +22,7 @@ from typing import Any
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.processes.installs import tool
-from coderepairrl.runs import codec
-from coderepairrl.runs.folder import write_atomic
+from coderepairrl.runs import codec, write_atomic
 from coderepairrl.stages.grade import Graded, Say
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Task

@@ -36,8 +36,8 @@ from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, metric_names
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.report.verdict import Result, Table, render
+from coderepairrl.runs import write_atomic
 from coderepairrl.runs.examples import NAME as EXAMPLES
-from coderepairrl.runs.folder import write_atomic
 from coderepairrl.runs.storage import SUMS, checksum
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.changes import list_changed_keys

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from coderepairrl import config as configs
 from coderepairrl.config import Config
-from coderepairrl.config.sections.base import Section
+from coderepairrl.config.schema import Section
 from coderepairrl.errors import CodeRepairError, ConfigError, combine_errors
 from coderepairrl.registry import nearest
 from coderepairrl.report.arms import Question

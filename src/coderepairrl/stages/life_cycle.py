@@ -1,6 +1,6 @@
 """Life cycle of a run of `crrl train`, `sft`, `eval` and `collect`: begin, resume, retry, prune, conclude.
 
-Settings that a resumed run may change are in `stages.changes`, files in `runs.folder`.
+Settings that a resumed run may change are in `stages.changes`, files in `runs`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from coderepairrl import models
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner
+from coderepairrl.plan import Plan
 from coderepairrl.plan.conditions import TRAINING, describe_conditions, list_differences
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.plan import Plan
 from coderepairrl.plan.tasks import learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
-from coderepairrl.runs import Log, RunFolder, open_run
-from coderepairrl.runs.folder import write_learned
+from coderepairrl.report.trackers import following
+from coderepairrl.runs import Log, RunFolder, open_run, write_learned
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.trackers import following
 
 T = TypeVar("T")
 _ENOUGH_DISK = 64 << 20

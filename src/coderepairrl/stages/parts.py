@@ -15,8 +15,8 @@ from coderepairrl import models, tokens
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.learn import Learner, LearnSettings, format_torchrun, init_random, merge_in_child, rounded, survived
+from coderepairrl.plan import Plan
 from coderepairrl.plan.imitation import ImitationPlan
-from coderepairrl.plan.plan import Plan
 from coderepairrl.plan.terms import AgentPlan, worker_setup
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Executor, LocalExecutor, Rollout, SupervisedEngine, Terms, Ticket, warm_up
@@ -26,8 +26,7 @@ from coderepairrl.runs.storage import replace_folder, write_sums
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.sync.streamed import Streamed
-from coderepairrl.sync.weights import shared_folder
+from coderepairrl.sync.weights import Streamed, shared_folder
 from coderepairrl.types import Episode, Sampling, Task, Turn
 
 _KEPT = 0.9  # Share of learned adapters below which a run raises an alarm.

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.runs import codec
-from coderepairrl.runs.folder import write_atomic
+from coderepairrl.runs import codec, write_atomic
 from coderepairrl.types import Ending, Episode
 
 _MODEL = ("model_name_or_path", "model", "prefix")

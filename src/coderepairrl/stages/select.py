@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from coderepairrl.config.sections.evaluation import Keep
+from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 

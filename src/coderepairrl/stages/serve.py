@@ -20,8 +20,8 @@ from coderepairrl import config as configs
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.gateway.server import check_free
+from coderepairrl.plan import resolve_serving
 from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
-from coderepairrl.plan.plan import resolve_serving
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import Interrupted, allow_open_files, run_until_interrupted

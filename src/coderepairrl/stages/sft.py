@@ -16,7 +16,7 @@ from typing import Any
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Account, Form, Learner
-from coderepairrl.plan import examples
+from coderepairrl.plan import imitation
 from coderepairrl.plan.imitation import ImitationPlan, resolve_imitation
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
@@ -151,7 +151,7 @@ async def _learn(run: _Run, step: int) -> dict[str, Any]:
 
 def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
     data, rows = plan.config.data, plan.examples.train
-    return [row for at in examples.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
+    return [row for at in imitation.due(data, len(rows), plan.config.run.seed, step) for row in rows[at].samples]
 
 
 async def _restore_run(run: _Run) -> None:
@@ -327,7 +327,7 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
     for reason, count in plan.examples.rendered.items():
         progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")
     if plan.examples.dropped:
-        progress.say(f"left out: {examples.format_unfit(plan.examples.dropped)}")
+        progress.say(f"left out: {imitation.format_unfit(plan.examples.dropped)}")
     if plan.doubt:
         progress.say(plan.doubt)
 

@@ -12,7 +12,7 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch
-from coderepairrl.learn.advantages import FLAT
+from coderepairrl.learn.algorithms import FLAT
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.rollout import (

@@ -1,23 +1,26 @@
-"""Weights for `Engine.load`, read without torch: a file, a folder of full weights, or a peft adapter.
+"""Weights on their way to an engine, read without torch: a file, a folder of full weights, or a peft adapter.
 
 A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import EngineFault
-from coderepairrl.processes.extras import require_train
+from coderepairrl.processes.installs import require_train
 from coderepairrl.processes.scratch import PREFIX, create_owned_folder, remove_abandoned
+from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder, storage
+from coderepairrl.types import Chunk, Sampling
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
@@ -25,6 +28,8 @@ MODEL = "model.safetensors"
 OFFER = "offer.json"
 CALLED_OFF = "called-off"
 """File next to the offer that cancels an unstarted transfer (`coderepairrl.sync.wire`)."""
+Send = Callable[[Path, int, int, float], Awaitable[str]]
+"""``(offer, version, receivers, seconds)``: sends, and returns "" or why it broke off (`Learner.send`)."""
 
 
 class Published(NamedTuple):
@@ -160,3 +165,51 @@ def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
     with create_owned_folder(path):
         yield path
+
+
+class Streamed(Engine):
+    """Wrapper of an engine that receives weights; a broken transfer raises a `Fault` of engine or sender."""
+
+    def __init__(self, engine: Engine, send: Send) -> None:
+        self.context = engine.context
+        self._engine = engine
+        self._send = send
+
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`."""
+        return self._engine.generate(ids, sampling, seed)
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `Engine.load`. An offer can be loaded repeatedly while the learner keeps its weights."""
+        if not is_offer(path):
+            return await self._engine.load(path, version, checksum)
+        receivers, patience = await self._engine.receivers()
+        for left in path.iterdir():  # of an earlier attempt
+            if left.name != OFFER:
+                left.unlink()
+        loading = asyncio.ensure_future(self._engine.load(path, version, checksum))
+        sending = asyncio.ensure_future(self._send(path, version, receivers, patience))
+        try:
+            await asyncio.wait({loading, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            called_off = not sending.done()
+            if called_off or sending.exception() or sending.result():
+                (path / CALLED_OFF).touch()
+            await asyncio.wait({loading, sending})
+        if fault := sending.exception():
+            loading.exception()  # only a consequence
+            raise fault
+        try:
+            return loading.result()  # the checksum holds: everything arrived
+        except EngineFault as refusal:
+            if called_off or not sending.result():  # a cancelled sender only reports that
+                raise
+            raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
+
+    async def health(self) -> Mapping[str, float]:
+        """See `Engine.health`."""
+        return await self._engine.health()
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        await self._engine.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.extras import require_extra
+from coderepairrl.processes.installs import require_extra
 from coderepairrl.runs import codec
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.printable import fence_code
 from coderepairrl.registry import nearest
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.patches import format_diff
@@ -184,7 +185,7 @@ class Vulnerabilities(Files):
     def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
         form = _FORMS[self.form] + self.confidence * _CONFIDENCE
-        return f"{question}\n\n{listed}\n\n{fence(code, pair.language)}\n\n{form}"
+        return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{form}"
 
     def _repair(self, pair: Pair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
@@ -272,18 +273,6 @@ def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
             fix="read some; then inverted=true takes those labelled safe for the vulnerable ones, and inverted=false "
             "takes all as they are",
         )
-
-
-def fence(code: str, language: str) -> str:
-    """`code` as a Markdown block with a long enough fence.
-
-    >>> print(fence("a ``` b", "c"))
-    ````c
-    a ``` b
-    ````
-    """
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", code)), default=0))
-    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
 
 
 def _word(language: str) -> str:

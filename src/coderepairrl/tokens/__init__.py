@@ -1,12 +1,23 @@
-"""Conversion of messages to token ids and back, without torch or transformers."""
+"""Conversion of messages to token ids and back, without torch or transformers: the `Codec` of a model, loaded here."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import models
+from coderepairrl.errors import ConfigError
+from coderepairrl.processes.installs import require_train
+from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom, Row, conversation_rows
-from coderepairrl.tokens.inert import TooLong
-from coderepairrl.tokens.loading import load_codec
+from coderepairrl.tokens.inert import InertTokenizer, TooLong
+from coderepairrl.tokens.rendering import CLASSES, TemplateRenderer, package_renderer, with_objects
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
-from coderepairrl.tokens.template import tokenizer_digest
+from coderepairrl.tokens.template import Template, read_json_object, tokenizer_digest
+from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
 
 __all__ = [
     "ASIDE",
@@ -23,3 +34,179 @@ __all__ = [
     "load_codec",
     "tokenizer_digest",
 ]
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "qwen3": ("qwen3",),
+    "qwen3_moe": ("qwen3",),
+    "qwen3_5_text": ("qwen3.5", "qwen3.6"),
+    "qwen3_5_moe_text": ("qwen3.5", "qwen3.6"),
+    "glm4_moe": ("glm-4.5", "glm-5"),
+    "glm4_moe_lite": ("glm-5",),
+}
+"""Renderers to try by ``model_type``; other models use their chat template (`rendering`)."""
+RENDERERS = (*CLASSES, "template")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    name: str
+    kind: str
+    vocab_size: int
+    context: int
+    eos: tuple[int, ...]
+    tokenizer: InertTokenizer
+    template: Template | None
+
+
+def load_codec(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
+    """Load the codec of `model`, a folder in Hugging Face layout.
+
+    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
+    ``template``, the template itself. Raises `ConfigError`, `PrerequisiteError`.
+    """
+    require_train()
+    folder = Path(model)
+    if missing := [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]:
+        raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
+    described = _read_model(str(model), folder)
+    families = _families(described, renderer)
+    codec = _agreeing(described, families, thinking) if renderer == "auto" else _codec(described, renderer, thinking)
+    if described.template is not None:
+        _check_thinks(described.template, codec)
+    codec.loaded_from = LoadedFrom(str(folder.absolute()), renderer, thinking)
+    return codec
+
+
+def _read_model(name: str, folder: Path) -> _Model:
+    config = read_json_object(folder / "config.json")
+    if "text_config" in config:
+        fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
+        raise ConfigError(
+            f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a model of text only"
+        )
+    length = "max_position_embeddings"
+    if length not in config and "model_max_length" in config:
+        length = "model_max_length"  # Kimi Linear's name for it
+    config = read_json_object(folder / "config.json", "vocab_size", length)
+    spec = read_json_object(folder / "tokenizer.json", "model")
+    stops = _ends(config)
+    if (generation := folder / "generation_config.json").is_file():
+        stops = tuple(dict.fromkeys((*stops, *_ends(read_json_object(generation)))))
+    model = _Model(
+        name=name,
+        kind=config.get("model_type", ""),
+        vocab_size=int(config["vocab_size"]),
+        context=int(config[length]),
+        eos=stops,
+        tokenizer=InertTokenizer(spec, name=name, eos_token_id=stops[0] if stops else None),
+        template=template.find_template(folder),
+    )
+    if model.tokenizer.largest >= model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {name} has ids up to {model.tokenizer.largest}, outside the vocabulary of "
+            f"{model.vocab_size} in its config.json: it is another model's, or tokens were added to it alone",
+            fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
+        )
+    return model
+
+
+def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+    ids = config.get("eos_token_id")
+    return () if ids is None else tuple(int(each) for each in (ids if isinstance(ids, list) else [ids]))
+
+
+def _families(model: _Model, renderer: str) -> tuple[str, ...]:
+    families, source = (renderer,), model.template
+    if renderer == "auto":
+        families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
+    if not set(families) & set(RENDERERS) or (families == ("template",) and source is None):
+        requested = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
+        raise ConfigError(
+            f"no renderer for {requested} of {model.name}" + (", which has no chat template" if source is None else ""),
+            fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
+        )
+    return families
+
+
+def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
+    if model.template is None:
+        return _codec(model, families[0], thinking)
+    like = ""
+    for family in families[:-1]:
+        # some models have one mode only and ignore the switch: use the mode that their template renders
+        for enable_thinking in (thinking, not thinking):
+            try:
+                codec = _codec(model, family, thinking, enable_thinking=enable_thinking)
+            except ConfigError:
+                break  # another family's tokenizer: the template says why if it cannot be used either
+            if _agrees(codec, model.template, thinking=thinking):
+                if all(_follows(codec, model.template, news, last, thinking=thinking) for news, last in FOLLOWED):
+                    return codec
+                like = family
+    try:
+        return _codec(model, "template", thinking)
+    except ConfigError as error:
+        if not like:
+            raise
+        raise ConfigError(
+            f"the chat template of {model.name} writes calls or what follows replies otherwise than renderer {like}, "
+            f"and prompts cannot be written by it: {error}",
+            fix=f"restore the template, or set model.renderer={like} to write as that does",
+        ) from error
+
+
+def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
+    enabled = thinking if enable_thinking is None else enable_thinking
+    renderer: Any
+    if family == "template" and model.template is not None:
+        renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
+        calls = renderer.format
+    else:
+        renderer, calls = package_renderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
+    return Codec(
+        model.tokenizer,
+        renderer,
+        name=model.name,
+        family=family,
+        format=calls,
+        vocab_size=model.vocab_size,
+        context=model.context,
+        thinking=thinking,
+    )
+
+
+def _check_thinks(source: Template, codec: Codec) -> None:
+    if codec.format.always_reasons:
+        if not codec.thinking:
+            raise ConfigError(f"{codec.name} always reasons before it replies", fix="set model.thinking=true")
+        return
+    if not codec.thinking:
+        return
+    on, off = (source.apply(OPENING, (), thinking=thinking) for thinking in (True, False))
+    if on == off and ("<think>" not in on or on.rstrip().endswith("</think>")):
+        raise ConfigError(
+            f"model.thinking=true, and the chat template of {codec.name} has no reasoning to switch on",
+            fix="set model.thinking=false",
+        )
+
+
+def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
+    return all(
+        codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
+        for tools in ((), TOOLS)
+    )
+
+
+def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
+    """Whether the codec renders `news` after `OPENING` as the template does."""
+    # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
+
+    def parts(text: str) -> tuple[str, str]:
+        before, _, after = text.rpartition(last)
+        return re.sub(r"</?think>|\s+", "", before), after
+
+    try:
+        messages = [with_objects(message) for message in (*OPENING, *news)]
+        expected = source.apply(messages, TOOLS, thinking=thinking)
+    except ConfigError:
+        return False  # the template says why if it cannot be used either
+    return parts(codec.decode(codec.render((*OPENING, *news), TOOLS))) == parts(expected)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.audit import rates, trials
+from coderepairrl.checks import audit
+from coderepairrl.checks.audit import trials
 from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks import ScriptedSource, select
@@ -91,7 +92,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
     assert accepted["weak"] and not accepted["strong"] and len(by["strong"].wrong) == 3
     assert all(not each.wrong and each.no_wrong for name, each in by.items() if name not in ("weak", "strong"))
 
-    by_name = {each.name: each for each in rates.rates(found)}
+    by_name = {each.name: each for each in audit.rates(found)}
     for name, (hits, measured) in {
         "the reference passes": (3, 5), "untouched fails": (5, 6), "flaky": (1, 5),
         "history holds the repair": (0, 7), "accepts a mutant": (1, 2),
@@ -106,9 +107,9 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
     assert [each["id"] for each in apart] == ["broken", "solved", "flaky"] and all(each["reason"] for each in apart)
     assert sum(line.startswith("[") for line in lines) == 9
-    plain = rates.dumps(rates.as_json(SETTINGS, found))
+    plain = audit.dumps(audit.as_json(SETTINGS, found))
     assert "return max(" in plain and "no-such-program" in plain and "NaN" not in plain
-    assert "not tried: nowhere" in rates.format_rates_table(found)
+    assert "not tried: nowhere" in audit.format_rates_table(found)
 
 
 class Failing(SandboxBackend):
@@ -135,10 +136,10 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
 
     none = await again(Failing(0), resume=False)
     assert all(each.passes is None and each.fails is None and each.faults for each in none)
-    assert {each.measured for each in rates.rates(none)} == {0}
-    assert all(each.independent is each.clustered is None for each in rates.rates(none))
+    assert {each.measured for each in audit.rates(none)} == {0}
+    assert all(each.independent is each.clustered is None for each in audit.rates(none))
     assert not trials.quarantined_trials(none)
-    assert "NaN" not in rates.dumps(rates.as_json(SETTINGS, none))
+    assert "NaN" not in audit.dumps(audit.as_json(SETTINGS, none))
     assert len(file.read_text().splitlines()) == 1
     some = await again(Failing(8))
     assert any(one.accepted is None for each in some for one in each.wrong)

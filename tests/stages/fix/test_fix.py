@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
+from coderepairrl.plan import RepairPlan
 from coderepairrl.plan.model import name_model
 from coderepairrl.plan.parts import raise_all
-from coderepairrl.plan.plan import RepairPlan
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.stages.fix import USE
 from coderepairrl.types import Task

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from types import ModuleType
 
-from coderepairrl.checks.attacks import exhaust, inside, keeper, naive_diff
+from coderepairrl.checks.attacks import controls, exhaust, inside
 
 
 @functools.cache
@@ -177,9 +177,7 @@ LIFETIME = {
 
 THREADS = _python("daemon_of_threads")
 
-KEEPER = probe_source(keeper)
-
-NAIVE_DIFF = probe_source(naive_diff)
+CONTROLS = probe_source(controls)
 
 FIX = "sed -i 's/a - b/a + b/' app.py; echo added > new.txt"
 

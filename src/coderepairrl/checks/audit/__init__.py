@@ -1,1 +1,169 @@
-"""``crrl tasks verify --deep``: whether tasks are sound (docs/guides/audit.md)."""
+"""Audit of tasks into a folder: rates, with intervals and counts of missing measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coderepairrl.checks.audit.trials import Audited, Say, Settings, audit
+from coderepairrl.checks.audit.wrong import KINDS
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted, logged
+from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.runs import write_atomic
+from coderepairrl.stats import Interval, mean_interval, wilson
+from coderepairrl.stats.intervals import clusters_by
+from coderepairrl.types import Task
+
+METHOD = (
+    "95 % intervals of what was measured: Wilson's, of independent tasks; clustered: the score interval for the "
+    "effective number of observations, tasks of one repository being a cluster (mutants: those of a repository, "
+    "or of a task where there is one repository)."
+)
+
+
+async def audit_into(
+    folder: Path,
+    source: TaskSource,
+    tasks: Sequence[Task],
+    sandbox: SandboxBackend,
+    settings: Settings,
+    *,
+    resume: bool,
+    jobs: int,
+    say: Say,
+) -> list[Audited]:
+    """Audit `tasks` of `source`; ``folder/audit.json`` gets the result.
+
+    Raises as `audit`, and `UsageError` for a folder that cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}", fix="name another folder with -o") from error
+    rows = folder / "trials.jsonl"
+    audited = await audit(source, tasks, sandbox, settings, rows, resume=resume, jobs=jobs, say=say)
+    write_atomic(folder / "audit.json", dumps(as_json(settings, audited)))
+    return audited
+
+
+class Rate(NamedTuple):
+    """Share of tasks or mutants."""
+
+    name: str
+    hits: int
+    measured: int
+    unmeasured: int
+    independent: Interval | None
+    """Wilson's; None without measurements, and for mutants."""
+    clustered: Interval | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert to plain data."""
+        plain = self._asdict()
+        return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
+
+
+def rates(audited: Sequence[Audited]) -> list[Rate]:
+    """Shares of tasks, then of mutants, overall and by kind."""
+    cluster_of = clusters_by({each.task.id: each.task.repository for each in audited})
+
+    def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
+        answered = [(cluster_of[task], answer) for task, answer in answers if answer is not None]
+        hits, number = sum(answer for _, answer in answered), len(answered)
+        return Rate(
+            name,
+            hits,
+            number,
+            len(answers) - number,
+            wilson(hits, number) if number and alone else None,
+            mean_interval([float(answer) for _, answer in answered], [at for at, _ in answered], share=True)
+            if answered
+            else None,
+        )
+
+    def of_tasks(name: str, ask: Callable[[Audited], bool | None]) -> Rate:
+        return share(name, [(each.task.id, ask(each)) for each in audited])
+
+    shares = [
+        of_tasks("the reference passes", lambda each: each.passes),
+        of_tasks("untouched fails", lambda each: each.fails),
+        of_tasks("flaky", lambda each: None if each.flaky is None else bool(each.flaky)),
+        of_tasks("history holds later commits", lambda each: each.history and each.history.commits > 0),
+        of_tasks("history holds the repair", lambda each: each.history and bool(each.history.repair)),
+        of_tasks("accepts a mutant", accepts),
+    ]
+    for kind in ("", *KINDS):
+        answers = [
+            (each.task.id, one.accepted) for each in audited for one in each.wrong if not kind or one.wrong.kind == kind
+        ]
+        if answers or not kind:
+            name = f"mutants accepted: {kind}" if kind else "mutants accepted"
+            shares.append(share(name, answers, alone=False))
+    return shares
+
+
+def accepts(audited: Audited) -> bool | None:
+    """Whether a task accepts a mutant; None if none was judged."""
+    judged = [each.accepted for each in audited.wrong if each.accepted is not None]
+    return any(judged) if judged else None
+
+
+def as_json(settings: Settings, audited: Sequence[Audited]) -> dict[str, Any]:
+    """Convert an audit to plain data."""
+    return {
+        "settings": settings._asdict(),
+        "method": METHOD,
+        "rates": [each.as_json() for each in rates(audited)],
+        "tasks": [_task(each) for each in audited],
+    }
+
+
+def _task(audited: Audited) -> dict[str, Any]:
+    return {
+        "task": audited.task.id,
+        "repository": audited.task.repository,
+        "reference_passes": audited.passes,
+        "untouched_fails": audited.fails,
+        "flaky": None if audited.flaky is None else list(audited.flaky),
+        "problems": list(audited.problems),
+        "history": None if audited.history is None else audited.history.as_json(),
+        "mutants": [
+            {**each.wrong.as_json(), "accepted": each.accepted, "problem": each.problem} for each in audited.wrong
+        ],
+        "no_mutants": audited.no_wrong,
+        "same": audited.same,
+        "faults": dict(sorted(audited.faults.items())),
+    }
+
+
+def format_rates_table(audited: Sequence[Audited]) -> str:
+    """Table: shares, failed trials, accepted mutants."""
+    lines = [f"{counted(len(audited), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
+    for each in rates(audited):
+        of = f"{each.hits}/{each.measured}"
+        sides = (_format_share(each.independent), _format_share(each.clustered))
+        lines.append(f"  {each.name:<44} {of:>9}  {sides[0]:<22}  {sides[1]:<22}  {each.unmeasured or ''}".rstrip())
+    for task in audited:
+        if task.faults:
+            reasons = "; ".join(
+                f"{change}: {reason.splitlines()[0]}" for change, reason in task.faults.items() if reason
+            )
+            lines.append(f"  not tried: {task.task.id}: {logged(reasons)}")
+        lines += [f"  does not hold: {task.task.id}: {logged(each)}" for each in task.problems]
+        for one in task.wrong:
+            if one.accepted:
+                change = f" ({one.wrong.what})" if one.wrong.what else ""
+                lines.append(f"  accepted: {task.task.id}: {one.wrong.kind}, {one.wrong.place}{logged(change)}")
+    return "\n".join(lines)
+
+
+def _format_share(interval: Interval | None) -> str:
+    return "-" if interval is None else str(interval)
+
+
+def dumps(plain: dict[str, Any]) -> str:
+    """JSON for a file."""
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"

@@ -369,7 +369,7 @@ async def _content(fresh: Sandbox, path: str) -> bytes | None:
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
     """Changes of `solution`'s first command, except its files."""
-    if problem := await grading.checks.restore(fresh, solution):
+    if problem := await grading.restore(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)
     parts = re.split(rb"(?=^diff --git )", await fresh.diff(), flags=re.MULTILINE)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.processes.children import Child, ChildDied, Frame
-from coderepairrl.processes.extras import require_train
+from coderepairrl.processes.installs import require_train
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.registry import check_positive, check_whole
 from coderepairrl.sync import weights

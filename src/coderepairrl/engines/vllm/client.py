@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines.vllm.served import ServedWeights
+from coderepairrl.engines.vllm.served import ServedWeights, Stream, Traffic
 from coderepairrl.engines.vllm.server import Gone, Refused, VllmServer
-from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Chunk, Sampling

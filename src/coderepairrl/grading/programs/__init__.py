@@ -59,11 +59,11 @@ PYTEST = '"""PYTEST_DONT_REWRITE"""\n' + _inline_program("pytest_plugin")
 """Pytest plugin that writes test outcomes with the word."""
 PYTEST_ALONE = _inline_program("pytest_alone")
 """Starts pytest in a Python that ignores the environment; `PLUGIN` is replaced."""
-_TEXTS = ("ends", "integrity", "origins", "skips", "written")
+_TEXTS = ("ends", "integrity", "origins", "written")
 SCRIPT = _under_file_name(
     _inline_program("run_script").replace(
-        'ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""',
-        f"ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = {tuple(map(_inline_program, _TEXTS))!r}",
+        'ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""',
+        f"ENDS, INTEGRITY, ORIGINS, WRITTEN = {tuple(map(_inline_program, _TEXTS))!r}",
     )
 )
 """Runs a script; prints the word after its last line or its regular exit."""

@@ -20,11 +20,11 @@ def kept():
     return replaced
 
 
-ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""
+ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""
 """Replaced by the texts of these files, each run only if a script needs it."""
 
 
-def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text, written_text):
+def _witness(kept, sources, ends_text, integrity_text, origins_text, written_text):
     import sys
 
     alone = sys.path[:1] != [""]  # isolated: a script's folder is not a place for modules either
@@ -46,7 +46,7 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text,
     if tested:
         import unittest
 
-        exec(skips_text + integrity_text, spaces)
+        exec(integrity_text, spaces)
     if tested or b"def test" in source:
         exec(written_text, spaces)
     run, leave, leaving = exec, sys.exit, SystemExit
@@ -136,7 +136,7 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text,
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    for each in ("kept", "sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "SKIPS", "WRITTEN", "_witness"):
+    for each in ("kept", "sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "WRITTEN", "_witness"):
         del space[each]  # the script shall find none of them
     space.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
@@ -159,4 +159,4 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text,
 
 
 if __name__ == "__main__":
-    _witness(kept, sources, ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN)
+    _witness(kept, sources, ENDS, INTEGRITY, ORIGINS, WRITTEN)

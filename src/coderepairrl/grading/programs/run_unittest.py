@@ -1,9 +1,8 @@
 """Run ``python -m unittest`` and print test outcomes marked with the word."""
 
 from coderepairrl.grading.programs.clock import Clock
-from coderepairrl.grading.programs.integrity import snapshot
+from coderepairrl.grading.programs.integrity import snapshot, watch
 from coderepairrl.grading.programs.origins import origins
-from coderepairrl.grading.programs.skips import watch
 from coderepairrl.grading.programs.sources import rewritten, sources
 from coderepairrl.grading.programs.written import written
 

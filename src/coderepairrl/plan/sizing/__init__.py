@@ -3,11 +3,22 @@
 GPU speeds are assumptions; memory is tested (tests/plan/test_memory.py).
 """
 
-from coderepairrl.plan.sizing.architecture import Architecture
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from coderepairrl import engines
+from coderepairrl.config import Config, apply_overrides
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn import LearnSettings
+from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, Architecture
+from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
 from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate, learner_alone
-from coderepairrl.plan.sizing.fit import DoesNotFit, require
 from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
-from coderepairrl.plan.sizing.published import KNOWN, PUBLISHED
 
 __all__ = [
     "GB",
@@ -22,3 +33,265 @@ __all__ = [
     "learner_memory",
     "require",
 ]
+_MOST = 3  # changes at once
+SettingsOf = Callable[[Config], LearnSettings]
+REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
+"""Share of an H100's peak that a training step reached, by least number of parameters: of 14B, of 4B, of 0.6B."""
+PUBLISHING = 0.45 * GB
+"""Bytes of new weights per second: a 0.6B model from an H100's learner (docs/measurements/performance.md)."""
+MOVED = 20 * GB
+"""Bytes per second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
+PROMPT = 1000
+"""Tokens at the start of an episode, at most half of it; half of the rest is sampled: an assumption."""
+
+
+class DoesNotFit(ConfigError):
+    """The plan needs more memory than available."""
+
+
+class Move(NamedTuple):
+    """One change, as overrides. At most one of a kind is made."""
+
+    kind: str
+    overrides: tuple[str, ...]
+    serving: int = 0
+    """Further GPUs for the engine."""
+    learning: int = 0
+    """Further GPUs for the learner."""
+
+
+def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
+    """Plan of a run, to print. Raises `DoesNotFit`, with the nearest change that fits, and as `estimate`."""
+    plan = estimate(config, settings_of(config))
+    if isinstance(plan, str):
+        return {"memory": f"not planned: {plan}"}
+    if plan.problem:
+        change = nearest(plan, settings_of)
+        raise DoesNotFit(
+            plan.problem,
+            fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
+        )
+    return plan.shown() | speed_as_json(plan)
+
+
+def nearest(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
+    """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
+    everything = list(_moves(planned))
+    same_gpus = [move for move in everything if not move.serving + move.learning]
+    for moves in (same_gpus, everything):
+        for count in range(1, _MOST + 1):
+            for some in combinations(moves, count):
+                overrides = _overrides(planned, some)
+                if len({move.kind for move in some}) == count and _fits(planned.config, overrides, settings_of):
+                    return overrides
+    return ()
+
+
+def _overrides(planned: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
+    """Overrides of all `moves`, with unused GPUs for those that take more."""
+    overrides = [part for move in moves for part in move.overrides]
+    engine, train = planned.config.engine.devices, planned.config.train.devices
+    if any(move.kind == "apart" for move in moves):
+        train = tuple(gpu for gpu in train if gpu not in engine)
+    free = max((*planned.serving, *planned.learning, *engine), default=-1) + 1
+    if engine and (more := sum(move.serving for move in moves)):
+        overrides.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
+        free += more
+    if planned.config.train.devices and (more := sum(move.learning for move in moves)):
+        overrides.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
+    return tuple(overrides)
+
+
+def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
+    try:
+        changed = apply_overrides(config, overrides)
+        engines.make_engine(changed.engine.name, **changed.engine.options)
+        changed_estimate = estimate(changed, settings_of(changed))
+    except ConfigError:  # a change that contradicts another setting is none
+        return False
+    return isinstance(changed_estimate, Estimate) and not changed_estimate.problem
+
+
+def _moves(planned: Estimate) -> Iterator[Move]:
+    """Changes that save memory: first those that cost only time, last shorter episodes."""
+    config, train = planned.config, planned.config.train
+    length, context = config.rollout.tokens, planned.server.settings.context if planned.server else 0
+    if context > length:
+        yield Move("context", (f"engine.options.context={length}",))
+    if not train.gradient_checkpointing:
+        yield Move("checkpointing", ("train.gradient_checkpointing=true",))
+    budget = train.micro_tokens
+    while budget > length:
+        budget = max(length, budget // 2)
+        yield Move("budget", (f"train.micro_tokens={budget}",))
+    if planned.server:
+        now = planned.server.settings.share
+        for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
+            yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
+    together = {*planned.serving} & {*planned.learning} and not planned.turns
+    if together and train.processes == 1 and config.engine.weights == "file":
+        yield Move("turns", ("engine.share_devices=turns",))
+    if train.precision == "fp32":
+        yield Move("precision", ("train.precision=bf16",))
+    if train.processes > 1 and train.strategy != "fsdp2":
+        yield Move("strategy", ("train.strategy=fsdp2",))
+    if train.optimizer == "adamw":
+        yield Move("optimizer", ("train.optimizer=adamw_8bit",))
+    if train.lora is None:
+        yield Move("lora", ("train.lora=true",))
+    if config.model.quantise == "none" and not planned.model.experts:
+        yield Move("quantise", ("model.quantise=nf4",))
+    if both := set(config.engine.devices) & set(train.devices):
+        yield Move("apart", ("engine.share_devices=false",), learning=len(both))
+    for processes in (2, 4, 8):
+        if processes > train.processes:
+            overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
+            yield Move("strategy", overrides, learning=processes - train.processes)
+    if planned.server:
+        for tensor in (2, 4, 8):
+            if tensor > planned.server.settings.tensor and planned.model.heads % tensor == 0:
+                gpus = tensor * planned.server.settings.gpus // planned.server.settings.tensor
+                more = max(0, gpus - len(config.engine.devices or planned.serving))
+                yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
+    for shorter in (length // 2, length // 4):
+        less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
+        if config.rollout.turn_tokens > shorter:
+            less.append(f"rollout.turn_tokens={shorter}")
+        if planned.server:
+            less.append(f"engine.options.context={shorter}")
+        yield Move("length", tuple(less))
+
+
+def _args(config: Config, names: tuple[str, ...], value: str) -> str:
+    return f"engine.options.args={json.dumps(replace_argument(config.engine.options.get('args', ()), names, value))}"
+
+
+class Rate(NamedTuple):
+    """Tokens per second, and the source of that number."""
+
+    tokens: float
+    source: str
+
+
+def speed_as_json(planned: Estimate) -> dict[str, Any]:
+    """Step and run as ``--dry-run`` prints them."""
+    config = planned.config
+    rollout, plan = config.rollout, config.plan
+    trained = rollout.tasks_per_step * rollout.group_size
+    episodes = trained + config.curriculum.refill * rollout.group_size
+    episode_tokens = min(plan.tokens or rollout.tokens, rollout.tokens)
+    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(planned, episode_tokens))
+    engine, learner = _engine(planned, episode_tokens, at_once), _learner(planned)
+    if engine is None or learner is None or not config.run.steps:
+        return {"step": {"episodes": episodes}}
+    prompt = min(PROMPT, episode_tokens // 2)
+    sampled = min((episode_tokens - prompt) / 2, rollout.seconds * engine.tokens / at_once)
+    tokens = round(prompt + 2 * sampled)
+    moved = planned.moves()
+    seconds = {
+        "rollout_seconds": episodes * sampled / engine.tokens,
+        "learn_seconds": trained * tokens / learner.tokens,
+        "weights_seconds": _sent_bytes(planned) / PUBLISHING,
+        "switch_seconds": moved.step / MOVED if moved else 0.0,
+    }
+    work = seconds["rollout_seconds"], seconds["learn_seconds"]
+    overlap = rollout.max_staleness > 0 and not {*planned.serving} & {*planned.learning}
+    step = (max(work) if overlap else sum(work)) + seconds["weights_seconds"] + seconds["switch_seconds"]
+    elsewhere = config.train.processes if config.train.listen else 0
+    hours = config.run.steps * step / 3600
+    gpus = len({*planned.serving, *planned.learning}) + elsewhere if planned.on_gpus else 1
+    return {
+        "step": {
+            "episodes": episodes,
+            "tokens": trained * tokens,
+            **{name: _round(value) for name, value in seconds.items() if value},
+            "seconds": _round(step),
+            "limit": _limit(planned, tokens, episode_tokens),
+        },
+        "run": {
+            "steps": config.run.steps,
+            "hours": round(hours, 1),
+            **({"gpu_hours": round(hours * gpus, 1)} if planned.on_gpus else {}),
+            f"episodes_per_{'gpu_' * planned.on_gpus}hour": round(trained * 3600 / (step * gpus)),
+        },
+        "assumed": {
+            "engine": f"{engine.tokens:,.0f} sampled tokens/s: {engine.source}",
+            "learner": f"{learner.tokens:,.0f} tokens/s: {learner.source}",
+            "tokens": f"{prompt} of prompt, half of the others sampled; tools cost the engine nothing",
+            "step": "engine and learner overlap: the larger counts" if overlap else "engine and learner take turns",
+            "new_weights": f"{_sent_bytes(planned) / GB:.2f} GB at {PUBLISHING / GB:g} GB/s",
+            **({"switching": f"{moved.step / GB:.1f} GB at {MOVED / GB:g} GB/s"} if moved else {}),
+        },
+    }
+
+
+def _room(planned: Estimate, tokens: int) -> int:
+    """Episodes a local server takes at once, each with half of its `tokens` on average."""
+    if planned.server is None:
+        return planned.config.rollout.concurrency
+    settings, cached_tokens = planned.server.settings, planned.server.kv_tokens
+    each = settings.slots if cached_tokens is None else min(settings.slots, 2 * cached_tokens // tokens)
+    return max(1, settings.replicas * each)
+
+
+def _engine(planned: Estimate, tokens: int, at_once: int) -> Rate | None:
+    """Tokens per second that `at_once` episodes sample together; None if unknown."""
+    if measured := planned.config.plan.engine_tokens_per_second:
+        return Rate(measured, "plan.engine_tokens_per_second")
+    if planned.server is None or planned.memory is None:
+        return None
+    gpu, settings, memory = planned.config.gpu, planned.server.settings, planned.server.memory
+    computing, reading = _reached(planned.model.active), _reached(planned.model.parameters)
+    per_replica = at_once / settings.replicas
+    # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
+    read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
+    flops = per_replica * 2 * 2 * planned.model.products * settings.replicas / settings.gpus
+    seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
+    source = f"{at_once} episodes at once, {computing:g} of {gpu.tflops:g} TFLOP/s, {reading:g} of {gpu.bandwidth_gb:g}"
+    return Rate(at_once / seconds, f"{source} GB/s")
+
+
+def _learner(planned: Estimate) -> Rate | None:
+    """Tokens per second of trained episodes, over all processes; None if unknown."""
+    if measured := planned.config.plan.learner_tokens_per_second:
+        return Rate(measured, "plan.learner_tokens_per_second")
+    if planned.memory is None:
+        return None
+    gpu, processes, reached = planned.config.gpu, planned.config.train.processes, _reached(planned.model.active)
+    source = f"{processes} {'process' if processes == 1 else 'processes'}, {reached:g} of {gpu.tflops:g} TFLOP/s"
+    return Rate(processes * gpu.tflops * 1e12 * reached / training_flops(planned), source)
+
+
+def training_flops(planned: Estimate) -> float:
+    """FLOPs per token in all passes, recomputation and reference included.
+
+    A float32 head counts twice, as it has half the speed; products of attention are left out.
+    """
+    model, settings = planned.model, planned.settings
+    recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
+    looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
+    extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
+    passes = (2 if settings.lora else 3) + extra
+    slow = 2 if settings.precision == "bf16" else 1
+    scored = model.embedding * (passes + 1) * slow / 2  # of sampled tokens, which are half of them
+    return settings.updates_per_batch * 2 * (model.products * passes + scored)
+
+
+def _sent_bytes(planned: Estimate) -> int:
+    """Bytes of new weights."""
+    return planned.trained * (2 if planned.settings.precision == "bf16" else 4)
+
+
+def _limit(planned: Estimate, tokens: int, sequences: int) -> str:
+    rollout = planned.config.rollout
+    if tokens < sequences:
+        return f"rollout.seconds={rollout.seconds:g}: an episode gets to {tokens} of {sequences} tokens"
+    return "" if planned.config.plan.tokens else f"rollout.tokens={rollout.tokens}"
+
+
+def _reached(parameters: int) -> float:
+    return next(share for least, share in REACHED if parameters >= least)
+
+
+def _round(seconds: float) -> float:
+    return float(f"{seconds:.4g}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from coderepairrl.config.sections.train import Lora
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, is_half, parse_arguments
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.sizing.architecture import Architecture

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.config.sections.train import Model
+from coderepairrl.config.schema import Model
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing import engine as engine_side
 from coderepairrl.plan.sizing import learner as learner_side
-from coderepairrl.plan.sizing.architecture import KINDS, Architecture
+from coderepairrl.plan.sizing.architecture import KINDS, Architecture, find_published
 from coderepairrl.plan.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
-from coderepairrl.plan.sizing.published import find_published
 
 GB = 1e9
 _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps

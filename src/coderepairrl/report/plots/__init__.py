@@ -1,6 +1,319 @@
-"""Figures as SVG text, for light and dark, without dependencies."""
+"""Line charts, stacked bars and intervals as SVG text, for light and dark, without dependencies.
 
-from coderepairrl.report.plots.figure import figure, forest, pdf
-from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series, choose_alpha, ema, format_number
+Colours are CSS variables (`STYLE`). Values show on hover, without scripts.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+from typing import Literal
+from xml.etree import ElementTree
+
+from coderepairrl.processes.installs import require_extra
+from coderepairrl.report.plots.panels import (
+    COLOURS,
+    STYLE,
+    Baseline,
+    Panel,
+    Point,
+    Series,
+    choose_alpha,
+    choose_ticks,
+    ema,
+    format_number,
+    format_tick,
+    thin_points,
+)
 
 __all__ = ["STYLE", "Baseline", "Panel", "Series", "choose_alpha", "ema", "figure", "forest", "format_number", "pdf"]
+WIDTH, HEIGHT = 460, 274
+_LEFT, _RIGHT, _BOTTOM = 48, 16, 38
+_LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
+_ZONES = 60
+_EMPTY = 96  # the height of panels that have nothing to show
+_WIDEST = 36.0
+_VARIABLE = re.compile(r"var\((--[\w-]+)\)")
+_LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Plotting area: top edge and axes."""
+
+    top: float
+    x: tuple[float, float]
+    ys: list[float] = field(default_factory=list)
+
+    def px(self, x: float) -> float:
+        low, high = self.x
+        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * ((x - low) / (high - low) if high > low else 0.5), 1)
+
+    def py(self, y: float) -> float:
+        low, high = self.ys[0], self.ys[-1]
+        return round(self.top + (HEIGHT - _BOTTOM - self.top) * (1 - (y - low) / (high - low)), 1)
+
+
+def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
+    """Draw `panels`, `columns` to a row; `standalone` adds style and background."""
+    columns = min(columns, max(len(panels), 1))
+    tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
+    width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
+    parts = [
+        f'<g transform="translate({at % columns * WIDTH} {at // columns * tall})">{_panel(panel, not standalone)}</g>'
+        for at, panel in enumerate(panels)
+    ]
+    title = escape(", ".join(_clean(panel.title) for panel in panels))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" role="img" '
+    if standalone:
+        card = f'<rect width="{width}" height="{height}" rx="10" fill="var(--plot-card)"/>'
+        size = f'width="{width}" height="{height}" aria-label="{title}">'
+        return f"{head}{size}<style>{STYLE}</style>{card}{''.join(parts)}</svg>\n"
+    return f'{head}aria-label="{title}">{"".join(parts)}</svg>'
+
+
+def _panel(panel: Panel, hover: bool) -> str:
+    visible = [series for series in panel.series if series.points]
+    legend, rows = _legend(visible, panel.baselines)
+    title = f'<text class="title" x="12" y="20">{_svg_text(panel.title)}</text>'
+    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_svg_text(panel.note)}</text>'
+    if not visible:
+        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_svg_text(panel.missing)}</text>'
+    frame = _frame(panel, visible, 34 + 16 * rows)
+    drawn = _stack(visible, frame) if panel.kind == "stack" else _curves(visible, frame)
+    joined = [series for series in visible if series.joined]  # others have several values at a step
+    zones = _zones(joined, frame) if hover and joined else ""
+    return title + note + legend + _axes(panel, frame) + drawn + zones
+
+
+def _frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
+    xs = [x for series in visible for x, _ in series.points]
+    if panel.kind == "stack":
+        sums: dict[float, float] = {}
+        for series in visible:
+            for x, y in series.points:
+                sums[x] = sums.get(x, 0.0) + y
+        ys, pad = list(sums.values()), 0.5
+    else:
+        ys, pad = [y for series in visible for _, y in series.points], 0.0
+        ys += [y for series in visible for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
+    ys += [*panel.include, *(line.value for line in panel.baselines)]
+    return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
+
+
+def _axes(panel: Panel, frame: _Frame) -> str:
+    right, bottom, step = WIDTH - _RIGHT, HEIGHT - _BOTTOM, frame.ys[1] - frame.ys[0]
+    parts = []
+    for y in frame.ys:
+        kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # nothing and everything stand out
+        parts.append(f'<path class="{kind}" d="M{_LEFT} {frame.py(y)}H{right}"/>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{format_tick(y, step)}</text>')
+    low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
+    marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
+    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{format_number(x, 4)}</text>' for x in marks]
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_svg_text(panel.x_label)}</text>')
+    for line in panel.baselines:
+        colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
+        parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
+    return "".join(parts)
+
+
+def _curves(visible: Sequence[Series], frame: _Frame) -> str:
+    # intervals at the same step are drawn next to each other
+    intervals = [at for at, series in enumerate(visible) if series.low]
+    middle = (len(intervals) - 1) / 2
+    shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
+    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(visible))
+
+
+def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
+    css = "dashed " if series.dashed else ""
+    if series.low:
+        line = _svg_path([series.points], frame) if series.joined else ""
+        drawn = f'<path class="{css}line" style="stroke-opacity:.55" d="{line}"/>'
+        for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
+            if y is not None and math.isfinite(y):
+                at = frame.px(x)
+                if low is not None and high is not None:
+                    drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
+                drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
+    elif series.alpha is None or series.alpha >= 1:
+        runs = _runs(series.x, series.y)
+        drawn = f'<path class="{css}line" d="{_svg_path(runs, frame)}"/>'
+        for x, y in (run[0] for run in runs if len(run) == 1):
+            drawn += f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>'
+    else:
+        values = [y if y is not None and math.isfinite(y) else None for y in series.y]
+        drawn = f'<path class="raw" d="{_svg_path(_runs(series.x, values), frame)}"/>'
+        drawn += f'<path class="{css}line" d="{_svg_path([_solid(series.x, ema(values, series.alpha))], frame)}"/>'
+    move = f' transform="translate({shift:g} 0)"' if shift else ""
+    return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
+
+
+def _stack(visible: Sequence[Series], frame: _Frame) -> str:
+    xs = sorted({x for series in visible for x, _ in series.points})
+    size = math.ceil(len(xs) / (4 * _ZONES))  # many steps: the mean of each bin
+    values = [dict(series.points) for series in visible]
+    parts = []
+    for start in range(0, len(xs), size):
+        bin = xs[start : start + size]
+        middle = (frame.px(bin[0]) + frame.px(bin[-1])) / 2
+        half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
+        left, right = middle - half, middle + half
+        floor, gap = 0.0, min(2.0, (right - left) * 0.15)
+        for series, heights in zip(visible, values, strict=True):
+            height = sum(heights.get(x, 0.0) for x in bin) / len(bin)
+            if height > 0:
+                y, base = frame.py(floor + height), frame.py(floor)
+                box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
+                parts.append(f'<rect class="stacked" fill="{_variable(series.colour)}" {box}/>')
+                floor += height
+    return "".join(parts)
+
+
+def _zones(visible: Sequence[Series], frame: _Frame) -> str:
+    values = [dict(series.points) for series in visible]
+    xs = sorted({x for by_x in values for x in by_x})
+    size = math.ceil(len(xs) / _ZONES)
+    picked = xs[size - 1 :: size] if size > 1 else xs
+    bottom = HEIGHT - _BOTTOM
+    edges = [_LEFT, *((frame.px(a) + frame.px(b)) / 2 for a, b in pairwise(picked))]
+    edges.append(WIDTH - _RIGHT)
+    parts = []
+    for x, (left, right) in zip(picked, pairwise(edges), strict=True):
+        lines = [f"step {format_number(x, 5)}"]
+        lines += [f"{_clean(s.name)} {format_number(k[x])}" for s, k in zip(visible, values, strict=True) if x in k]
+        width = 12 + _LETTER * max(map(len, lines))
+        at = frame.px(x)
+        box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
+        texts = "".join(
+            f'<text x="{box + 6:.1f}" y="{frame.top + 14 + 14 * row}">{escape(line)}</text>'
+            for row, line in enumerate(lines)
+        )
+        parts.append(
+            f'<g class="zone"><rect x="{left:.1f}" y="{frame.top}" width="{right - left:.1f}" '
+            f'height="{bottom - frame.top}"/><g class="tip"><path d="M{at} {frame.top}V{bottom}"/>'
+            f'<rect x="{box:.1f}" y="{frame.top}" width="{width:.1f}" height="{14 * len(lines) + 6}" rx="4"/>'
+            f"{texts}</g></g>"
+        )
+    return "".join(parts)
+
+
+def _legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
+    entries = [
+        (_clean(s.name), _variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
+        for s in series
+        if s.name and s.listed
+    ]
+    grey = "var(--plot-soft)"
+    entries += [(_clean(b.name), grey if b.colour is None else _variable(b.colour), "2 4", False) for b in baselines]
+    parts, x, row = [], 12.0, 1
+    for name, colour, dash, dotted in entries:
+        needed = 26 + _LETTER * len(name)
+        if x + needed > WIDTH - _RIGHT and x > 12:
+            x, row = 12.0, row + 1
+        y = 22 + 16 * row
+        style = f"stroke:{colour};stroke-width:{1.5 if dotted or dash == '2 4' else 3};stroke-dasharray:{dash}"
+        parts.append(f'<path style="{style}" d="M{x:g} {y - 4}h14"/><text x="{x + 19:g}" y="{y}">{escape(name)}</text>')
+        if dotted:
+            parts.append(f'<circle class="dot" style="fill:{colour}" cx="{x + 7:g}" cy="{y - 4}" r="4"/>')
+        x += needed + 8
+    return "".join(parts), row if entries else 0
+
+
+def _runs(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
+    runs: list[list[Point]] = [[]]
+    for x, y in zip(xs, ys, strict=True):
+        if y is not None and math.isfinite(y):
+            runs[-1].append((x, y))
+        elif runs[-1]:
+            runs.append([])
+    return runs
+
+
+def _solid(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
+    return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+
+
+def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
+    parts = []
+    for run in runs:
+        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin_points(run)]
+        if len(points) > 1:
+            parts.append("M" + "L".join(points))
+    return "".join(parts)
+
+
+def _variable(colour: int) -> str:
+    return f"var(--c{colour % COLOURS})"
+
+
+def _clean(text: str) -> str:
+    # a name that a model chose could be anything, and XML allows less
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
+
+
+def _svg_text(text: str) -> str:
+    return escape(_clean(text))
+
+
+def forest(
+    value: float,
+    low: float | None,
+    high: float | None,
+    reach: float,
+    *,
+    better: Literal["more", "less"] = "more",
+    width: int = 150,
+    height: int = 18,
+) -> str:
+    """Draw a dot with whiskers (unless None) on an axis from ``-reach`` to ``+reach``, zero marked.
+
+    The colour says whether the whole interval is `better`, worse, or neither. Raises ValueError unless `reach` > 0.
+    """
+    if reach <= 0:
+        raise ValueError("reach must be positive")
+
+    def x(number: float) -> float:
+        inside = max(-reach, min(reach, number))
+        return round(6 + (width - 12) * (inside / reach + 1) / 2, 1)
+
+    middle, mood, whisker, ends = height / 2, "neither", "", "too few for a 95 % interval"
+    if low is not None and high is not None:
+        good = low > 0 if better == "more" else high < 0
+        mood = "neither" if low <= 0 <= high else "better" if good else "worse"
+        whisker = f'<path class="whisker" d="M{x(low)} {middle}H{x(high)}"/>'
+        ends = f"95 % interval {low:+.3f} to {high:+.3f}"
+    return (
+        f'<svg class="forest {mood}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{value:+.3f}, {ends}">'
+        f'<path class="zero" d="M{x(0)} 0V{height}"/>'
+        f'{whisker}<circle cx="{x(value)}" cy="{middle}" r="3.5"/></svg>'
+    )
+
+
+def pdf(svg: str) -> bytes:
+    """Convert a standalone figure to PDF, reproducibly. Raises `PrerequisiteError` without svglib."""
+    # svglib knows no variables of CSS, and takes a px of a font for 4/3 of a px of the drawing
+    require_extra("pdf", "a figure as PDF")
+    from reportlab.graphics import renderPDF
+    from svglib.svglib import svg2rlg
+
+    root = ElementTree.fromstring(svg)
+    style, background = root[:2]
+    style.text = _light(STYLE.replace("px;", ";"))
+    root.remove(background)
+    for element in root.iter():
+        element.attrib.update({name: _light(value) for name, value in element.attrib.items()})
+    drawing = svg2rlg(io.BytesIO(ElementTree.tostring(root)))
+    page: bytes = renderPDF.drawToString(drawing, invariant=1)
+    return page
+
+
+def _light(css: str) -> str:
+    return _VARIABLE.sub(lambda found: _LIGHT.get(found[1], found[0]), css)

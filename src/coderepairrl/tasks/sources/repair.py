@@ -14,6 +14,7 @@ from typing import Any
 
 from coderepairrl.agents.patching import Inexpressible, blocks_between
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.printable import fence_code
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import read_local_files
@@ -130,13 +131,8 @@ class Repair(LoadedSource):
             raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")
         excerpts = [text] if self.context_lines is None else [block.old for block in blocks]
-        code = "\n...\n".join(map(_fence, filter(None, excerpts)))
+        code = "\n...\n".join(map(fence_code, filter(None, excerpts)))
         return f"{issue.rstrip()}\n\n{path}\n{code}\n" if code else issue
-
-
-def _fence(text: str) -> str:
-    fence = "```" if "```" not in text else "````"
-    return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
 
 
 def _read_first(row: Row, *columns: str) -> str:

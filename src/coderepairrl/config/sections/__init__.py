@@ -1,1 +1,0 @@
-"""Sections of a configuration: fields with defaults, bounds and meaning."""

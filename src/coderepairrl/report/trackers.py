@@ -1,0 +1,269 @@
+"""Tracking in TensorBoard, trackio or Weights & Biases, fed from a run's log.
+
+``python -m coderepairrl.report.trackers RUN NAME`` sends until stdin ends: a separate process of a running run, which
+may fail or hang (`following`). The position in the log is recorded, so that resuming sends nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from coderepairrl.errors import UsageError
+from coderepairrl.processes.children import NOT_FROM_HERE, last_words
+from coderepairrl.runs import RunFolder, Tail, open_run
+
+_PAUSE = 1.0
+_LAST = 60
+_PATIENCE = 15.0  # Seconds at the end of a run for a tracker's backlog.
+
+
+def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
+    """Send unsent steps and evaluations while `more` returns true; return their number.
+
+    ``RUN/NAME/sent`` holds the log position; a kill may send one record twice. Raises `UsageError` while another
+    process sends, unless `wait`, and errors of the tracker's package.
+    """
+    folder = open_run(run)
+    place = run / name
+    place.mkdir(exist_ok=True)
+    with os.fdopen(os.open(place / "sent", os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as mark:
+        _lock(mark, f"{name} is being sent the metrics of {run}", wait=wait)
+        sent, start = 0, _start(mark.read(), place / "sent", folder.log.stat().st_size)
+        log = Tail(folder.log, start)
+        with closing(TRACKERS[name](_load_tracked(run, folder.about()))) as tracker:
+            while True:
+                last = not more()  # before the log is read: what is written by now is sent
+                for record, end in log.records("step", "eval"):
+                    tracker.send(metrics(record), record["step"], record["time"])
+                    _note(mark, end)
+                    sent += 1
+                if last:
+                    return sent
+
+
+def metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of a ``step`` or ``eval`` record; evaluations with interval ends.
+
+    >>> metrics({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
+    {'train/reward': 0.5, 'learn/loss': 0.1}
+    >>> summary = {"values": {"reward": {"value": 0.5, "low": 0.4, "high": None}}}
+    >>> metrics({"type": "eval", "name": "greedy", "summary": summary})
+    {'greedy/reward': 0.5, 'greedy/reward_low': 0.4}
+    """
+    if record["type"] == "step":
+        values = {name if "/" in name else f"train/{name}": value for name, value in record["metrics"].items()}
+    else:
+        values = {
+            f"{record['name']}/{name}{end}": interval[which]
+            for name, interval in record["summary"]["values"].items()
+            for which, end in (("value", ""), ("low", "_low"), ("high", "_high"))
+        }
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _load_tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
+    # a copy of a run folder is the same run to a tracker, and another run of its name is not
+    with (run / "log.jsonl").open("rb") as log:
+        began = hashlib.sha256(log.readline()).hexdigest()[:12]
+    return Tracked(run, str(about.get("name") or run.name), began, about.get("config") or {})
+
+
+def _lock(file: IO[bytes], what: str, *, wait: bool) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{what} by another process", fix="wait for the run, which sends them itself") from None
+
+
+def _start(written: bytes, mark: Path, size: int) -> int:
+    if written.strip() and (not written.strip().isdigit() or int(written) > size):
+        raise UsageError(
+            f"{mark} does not say up to which byte of the log its tracker has it: {written[:30]!r}",
+            fix="write that number into it, or remove it: everything is sent again",
+        )
+    return int(written.strip() or 0)
+
+
+def _note(mark: IO[bytes], end: int) -> None:
+    # one write of constant length: an empty file would send everything again
+    os.pwrite(mark.fileno(), b"%-20d" % end, 0)
+    os.fsync(mark.fileno())
+
+
+class Tracked(NamedTuple):
+    """Run as trackers see it."""
+
+    folder: Path
+    name: str
+    id: str
+    """Stable when the run is resumed."""
+    config: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Destination of metrics."""
+
+    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Send `metrics` of training step `step`, logged at Unix `time`."""
+
+    def close(self) -> None:
+        """Flush and end."""
+
+
+class TensorBoard:
+    """Event files in ``RUN/tensorboard``; view with ``tensorboard --logdir runs``."""
+
+    def __init__(self, run: Tracked) -> None:
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(run.folder / "tensorboard"))
+
+    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """See `Tracker.send`."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step, wall_time=time)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Tracker.close`."""
+        self._writer.close()
+
+
+class Trackio:
+    """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set."""
+
+    def __init__(self, run: Tracked) -> None:
+        import trackio
+
+        self._trackio = trackio
+        self._run = trackio.init(
+            os.environ.get("TRACKIO_PROJECT", "coderepairrl"),
+            name=f"{run.name}-{run.id}",  # by which it is found again
+            config=dict(run.config),
+            resume="allow",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """See `Tracker.send`; records the time of sending."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """See `Tracker.close`."""
+        self._trackio.finish()  # not the run's own, which atexit would repeat
+
+
+class WeightsAndBiases:
+    """Server of ``wandb login`` or ``WANDB_BASE_URL``; files in ``RUN/wandb`` if ``WANDB_MODE=offline``."""
+
+    def __init__(self, run: Tracked) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            dir=run.folder,
+            project=os.environ.get("WANDB_PROJECT", "coderepairrl"),
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            config=dict(run.config),
+            # of this machine and its code it is told nothing
+            settings=wandb.Settings(
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
+            ),
+        )
+        # not wandb's own step, of which none may come later than a greater one
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """See `Tracker.send`."""
+        self._run.log({"step": step, "_timestamp": time, **metrics})
+
+    def close(self) -> None:
+        """See `Tracker.close`."""
+        self._run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[Tracked], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": WeightsAndBiases,
+}
+
+
+def _goes_on() -> bool:
+    # the run holds the other end of stdin
+    ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
+    if ended:
+        signal.alarm(_LAST)  # a server that does not answer keeps this process no longer
+    return not ended
+
+
+@asynccontextmanager
+async def following(folder: RunFolder, names: Iterable[str], say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Feed the trackers `names` from the log meanwhile; `say` reports a failing one once."""
+    async with AsyncExitStack() as all_of_them:
+        for name in names:
+            await all_of_them.enter_async_context(_following(folder, name, say))
+        yield
+
+
+@asynccontextmanager
+async def _following(folder: RunFolder, name: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    output = folder.logs / f"{name}.log"
+    begins = output.stat().st_size if output.exists() else 0
+    with output.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "coderepairrl.report.trackers", str(folder.path.absolute()), name),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **NOT_FROM_HERE},
+            start_new_session=True,  # Ctrl-C is the run's, which then ends
+        )
+
+    async def report() -> None:
+        if await process.wait():
+            reason = (last_words(output, begins) or ["no reason given"])[-1]
+            say(f"{name} is sent nothing more: {reason}; the run folder has all metrics: {later}")
+
+    later = f"crrl export {folder.path} --to {name}"
+    reporting = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(reporting), _PATIENCE)
+        except TimeoutError:
+            reporting.cancel()
+            say(f"{name} has not got all metrics yet: {later}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            await process.wait()
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    send(Path(sys.argv[1]), sys.argv[2], more=_goes_on, wait=True)

@@ -57,8 +57,7 @@ def plays(folder: Path) -> Iterator[Play]:
         task = test_attacks.script(made, end)
         yield from controls(f"script, `{end}`", task, made)
         for name in names:
-            files = {path: text.encode() for path, text in cheats.SCRIPT[name].items()}
-            yield Play(f"script, `{end}`", name, task, made.edit(files))
+            yield Play(f"script, `{end}`", name, task, made.edit(cheats.SCRIPT[name]))
     for ending in ("mjs", "cjs") if shutil.which("node") else ():
         made = repository(f"node with {ending}")
         task = test_attacks.made_of_names(made, ending)
@@ -71,7 +70,7 @@ def plays(folder: Path) -> Iterator[Play]:
         task = test_attacks.made_for_junit(made)
         yield from controls("JUnit 4", task, made)
         for name, text in cheats.JUNIT.items():
-            yield Play("JUnit 4", name, task, made.edit({"programs/Clamp.java": text.encode()}))
+            yield Play("JUnit 4", name, task, made.edit({"programs/Clamp.java": text}))
     for name in test_limits.PREPARED:
         made = repository(f"prepares {name}")
         task, patch = test_limits.prepared(made, name)

@@ -7,82 +7,67 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-SETTINGS = {
-    "fsmonitor": "git config core.fsmonitor '$MARK; false'",
-    "hook": """for name in post-index-change post-checkout pre-commit reference-transaction fsmonitor-watchman; do
+PROGRAMS = {
+    "fsmonitor": ("git config core.fsmonitor '$MARK; false'", "git status"),
+    "hook": ("""for name in post-index-change post-checkout pre-commit reference-transaction fsmonitor-watchman; do
         printf '#!/bin/sh\\n$MARK\\n' > .git/hooks/$name; chmod +x .git/hooks/$name; done""",
-    "hooks folder": """mkdir .git/more; printf '#!/bin/sh\\n$MARK\\n' > .git/more/post-index-change
-        chmod +x .git/more/post-index-change; git config core.hooksPath .git/more""",
-    "clean filter": "git config filter.a.clean '$MARK; cat'; echo 'a.py filter=a' >> .git/info/attributes",
-    "smudge filter": "git config filter.b.smudge '$MARK; cat'; echo 'b.py filter=b' >> .git/info/attributes",
-    "filter process": "git config filter.c.process '$MARK; false'; echo 'c.py filter=c' >> .git/info/attributes",
-    "included filter": """printf '[filter "d"]\\n\\tclean = "$MARK; cat"\\n' > .git/more.config
-        git config include.path more.config""",
-    "conditional include": """printf '[filter "e"]\\n\\tclean = "$MARK; cat"\\n' > .git/if.config
-        git config includeIf.gitdir:/.path if.config""",
-    "settings of the working tree": """git config extensions.worktreeConfig true
-        git config --worktree filter.f.clean '$MARK; cat'""",
-    "textconv": "git config diff.a.textconv '$MARK; cat'; echo 'a.py diff=a' >> .git/info/attributes",
-    "diff driver": "git config diff.b.command '$MARK; true'; echo 'b.py diff=b' >> .git/info/attributes",
-    "external diff": "git config diff.external '$MARK; true'",
-    "merge driver": "git config merge.a.driver '$MARK; true'; echo 'a.py merge=a' >> .git/info/attributes",
-    "pager": "git config core.pager '$MARK; cat'",
-    "editor": "git config core.editor '$MARK; true'",
-    "signing program": """printf '#!/bin/sh\\n$MARK\\n' > .git/sign; chmod +x .git/sign
-        git config gpg.program "$PWD/.git/sign"; git config commit.gpgSign true""",
-    "verifying program": """printf '#!/bin/sh\\n$MARK\\n' > .git/verify; chmod +x .git/verify
+        "git checkout -q -b other"),
+    "hooks folder": ("""mkdir .git/more; printf '#!/bin/sh\\n$MARK\\n' > .git/more/post-index-change
+        chmod +x .git/more/post-index-change; git config core.hooksPath .git/more""", "git checkout -q -b other"),
+    "clean filter": ("git config filter.a.clean '$MARK; cat'; echo 'a.py filter=a' >> .git/info/attributes",
+        "touch -d 2001-01-01 a.py; git status"),
+    "smudge filter": ("git config filter.b.smudge '$MARK; cat'; echo 'b.py filter=b' >> .git/info/attributes",
+        "rm b.py; git checkout b.py"),
+    "filter process": ("git config filter.c.process '$MARK; false'; echo 'c.py filter=c' >> .git/info/attributes",
+        "touch -d 2001-01-01 c.py; git status"),
+    "included filter": ("""printf '[filter "d"]\\n\\tclean = "$MARK; cat"\\n' > .git/more.config
+        git config include.path more.config""", "touch -d 2001-01-01 d.py; git status"),
+    "conditional include": ("""printf '[filter "e"]\\n\\tclean = "$MARK; cat"\\n' > .git/if.config
+        git config includeIf.gitdir:/.path if.config""", "touch -d 2001-01-01 e.py; git status"),
+    "settings of the working tree": ("""git config extensions.worktreeConfig true
+        git config --worktree filter.f.clean '$MARK; cat'""", "touch -d 2001-01-01 f.py; git status"),
+    "textconv": ("git config diff.a.textconv '$MARK; cat'; echo 'a.py diff=a' >> .git/info/attributes",
+        "echo >> a.py; git diff --no-ext-diff"),
+    "diff driver": ("git config diff.b.command '$MARK; true'; echo 'b.py diff=b' >> .git/info/attributes",
+        "echo >> b.py; git diff"),
+    "external diff": ("git config diff.external '$MARK; true'", "echo >> c.py; git diff"),
+    "merge driver": ("git config merge.a.driver '$MARK; true'; echo 'a.py merge=a' >> .git/info/attributes",
+        """git checkout -qb other; echo 1 > a.py; git commit -qam 1
+        git checkout -q main; echo 2 > a.py; git commit -qam 2; git merge other"""),
+    "pager": ("git config core.pager '$MARK; cat'", "script -qec 'git log' /dev/null"),
+    "editor": ("git config core.editor '$MARK; true'", "git -c commit.gpgSign=false commit --allow-empty"),
+    "signing program": ("""printf '#!/bin/sh\\n$MARK\\n' > .git/sign; chmod +x .git/sign
+        git config gpg.program "$PWD/.git/sign"; git config commit.gpgSign true""", "git commit --allow-empty -qm x"),
+    "verifying program": ("""printf '#!/bin/sh\\n$MARK\\n' > .git/verify; chmod +x .git/verify
         git config gpg.ssh.program "$PWD/.git/verify"; git config log.showSignature true; git config gpg.format ssh
         git config gpg.ssh.allowedSignersFile /dev/null
         (git cat-file commit HEAD | sed -n '1,/^committer/p'
         printf 'gpgsig -----BEGIN SSH SIGNATURE-----\\n x\\n -----END SSH SIGNATURE-----\\n\\nsigned\\n') > .git/signed
-        git update-ref HEAD $(git hash-object -t commit -w .git/signed)""",
-    "alias": "git config alias.st '!$MARK'",
-    "ssh command": "git config core.sshCommand '$MARK; false'; git remote add ssh ssh://127.0.0.1:1/x",
-    "proxy command": """printf '#!/bin/sh\\n$MARK\\n' > .git/proxy; chmod +x .git/proxy
+        git update-ref HEAD $(git hash-object -t commit -w .git/signed)""", "git log"),
+    "alias": ("git config alias.st '!$MARK'", "git st"),
+    "ssh command": ("git config core.sshCommand '$MARK; false'; git remote add ssh ssh://127.0.0.1:1/x",
+        "git fetch -q ssh"),
+    "proxy command": ("""printf '#!/bin/sh\\n$MARK\\n' > .git/proxy; chmod +x .git/proxy
         git config core.gitProxy "$PWD/.git/proxy"; git remote add proxied git://127.0.0.1:1/x""",
-    "remote helper": "git config protocol.ext.allow always; git remote add ext \"ext::$MARK\"",
-    "credential helper": "git config credential.helper '!$MARK; true'",
-    "asking program": """printf '#!/bin/sh\\n$MARK\\n' > .git/ask; chmod +x .git/ask
+        "git fetch -q proxied"),
+    "remote helper": ("git config protocol.ext.allow always; git remote add ext \"ext::$MARK\"", "git fetch -q ext"),
+    "credential helper": ("git config credential.helper '!$MARK; true'",
+        "printf 'protocol=http\\nhost=x\\n\\n' | git credential fill"),
+    "asking program": ("""printf '#!/bin/sh\\n$MARK\\n' > .git/ask; chmod +x .git/ask
         git config core.askPass "$PWD/.git/ask" """,
-    "upload-pack of a remote": "git remote add up .; git config remote.up.uploadpack '$MARK; git-upload-pack'",
-    "a promised object": """git config extensions.partialClone promised; git remote add promised .
+        "printf 'protocol=http\\nhost=x\\n\\n' | git -c credential.helper= credential fill"),
+    "upload-pack of a remote": ("git remote add up .; git config remote.up.uploadpack '$MARK; git-upload-pack'",
+        "git fetch -q up"),
+    "a promised object": ("""git config extensions.partialClone promised; git remote add promised .
         git config remote.promised.promisor true; git config remote.promised.uploadpack '$MARK; git-upload-pack'
         blob=$(git rev-parse HEAD:gone.txt)
         rm -f .git/objects/$(echo $blob | cut -c1-2)/$(echo $blob | cut -c3-)""",
-    "a submodule": """git -C sub config core.fsmonitor '$MARK; false'""",
+        "git cat-file -e HEAD:gone.txt; git show HEAD:gone.txt"),
+    "a submodule": ("""git -C sub config core.fsmonitor '$MARK; false'""", "git status"),
 }  # fmt: skip
-"""What a repository can bring along, as a shell script that runs in it. ``$MARK`` is what leaves the file."""
-
-TRIGGERS = {
-    "fsmonitor": "git status",
-    "hook": "git checkout -q -b other",
-    "hooks folder": "git checkout -q -b other",
-    "clean filter": "touch -d 2001-01-01 a.py; git status",
-    "smudge filter": "rm b.py; git checkout b.py",
-    "filter process": "touch -d 2001-01-01 c.py; git status",
-    "included filter": "touch -d 2001-01-01 d.py; git status",
-    "conditional include": "touch -d 2001-01-01 e.py; git status",
-    "settings of the working tree": "touch -d 2001-01-01 f.py; git status",
-    "textconv": "echo >> a.py; git diff --no-ext-diff",
-    "diff driver": "echo >> b.py; git diff",
-    "external diff": "echo >> c.py; git diff",
-    "merge driver": """git checkout -qb other; echo 1 > a.py; git commit -qam 1
-        git checkout -q main; echo 2 > a.py; git commit -qam 2; git merge other""",
-    "pager": "script -qec 'git log' /dev/null",
-    "editor": "git -c commit.gpgSign=false commit --allow-empty",
-    "signing program": "git commit --allow-empty -qm x",
-    "verifying program": "git log",
-    "alias": "git st",
-    "ssh command": "git fetch -q ssh",
-    "proxy command": "git fetch -q proxied",
-    "remote helper": "git fetch -q ext",
-    "credential helper": "printf 'protocol=http\\nhost=x\\n\\n' | git credential fill",
-    "asking program": "printf 'protocol=http\\nhost=x\\n\\n' | git -c credential.helper= credential fill",
-    "upload-pack of a remote": "git fetch -q up",
-    "a promised object": "git cat-file -e HEAD:gone.txt; git show HEAD:gone.txt",
-    "a submodule": "git status",
-}
-"""What a user of plain git does, upon which the program of that name starts."""
+"""What a repository can bring along, as a shell script that runs in it (``$MARK`` is what leaves the file), and what a
+user of plain git does, upon which that program starts."""
+SETTINGS, TRIGGERS = ({name: pair[at] for name, pair in PROGRAMS.items()} for at in (0, 1))
 
 
 class Hostile:

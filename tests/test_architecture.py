@@ -27,7 +27,6 @@ FLOORS = [
     {"rollout", "learn"},
     {"plan", "report"},
     {"stages", "checks"},
-    {"apps"},
     {"cli", "library"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
@@ -42,10 +41,6 @@ DATA = [ROOT / "tasks" / "handmade", ROOT / "tasks" / "mutants" / "corpus"]
 def modules() -> list[Path]:
     found = (path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
     return sorted(path for path in found if not any(path.is_relative_to(folder) for folder in DATA))
-
-
-def test_tasks_are_data() -> None:
-    assert not [folder for folder in DATA if (folder / "__init__.py").exists()]
 
 
 def imports(path: Path, names: Collection[str]) -> set[str]:
@@ -93,26 +88,23 @@ def test_no_cycle() -> None:
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-def test_no_utils() -> None:
-    assert not [path for path in modules() if path.stem in ("utils", "util", "helpers", "common", "misc")]
+FIVE = "from coderepairrl import attempt, compare, evaluate, grade, score"
+HELP = "import contextlib; from coderepairrl.cli import main\nwith contextlib.suppress(SystemExit): main()"
 
 
-def test_the_controller_never_loads_torch() -> None:
-    code = (
-        "import sys, coderepairrl.stages, coderepairrl.report, coderepairrl.checks, coderepairrl.cli;"
-        "print(sorted({'torch', 'transformers', 'vllm', 'matplotlib', 'trl'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, runpy; sys.argv = ['crrl', '--help']\n"
-        "from coderepairrl.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print('LOADED', sorted({'torch', 'transformers', 'aiohttp', 'renderers', 'numpy'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import coderepairrl.stages, coderepairrl.report, coderepairrl.checks, coderepairrl.cli", ("vllm", "trl")),
+        (HELP, ("aiohttp", "renderers", "numpy")),
+        (FIVE, ("aiohttp", "scipy", "numpy")),
+        ("import coderepairrl", ("coderepairrl.library",)),
+    ],
+    ids=["the controller", "the help", "the library", "its name"],
+)
+def test_nothing_heavy_is_loaded(code: str, heavy: Collection[str]) -> None:
+    names = {"torch", "transformers", "matplotlib", *heavy}
+    code = f"import sys; sys.argv = ['crrl', '--help']\n{code}\nprint('LOADED', sorted({names} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("LOADED []\n")
 

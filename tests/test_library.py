@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import doctest
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,18 +20,6 @@ from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
 DIFF = "diff --git a/f.py b/f.py\n--- a/f.py\n+++ b/f.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
-
-
-def test_importing_one_loads_no_heavy_module() -> None:
-    code = (
-        "import sys, coderepairrl; assert 'coderepairrl.library' not in sys.modules\n"
-        "from coderepairrl import attempt, compare, evaluate, grade, score\n"
-        "print(sorted({'torch', 'transformers', 'aiohttp', 'scipy', 'numpy', 'matplotlib'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    with pytest.raises(AttributeError, match="has no attribute 'scores'"):
-        _ = coderepairrl.scores  # type: ignore[attr-defined]
 
 
 def test_what_a_policy_writes_is_a_score() -> None:
@@ -54,6 +40,8 @@ def test_mistakes_of_the_caller_are_errors() -> None:
     with pytest.raises(ConfigError, match="patch_edit") as unknown:
         score(DIFF, DIFF, "patch_edit")
     assert "patch_edits" in unknown.value.fix
+    with pytest.raises(AttributeError, match="has no attribute 'scores'"):
+        _ = coderepairrl.scores  # type: ignore[attr-defined]
 
 
 def test_thousands_of_pairs_take_seconds() -> None:
@@ -87,12 +75,7 @@ def test_the_guide_is_true() -> None:
 def test_several_patches_of_a_task_are_graded(isolating: None, capfd: pytest.CaptureFixture[str]) -> None:
     [first, second] = make_source("mutants", split="unseen", n=2, quoted=0)
     tasks = [first, second]
-    pairs = [
-        (second.id, second.reference.decode()),
-        (first.id, first.reference),
-        (first.id, "No idea."),
-        (first.id, ""),
-    ]
+    pairs = [(second.id, second.reference.decode()), *((first.id, each) for each in (first.reference, "No idea.", ""))]
     found = grade(pairs, tasks, jobs=2)
     assert [each.task for each in found] == [second.id, first.id, first.id, first.id]
     assert [each.resolved for each in found] == [True, True, False, False]

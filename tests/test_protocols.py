@@ -143,9 +143,6 @@ async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> No
     assert not failed(await exam("agent", name))
 
 
-"""Rewards that pass; the others do not measure repair, or are known to be weak."""
-
-
 async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
     source = tasks.make_source("handmade", split="test")
     tasks.write_jsonl(list(source)[:1], tmp_path / "tasks.jsonl")

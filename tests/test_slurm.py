@@ -63,9 +63,12 @@ class Cluster:
         self.calls.mkdir()
         (path / "bin").mkdir()
         for name, body in STUBS.items():
-            (path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
-            (path / "bin" / name).chmod(0o755)
+            self.stub(name, body)
         shutil.copytree(ROOT / "scripts", path / "scripts")
+
+    def stub(self, name: str, body: str) -> None:
+        (self.path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (self.path / "bin" / name).chmod(0o755)
 
     def submit(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         spooled = shutil.copy(self.path / "scripts" / "slurm" / script, self.path / "job")  # as Slurm does
@@ -142,11 +145,20 @@ def test_more_nodes_serve_together(cluster: Cluster) -> None:
     assert not Path(private).parent.exists()
 
 
-def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:
-    (cluster.path / "bin" / "python-vllm").write_text('#!/bin/sh\n[ "$1" = -c ] || { echo no GPU >&2; exit 7; }\n')
-    done = cluster.submit("nodes.sh", "a.toml", MODEL="/models/m", VLLM_PYTHON="python-vllm")
+@pytest.mark.parametrize(
+    ("script", "program", "log", "more"),
+    [
+        ("nodes.sh", "python-vllm", "engine", {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm"}),
+        ("ray.sh", "ray", "ray", {"RAY": "ray"}),
+    ],
+)
+def test_what_does_not_start_ends_the_job(
+    cluster: Cluster, script: str, program: str, log: str, more: dict[str, str]
+) -> None:
+    cluster.stub(program, '[ "$1" = -c ] || { echo no GPU >&2; exit 7; }')
+    done = cluster.submit(script, "a.toml", **more)
     assert done.returncode and not cluster.called("crrl")
-    assert (cluster.path / "logs" / f"engine-t{os.getpid()}.log").read_text() == "no GPU\n"
+    assert "no GPU" in (cluster.path / "logs" / f"{log}-t{os.getpid()}.log").read_text()
 
 
 def test_nodes_that_make_episodes(cluster: Cluster) -> None:
@@ -164,23 +176,18 @@ def test_nodes_that_make_episodes(cluster: Cluster) -> None:
     assert cluster.called("crrl") == [f"{asked} --dry-run --json", asked]
 
 
-def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
-    (cluster.path / "bin" / "ray").write_text("#!/bin/sh\necho no port >&2; exit 7\n")
-    done = cluster.submit("ray.sh", "a.toml", RAY="ray")
-    assert done.returncode and not cluster.called("crrl")
-    assert "no port" in (cluster.path / "logs" / f"ray-t{os.getpid()}.log").read_text()
-
-
 def test_nodes_that_learn_together(cluster: Cluster) -> None:
     """One torchrun fails, then one is killed, and each is started again; all have one secret."""
-    for name, body in {
-        "crrl": 'echo "$@" >>"$CALLS/crrl"\ncase "$*" in\n*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\"}" ;;\n'
+    cluster.stub(
+        "crrl",
+        'echo "$@" >>"$CALLS/crrl"\ncase "$*" in\n*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\"}" ;;\n'
         '*) until [ "$(wc -l <"$CALLS/torchrun")" -ge 5 ]; do /bin/sleep 0.05; done ;;\nesac',
-        "torchrun": 'echo "$CRRL_LEARNER_SECRET $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $@" >>"$CALLS/torchrun"\n'
+    )
+    cluster.stub(
+        "torchrun",
+        'echo "$CRRL_LEARNER_SECRET $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $@" >>"$CALLS/torchrun"\n'
         'mkdir "$CALLS/again" 2>/dev/null && exit 1\nmkdir "$CALLS/killed" 2>/dev/null && kill -9 $$; exit 0',
-    }.items():
-        (cluster.path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
-        (cluster.path / "bin" / name).chmod(0o755)
+    )
     more = {"NODES": "first second third", "PORT": "29600", "GPUS": "2", "TORCHRUN": "torchrun"}
     done = cluster.submit("learners.sh", "a.toml", "run.steps=0", **more)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from typing import Any
 from coderepairrl import stages
 from coderepairrl.config import Config, load_config, shipped
 
-HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour", "what ends an episode")
+HEAD = ("preset", "GPUs", "most on one, GB", "seconds per step", "episodes in a GPU-hour", "what ends an episode")
 NONE = {
     "sft-tiny": "no episodes, no GPU",
     "sft-thesis": "no episodes",

@@ -58,7 +58,7 @@ async def play(
     if agent.startswith("nano"):
         options = {"warnings": False, **options}
     root = folder / "repo"
-    root.mkdir()
+    root.mkdir(parents=True)
     sandbox = FolderSandbox(root, files)
     task = Task("toy/add", ISSUE, "python", f"dir:{root}", b"")
     async with ScriptedEndpoint(answers) as server:

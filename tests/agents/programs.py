@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,35 @@ def python(line: str) -> Reply:
     return Reply(f"Running it.\n<code>\n{line}\n</code>")
 
 
+PROGRAM = """\
+import json, subprocess, sys, urllib.request
+base, key, model, prompt = sys.argv[1:5]
+PLANTED
+tool = {"type": "function", "function": {"name": "bash", "parameters": {
+    "type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}}}
+messages = [{"role": "user", "content": prompt}]
+while True:
+    body = json.dumps({"model": model, "messages": messages, "tools": [tool]}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(base + "/chat/completions", body, headers)
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(message)
+    for call in message.get("tool_calls") or ():
+        cmd = json.loads(call["function"]["arguments"])["cmd"]
+        print("running " + cmd, flush=True)  # a TypeError for {"cmd": ["ls"]}
+        done = subprocess.run(cmd, shell=True, capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+    if not message.get("tool_calls"):
+        sys.exit("said: " + message["content"] if message["content"] == "I give up." else 0)
+"""
+
+
+def stand_in(planted: str = "") -> dict[str, Any]:
+    """Options of `command` for a program of a page, with the lines `planted` in it."""
+    argv = ["python3", "{home}/agent.py", "{base_url}", "{api_key}", "{model}", "{prompt}"]
+    return {"argv": argv, "files": {"agent.py": PROGRAM.replace("PLANTED", planted)}}
+
+
 FIX = "sed -i 's/a - b/a + b/' calc/add.py"
 CODEX_PATCH = """\
 apply_patch <<'EOF'
@@ -82,100 +112,80 @@ apply_patch <<'EOF'
 EOF
 """
 ADD = "/workspace/calc/add.py"
-CD = "cd /workspace &&"
+CD = "cd /workspace && "
+DONE = Reply("Repaired.")
+
+
+def repair(
+    tool: str, name: str, *edits: Reply, last: Reply = DONE, cd: str = "", described: bool = False, **more: Any
+) -> list[Reply]:
+    """A look, `edits`, a check and the `last` reply; the argument `name` of `tool` is a command, or a list of some."""
+
+    def run(command: str, why: str) -> Reply:
+        about = {"description": why} if described else {}
+        return call(tool, **{name: [command] if name == "commands" else command}, **about, **more)
+
+    look, check = run(f"{cd}cat calc/add.py", "look"), run(f"{cd}python3 check_add.py && echo passes", "check")
+    return [look, *(edits or [run(FIX, "edit")]), check, last]
+
 
 SCRIPTS: Mapping[str, Sequence[Reply]] = {
-    "mini-swe-agent": [
-        call("bash", command="cat calc/add.py"),
-        call("bash", command=FIX),
-        call("bash", command="python3 check_add.py && echo passes"),
-        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-    ],
+    "mini-swe-agent": repair(
+        "bash", "command", last=call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    ),
     "aider": [
         Reply("I need to see check_add.py first. Please add it to the chat."),
         edit("calc/add.py", "    return a * b", "    return a + b"),
         edit("calc/add.py", "    return a - b", "    return a + b"),
     ],
-    "nano-agent": [
-        call("shell", cmd="cat calc/add.py"),
-        call("apply_patch", file="calc/add.py", search="a - b", replace="a + b"),
-        call("shell", cmd="python3 check_add.py && echo passes"),
-        Reply("Repaired."),
-    ],
-    "codex": [
-        call("exec_command", cmd=f"{CD} cat calc/add.py"),
-        call("exec_command", cmd=CODEX_PATCH),
-        call("exec_command", cmd=f"{CD} python3 check_add.py && echo passes"),
-        Reply("Repaired."),
-    ],
-    "claude-code": [
-        call("Bash", command=f"{CD} cat calc/add.py", description="look"),
+    "nano-agent": repair("shell", "cmd", call("apply_patch", file="calc/add.py", search="a - b", replace="a + b")),
+    "codex": repair("exec_command", "cmd", call("exec_command", cmd=CODEX_PATCH), cd=CD),
+    "claude-code": repair(
+        "Bash",
+        "command",
         call("Read", file_path=ADD),
         call("Edit", file_path=ADD, old_string="a - b", new_string="a + b"),
-        call("Bash", command=f"{CD} python3 check_add.py && echo passes", description="check"),
-        Reply("Repaired."),
-    ],
-    "copilot": [
-        call("bash", command=f"{CD} cat calc/add.py", description="look"),
+        cd=CD,
+        described=True,
+    ),
+    "copilot": repair(
+        "bash",
+        "command",
         call("view", path=ADD),
         call("edit", path=ADD, old_str="a - b", new_str="a + b"),
-        call("bash", command=f"{CD} python3 check_add.py && echo passes", description="check"),
-        Reply("Repaired."),
-    ],
-    "qwen-code": [
-        call("run_shell_command", command="cat calc/add.py", is_background=False),
+        cd=CD,
+        described=True,
+    ),
+    "qwen-code": repair(
+        "run_shell_command",
+        "command",
         call("read_file", file_path=ADD),
         call("edit", file_path=ADD, old_string="a - b", new_string="a + b"),
-        call("run_shell_command", command="python3 check_add.py && echo passes", is_background=False),
-        Reply("Repaired."),
-    ],
-    "opencode": [
-        call("bash", command="cat calc/add.py", description="look"),
+        is_background=False,
+    ),
+    "opencode": repair(
+        "bash",
+        "command",
         call("read", filePath=ADD),
         call("edit", filePath=ADD, oldString="a - b", newString="a + b"),
-        call("bash", command="python3 check_add.py && echo passes", description="check"),
-        Reply("Repaired."),
-    ],
-    "pi": [
-        call("bash", command="cat calc/add.py"),
-        call("edit", path="calc/add.py", edits=[{"oldText": "a - b", "newText": "a + b"}]),
-        call("bash", command="python3 check_add.py && echo passes"),
-        Reply("Repaired."),
-    ],
-    "continue": [
-        call("Bash", command="cat calc/add.py"),
+        described=True,
+    ),
+    "pi": repair("bash", "command", call("edit", path="calc/add.py", edits=[{"oldText": "a - b", "newText": "a + b"}])),
+    "continue": repair(
+        "Bash",
+        "command",
         call("Read", filepath=ADD),
         call("Edit", file_path=ADD, old_string="a - b", new_string="a + b"),
-        call("Bash", command="python3 check_add.py && echo passes"),
-        Reply("Repaired."),
-    ],
-    "cline": [
-        call("run_commands", commands=["cat calc/add.py"]),
-        call("editor", path=ADD, old_text="a - b", new_text="a + b"),
-        call("run_commands", commands=["python3 check_add.py && echo passes"]),
-        Reply("Repaired."),
-    ],
-    "gptme": [
-        call("shell", command=f"{CD} cat calc/add.py"),
-        call("shell", command=FIX),
-        call("shell", command=f"{CD} python3 check_add.py && echo passes"),
-        call("complete"),
-    ],
+    ),
+    "cline": repair("run_commands", "commands", call("editor", path=ADD, old_text="a - b", new_text="a + b")),
+    "gptme": repair("shell", "command", call("shell", command=FIX), last=call("complete"), cd=CD),
     "smolagents": [
         python('print(shell("cat calc/add.py"))'),
         python(f"print(shell({FIX!r}))"),
         python('print(shell("python3 check_add.py && echo passes"))'),
         python('final_answer("Repaired.")'),
     ],
-    **{
-        name: [
-            call("shell", command="cat calc/add.py"),
-            call("shell", command=FIX),
-            call("shell", command="python3 check_add.py && echo passes"),
-            Reply("Repaired."),
-        ]
-        for name in ("pydantic-ai", "openai-agents", "langgraph", "llm")
-    },
+    **{name: repair("shell", "command") for name in ("pydantic-ai", "openai-agents", "langgraph", "llm")},
 }
 """A repair as each program's own tools make it."""
 
@@ -277,6 +287,19 @@ def sandbox_or_skip(agent: Agent) -> Any:
         pytest.skip(f"{error} (fix: {error.fix})")
 
 
+@asynccontextmanager
+async def rollout_in(
+    folder: Path, source: PolicySource, agent: Agent, backend: SandboxBackend, limits: Limits | None
+) -> AsyncIterator[tuple[Rollout, Task]]:
+    """A rollout with its log in `folder`, and the repair of the repository there as a task."""
+    with closing(Log(folder / "log.jsonl")) as log:
+        gateway = Gateway(source, sampling=Sampling(max_tokens=4096), on_turn=log.turn)
+        async with gateway.listening(socket=folder / "gateway.sock"):
+            terms = Terms(agent, backend, limits or RECOMMENDED, {"train": rewards.make_rewards({"patch_lines": 1.0})})
+            rollout = Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=1)
+            yield rollout, Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
+
+
 async def play(
     agent: Agent,
     script: Script,
@@ -320,37 +343,14 @@ async def play(
     for name, text in files.items():
         (folder / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "repo" / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    log = Log(folder / "log.jsonl")
-    gateway = Gateway(
-        PolicySource(codec, engine),
-        sampling=Sampling(max_tokens=4096),
-        on_turn=lambda key, turn: log.append("turn", episode=key, turn=turn),
-    )
-    await gateway.start(socket=folder / "gateway.sock")
     said: list[str] = []
     backend = backend or sandbox_or_skip(agent)
-    try:
-        rollout = Rollout(
-            executor=LocalExecutor(
-                gateway,
-                {
-                    "": Terms(
-                        Loud(agent, said),
-                        backend,
-                        limits or RECOMMENDED,
-                        {"train": rewards.make_rewards({"patch_lines": 1.0})},
-                    )
-                },
-            ),
-            log=log,
-            concurrency=1,
-        )
-        task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
-        episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
-    finally:
-        await gateway.stop()
-        log.close()
-        backend.close()
+    with closing(backend):
+        async with rollout_in(folder, PolicySource(codec, engine), Loud(agent, said), backend, limits) as (
+            rollout,
+            task,
+        ):
+            episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))
     return Outcome(episode, engine, codec, said, tuple(side))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from coderepairrl.agents.localising import Source, find_elements, find_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import ConfigError, GatewayFault
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.errors import ConfigError
 from coderepairrl.gateway.side import find_side_turns
-from coderepairrl.types import Limits, Sampling, Task
+from coderepairrl.types import Limits, Task
+from gateways import open_session
 
 MORE = "\n\ndef unrelated():\n    return 0\n" * 9
 CODE = {
@@ -68,14 +67,12 @@ async def test_tests_of_the_repository_decide_before_votes_do(tmp_path: Path) ->
     assert [call.ok for call in run.report.tool_calls or () if call.name == "tests"] == [True, True], "2 * 2 is 4"
     diff = await run.sandbox.diff()
     assert b"a * b" in diff and b"left.txt" not in diff
-    (tmp_path / "b").mkdir()
     run = await agentless(
         tmp_path / "b", *WHERE, edit("    return 0"), edit("    return 0"), RIGHT, samples=3, tests=command
     )
     assert [call.ok for call in run.report.tool_calls or () if call.name == "tests"] == [False, True]
     diff = await run.sandbox.diff()
     assert b"+    return a + b" in diff and b"left.txt" not in diff
-    (tmp_path / "c").mkdir()
     run = await agentless(tmp_path / "c", *WHERE, RIGHT, samples=1, tests="sleep 30", test_seconds=0.2)
     assert b"+    return a + b" in await run.sandbox.diff(), "where none pass, all vote"
 
@@ -112,7 +109,6 @@ async def test_garbage_at_any_stage_is_an_empty_patch_or_a_repair(tmp_path: Path
     run = await agentless(tmp_path, *answers, samples=2)
     assert run.report.exit == "submitted"
     assert await run.sandbox.diff() == b""
-    (tmp_path / "b").mkdir()
     if stage < 3:  # a place that is not found is not an end: the repair is asked for all the same
         run = await agentless(tmp_path / "b", *answers, *WHERE[stage + 1 :], RIGHT, samples=1)
         assert b"+    return a + b" in await run.sandbox.diff()
@@ -122,15 +118,8 @@ async def test_its_endings(tmp_path: Path) -> None:
     run = await agentless(tmp_path, *WHERE, RIGHT, limits=Limits(calls=4))
     assert (run.report.exit, len(run.requests)) == ("calls", 4)
     assert b"+    return a + b" in await run.sandbox.diff(), "what was sampled by then votes"
-    (tmp_path / "b").mkdir()
     run = await agentless(tmp_path / "b", *WHERE, RIGHT, limits=Limits(calls=2))
     assert (run.report.exit, len(run.requests), await run.sandbox.diff()) == ("calls", 2, b"")
-    (tmp_path / "c").mkdir()
-    full = Answer(status=400, code="context_length_exceeded")
-    assert (await play(tmp_path / "c", full, agent="agentless", files=CODE)).report.exit == "tokens"
-    (tmp_path / "d").mkdir()
-    with pytest.raises(GatewayFault):
-        await play(tmp_path / "d", Answer(status=502), agent="agentless", files=CODE)
     for options in ({"samples": 0}, {"files": "all"}, {"test_seconds": 0}, {"sample": 2}):
         with pytest.raises(ConfigError):
             agents.make_agent("agentless", **options)
@@ -152,35 +141,27 @@ async def test_the_reference_may_say_which_files(tmp_path: Path) -> None:
     assert b"+    return a + b" in await box.diff()
 
 
-async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[str]) -> tuple[list[str], bytes, int]:
+async def test_every_question_is_recorded_token_for_token(tmp_path: Path, miniature: Path) -> None:
+    replies = [*WHERE, WRONG, RIGHT, RIGHT]
     codec = tokens.load_codec(miniature)
     end = codec.tokenizer.added["<|im_end|>"]
     said = iter(replies)
     engine = ScriptedEngine(lambda ids, sampling, seed: [*codec.encode(next(said)), end], context=8192)
-    (folder / "repo").mkdir()
-    box = FolderSandbox(folder / "repo", CODE)
+    (tmp_path / "repo").mkdir()
+    box = FolderSandbox(tmp_path / "repo", CODE)
     task = Task("toy/add", "add() in add.py subtracts", "python", "dir:x", b"")
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
-    await gateway.start()
-    session = gateway.open("episode", limits=Limits(tokens=8000), seed=0)
     agent = agents.make_agent("agentless", samples=len(replies) - 3)
-    report = await agent.run(task, box, session.endpoint)
-    turns = await gateway.close(session)
-    await gateway.stop()
+    async with open_session(codec, engine, Limits(tokens=8000)) as session:
+        report = await agent.run(task, box, session.endpoint)
+    turns = session.turns
     assert report.exit == "submitted"
     assert [turn.base for turn in turns] == [None] * len(replies), "questions are conversations of their own"
     assert len({asked.seed for asked in engine.requests}) == len(replies), "the same question is sampled anew"
     assert all(len(turn.output) == turn.sampled for turn in turns)
     assert find_side_turns(turns, agent.side_calls, task.prompt) == (), "all of it is trained"
     assert [call.turn for call in report.tool_calls or ()] == list(range(len(replies)))
-    return [codec.decode(turn.output.ids) for turn in turns], await box.diff(), len(turns)
-
-
-async def test_every_question_is_recorded_token_for_token(tmp_path: Path, miniature: Path) -> None:
-    replies = [*WHERE, WRONG, RIGHT, RIGHT]
-    texts, diff, turns = await through_the_gateway(tmp_path, miniature, replies)
-    assert [text.removesuffix("<|im_end|>") for text in texts] == replies
-    assert b"+    return a + b" in diff and turns == 6
+    assert [codec.decode(turn.output.ids).removesuffix("<|im_end|>") for turn in turns] == replies
+    assert b"+    return a + b" in await box.diff()
 
 
 @pytest.mark.parametrize("name", ["agentless", "direct"])

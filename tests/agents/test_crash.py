@@ -13,54 +13,30 @@ from typing import Any, Literal
 
 import aiohttp
 import pytest
-from programs import ISSUE, ORACLE, Reply, call, play, sandbox_or_skip, write
+from programs import Reply, call, play, rollout_in, sandbox_or_skip, stand_in, write
 
-from coderepairrl import rewards, tokens
+from coderepairrl import tokens
 from coderepairrl.agents.command import Command
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, LocalExecutor, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
-from coderepairrl.runs import Log, logged_episodes
+from coderepairrl.rollout import Group, SupervisedEngine, collect, derive_seed, slots
+from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.log import read_records
 from coderepairrl.stats import summarise
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Limits, Sampling, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Sampling, Task
 
-PROGRAM = """\
-import http.client, json, os, signal, subprocess, sys
-from urllib.parse import urlsplit
-base = urlsplit(sys.argv[1])
-messages = [{"role": "user", "content": sys.argv[2]}]
-tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {
-    "cmd": {"type": "string"}}}}}
-if "not even once" in sys.argv[2]:
-    os.kill(os.getpid(), signal.SIGKILL)
-while True:
-    connection = http.client.HTTPConnection(base.netloc)
-    body = json.dumps({"model": "policy", "messages": messages, "tools": [tool]})
-    connection.request("POST", base.path + "/chat/completions", body, {"Content-Type": "application/json"})
-    message = json.loads(connection.getresponse().read())["choices"][0]["message"]
-    messages.append(message)
-    for call in message.get("tool_calls") or ():
-        cmd = json.loads(call["function"]["arguments"])["cmd"]
-        print("running " + cmd, flush=True)  # a TypeError for {"cmd": ["ls"]}
-        done = subprocess.run(["bash", "-c", cmd], capture_output=True, text=True)
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
-    if not message.get("tool_calls"):
-        break
-"""
-AGENT = {"argv": ["python3", "{home}/agent.py", "{base_url}", "{prompt}"], "files": {"agent.py": PROGRAM}}
 REPAIR = call("bash", cmd="sed -i 's/a - b/a + b/' calc/add.py; echo REPAIRED")
 MALFORMED = Reply("", (("bash", {"cmd": ["ls"]}),))
 KILL, SEGFAULT = call("bash", cmd="kill -KILL $PPID"), call("bash", cmd="kill -SEGV $PPID")
 
 
 async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(tmp_path: Path, miniature: Path) -> None:
-    outcome = await play(Command(**AGENT), [REPAIR, KILL], folder=tmp_path, model=miniature)
+    outcome = await play(Command(**stand_in()), [REPAIR, KILL], folder=tmp_path, model=miniature)
     episode = outcome.episode
     assert (episode.ending, episode.reason, episode.fault) == (Ending.CRASH, "SIGKILL", ""), outcome.told()
     assert "ended with exit code 137: running sed" in episode.crash
@@ -68,13 +44,6 @@ async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(tmp_pat
     assert [len(turn.output) > 0 and not turn.masked for turn in episode.turns] == [True, True]
     [again] = logged_episodes(read_records(tmp_path / "log.jsonl"))
     assert again == episode
-
-
-async def test_a_program_that_dies_before_the_model_replied_is_void(tmp_path: Path, miniature: Path) -> None:
-    agent = Command(**AGENT | {"argv": [*AGENT["argv"][:3], "not even once"]})
-    episode = (await play(agent, [REPAIR], folder=tmp_path, model=miniature)).episode
-    assert (episode.ending, episode.reason, episode.turns, episode.scores) == (Ending.VOID, "agent", (), ())
-    assert "exit code 137" in episode.fault and not episode.crash
 
 
 # -- a group
@@ -122,7 +91,7 @@ async def attempts(
     (folder / "repo" / "calc" / "add.py").write_text("def add(a, b):\n    return a - b\n")
     codec = tokens.load_codec(miniature)
     mixed = Mixed(codec, good, count)
-    backend = Watched(sandbox_or_skip(Command(**AGENT)))
+    backend = Watched(sandbox_or_skip(Command(**stand_in())))
     engines: list[ScriptedEngine] = []
 
     async def start() -> ScriptedEngine:
@@ -136,34 +105,9 @@ async def attempts(
             engines[-1].kill("out of memory")
 
     mixed.before = kill
-    log = Log(folder / "log.jsonl")
-    gateway = Gateway(
-        PolicySource(codec, SupervisedEngine(await start(), start, restarts=2)),
-        sampling=Sampling(max_tokens=4096),
-        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
-    )
-    await gateway.start(socket=folder / "gateway.sock")
-    try:
-        rollout = Rollout(
-            executor=LocalExecutor(
-                gateway,
-                {
-                    "": Terms(
-                        Command(**AGENT),
-                        backend,
-                        Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
-                        {"train": rewards.make_rewards({"patch_lines": 1.0})},
-                    )
-                },
-            ),
-            log=log,
-            concurrency=1,
-        )
-        task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
+    source = PolicySource(codec, SupervisedEngine(await start(), start, restarts=2))
+    async with rollout_in(folder, source, Command(**stand_in()), backend, None) as (rollout, task):
         [group] = await collect(rollout, slots("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2)
-    finally:
-        await gateway.stop()
-        log.close()
     return group, list(logged_episodes(read_records(folder / "log.jsonl")))
 
 
@@ -227,10 +171,6 @@ def raises(error: BaseException) -> Callable[[Sandbox, Endpoint], Awaitable[None
     return end
 
 
-async def returns_nothing(sandbox: Sandbox, endpoint: Endpoint) -> None:
-    return None
-
-
 async def is_refused(sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
     return await ScriptedAgent([Say("more")]).run(
         Task("t", "", "python", "", b""), sandbox, replace(endpoint, base_url=f"{endpoint.base_url}/nowhere")
@@ -245,16 +185,13 @@ class Speechless(Exception):
 
 
 BREAKS: dict[str, tuple[Callable[[Sandbox, Endpoint], Awaitable[Any]], str]] = {
-    "exception": (raises(KeyError("cmd")), "KeyError"),
     "exit": (raises(SystemExit(0)), "SystemExit"),
-    "cancelled": (raises(asyncio.CancelledError()), "CancelledError"),
     "recursion": (raises(RecursionError("brackets")), "RecursionError"),
     "several": (raises(ExceptionGroup("two", [KeyError("a")])), "ExceptionGroup"),
     "diff": (raises(UsageError("no unified diff")), "UsageError"),
     "surrogate": (raises(ValueError("\ud800 is not a character")), "ValueError"),
     "speechless": (raises(Speechless()), "Speechless"),
     "endless": (raises(ValueError("x" * 5_000_000)), "ValueError"),
-    "nothing": (returns_nothing, "no report"),
     "refused": (is_refused, "HTTP 404"),
 }
 
@@ -269,9 +206,8 @@ async def test_an_agent_on_the_host_that_breaks_is_scored(tmp_path: Path, miniat
     assert again == episode
 
 
-@pytest.mark.parametrize("how", ["speechless", "nothing"])
-async def test_one_that_breaks_before_any_reply_is_void(tmp_path: Path, miniature: Path, how: str) -> None:
-    agent = Host(BREAKS[how][0], speaks=False)
+async def test_one_that_breaks_before_any_reply_is_void(tmp_path: Path, miniature: Path) -> None:
+    agent = Host(BREAKS["speechless"][0], speaks=False)
     episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
     assert (episode.ending, episode.reason, episode.scores, episode.crash) == (Ending.VOID, "agent", (), "")
     assert len(episode.fault) < 50_000

@@ -11,7 +11,7 @@ from nano_play import FILES, ISSUE, Outcome, play
 from coderepairrl import agents
 from coderepairrl.agents.direct import choose
 from coderepairrl.agents.scripted import Answer
-from coderepairrl.errors import ConfigError, GatewayFault
+from coderepairrl.errors import ConfigError
 from coderepairrl.types import Limits, Task
 
 REPAIR = (
@@ -49,7 +49,6 @@ async def test_it_is_shown_files(tmp_path: Path) -> None:
     assert "picture" not in shown
     assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [("edit", False)], "it makes no edit"
     assert "no search/replace block" in (run.report.tool_calls or ())[0].arguments
-    (tmp_path / "b").mkdir()
     run = await direct(tmp_path / "b", Answer("I do not know."), files=files, context_chars=35, system="")
     [only] = run.requests[0]["messages"]
     assert "add.py" in only["content"] and "notes.txt" not in only["content"]
@@ -64,6 +63,8 @@ def test_which_files() -> None:
     assert choose("oracle", task, paths) == ["x/b.py"]
     assert choose("none", task, paths) == []
     assert choose("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
+    with pytest.raises(ConfigError, match="files"):
+        agents.make_agent("direct", files="some")
 
 
 @pytest.mark.parametrize("name", ["direct", "agentless"])
@@ -71,17 +72,6 @@ async def test_what_is_shown_leaves_room_for_a_reply(tmp_path: Path, name: str) 
     code = {"add.py": b"".join(b"x = %d\n" % number for number in range(300)), "b.py": b"y = 1\n" * 2000}
     run = await play(tmp_path, Answer("b.py"), agent=name, files=code, limits=Limits(tokens=2_000))
     assert run.requests and all(len(request["messages"][-1]["content"]) < 5_000 for request in run.requests)
-
-
-async def test_its_endings(tmp_path: Path) -> None:
-    full = Answer(status=400, code="context_length_exceeded")
-    run = await direct(tmp_path, full, limits=Limits())
-    assert run.report.exit == "tokens"
-    (tmp_path / "b").mkdir()
-    with pytest.raises(GatewayFault):
-        await direct(tmp_path / "b", Answer(status=502))
-    with pytest.raises(ConfigError, match="files"):
-        agents.make_agent("direct", files="some")
 
 
 TAGGED = f"<think>\nIt adds? {WRONG}\n</think>\n<answer>\n{REPAIR}</answer>\n"
@@ -98,6 +88,5 @@ async def test_a_thought_and_an_answer(tmp_path: Path) -> None:
 async def test_the_only_file_needs_no_name(tmp_path: Path) -> None:
     run = await direct(tmp_path, Answer(PATHLESS), files={"add.py": FILES["add.py"]})
     assert [call.ok for call in run.report.tool_calls or ()] == [True]
-    (tmp_path / "b").mkdir()
     run = await direct(tmp_path / "b", Answer(PATHLESS))
     assert [call.ok for call in run.report.tool_calls or ()] == [False], "which of several files is not known"

@@ -43,7 +43,6 @@ ADD = {"add.py": FILES["add.py"]}
 
 
 async def direct(folder: Path, text: str, form: Format, files: dict[str, bytes] = FILES, **more: Any) -> Outcome:
-    folder.mkdir(exist_ok=True)
     return await play(folder, Answer(text), agent="direct", format=form, files=files, **more)
 
 

@@ -33,21 +33,17 @@ RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A recipe file, an `npm` of our own, and a cache that sandboxes of root could enter."""
-    with tempfile.TemporaryDirectory(prefix="crrl-test-") as folder:  # pytest's own are closed to others
-        yield prepare(Path(folder), monkeypatch)
-
-
-def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "npm").write_text(NPM)
-    (programs / "npm").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir()
-    tmp_path.chmod(0o755)
-    (tmp_path / "mine.toml").write_text(RECIPE)
-    return str(tmp_path / "mine.toml")
+    with tempfile.TemporaryDirectory(prefix="crrl-test-") as name:  # pytest's own are closed to others
+        folder = Path(name)
+        folder.chmod(0o755)
+        for each in ("bin", "cache"):
+            (folder / each).mkdir()
+        (folder / "bin" / "npm").write_text(NPM)
+        (folder / "bin" / "npm").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+        monkeypatch.setenv("CRRL_CACHE", str(folder / "cache"))
+        (folder / "mine.toml").write_text(RECIPE)
+        yield str(folder / "mine.toml")
 
 
 def asked(mine: str) -> int:

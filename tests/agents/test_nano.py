@@ -116,7 +116,6 @@ async def test_a_change_taken_back_is_none(tmp_path: Path) -> None:
     undo = patch("add.py", "a + b", "a - b")
     run = await play(tmp_path, REPAIR, undo, DONE, limits=Limits(calls=4))
     assert run.report.exit == "calls"
-    (tmp_path / "b").mkdir()
     run = await play(tmp_path / "b", REPAIR, shell("git checkout -q ."), DONE, limits=Limits(calls=4))
     assert run.report.exit == "calls"
 
@@ -153,7 +152,6 @@ async def test_calls_that_the_gateway_could_not_read_are_answered(tmp_path: Path
     assert (call.turn, call.name, call.ok, call.arguments) == (4, "shell", False, raw)
     assert "not a JSON object" in run.conversation[3]["content"]
     assert b"+    return a + b" in await run.sandbox.diff()
-    (tmp_path / "b").mkdir()
     run = await play(tmp_path / "b", unread, limits=Limits(calls=2))
     assert (run.report.exit, run.ok, len(run.requests)) == ("calls", [False, False], 2)
 

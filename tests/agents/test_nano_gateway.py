@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,10 @@ import pytest
 from coderepairrl import agents, tokens
 from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.rewards.thesis import ExplorationDepth
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Episode, Limits, Sampling, Task, Turn, sequence
+from coderepairrl.types import AgentReport, Ending, Episode, Limits, Task, Turn
+from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\r\n    return a - b\r\n"}
 TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
@@ -22,36 +24,25 @@ TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
 
 async def episode(
     folder: Path, miniature: Path, replies: Sequence[str], limits: Limits
-) -> tuple[AgentReport, tuple[Turn, ...], ScriptedEngine, bytes]:
+) -> tuple[AgentReport, tuple[Turn, ...], ScriptedEngine]:
     codec = tokens.load_codec(miniature)
     added = codec.tokenizer.added
 
     def ids(text: str) -> list[int]:
         """`text` with the markers of tool calls as the tokens that they are."""
-        parts: list[int] = []
-        for piece in (
-            text.replace("<tool_call>", "\0<tool_call>\0").replace("</tool_call>", "\0</tool_call>\0").split("\0")
-        ):
-            parts += [added[piece]] if piece in added else codec.encode(piece)
-        return [*parts, added["<|im_end|>"]]
+        parts = [
+            [added[piece]] if piece in added else codec.encode(piece) for piece in re.split("(</?tool_call>)", text)
+        ]
+        return [*itertools.chain(*parts), added["<|im_end|>"]]
 
-    def forever() -> Iterator[Sequence[int]]:
-        yield from map(ids, replies)
-        while True:
-            yield ids(replies[-1])
-
-    said = forever()
+    said = map(ids, itertools.chain(replies, itertools.repeat(replies[-1])))
     engine = ScriptedEngine(lambda ids, sampling, seed: next(said))
     (folder / "repo").mkdir()
     sandbox = FolderSandbox(folder / "repo", FILES)
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
-    await gateway.start()
-    session = gateway.open("episode", limits=limits, seed=0)
-    nano = agents.make_agent("nano", system="compact", tools="compact")
-    report = await nano.run(TASK, sandbox, session.endpoint)
-    turns = await gateway.close(session)
-    await gateway.stop()
-    return report, turns, engine, await sandbox.diff()
+    async with open_session(codec, engine, limits) as session:
+        nano = agents.make_agent("nano", system="compact", tools="compact")
+        report = await nano.run(TASK, sandbox, session.endpoint)
+    return report, session.turns, engine
 
 
 def call(name: str, **arguments: str) -> str:
@@ -59,22 +50,6 @@ def call(name: str, **arguments: str) -> str:
 
 
 PATCH = call("apply_patch", file_path="add.py", old_content="a - b\n", new_content="a + b\n")
-
-
-async def test_a_repair_is_one_conversation_token_for_token(tmp_path: Path, miniature: Path) -> None:
-    replies = ["Let me look." + call("shell", cmd="cat add.py"), PATCH + call("shell", cmd="ls"), "Repaired."]
-    report, turns, engine, diff = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
-    assert report.exit == "submitted"
-    assert [turn.base for turn in turns] == [None, 0, 1]
-    assert [len(turn.output) for turn in turns] == [turn.sampled for turn in turns]
-    for turn, asked in zip(turns, engine.requests, strict=True):
-        assert sequence(turns, turn.index)[: len(asked.ids)] == asked.ids
-    assert [(tool.turn, tool.name, tool.ok) for tool in report.tool_calls or ()] == [
-        (0, "shell", True),
-        (1, "apply_patch", True),
-        (1, "shell", True),
-    ]
-    assert b"+    return a + b\r\n" in diff
 
 
 @pytest.mark.parametrize(
@@ -90,7 +65,7 @@ async def test_a_repair_is_one_conversation_token_for_token(tmp_path: Path, mini
 async def test_every_limit_ends_it_politely(
     tmp_path: Path, miniature: Path, replies: list[str], limits: Limits, ending: str, model_calls: int
 ) -> None:
-    report, turns, engine, _ = await episode(tmp_path, miniature, replies, limits)
+    report, turns, engine = await episode(tmp_path, miniature, replies, limits)
     assert (report.exit, len(engine.requests), len(turns)) == (ending, model_calls, model_calls)
     assert [turn.base for turn in turns] == [None, *range(model_calls - 1)]
     assert not any(turn.masked for turn in turns)
@@ -100,7 +75,7 @@ async def test_habits_find_what_a_call_printed_though_another_had_no_result(tmp_
     """A call that cannot be read is in the report, and answered by a message that is no tool's."""
     look, read = call("shell", cmd="grep -rn return ."), call("shell", cmd="sed -n 1,5p ./add.py")
     replies = ["<tool_call>\nnonsense\n</tool_call>", look, read, PATCH, "Done."]
-    report, turns, _, _ = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
+    report, turns, _ = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
     assert report.tool_calls is not None and [call.ok for call in report.tool_calls] == [False, True, True, True]
     attempt = Episode("e", TASK.id, "train", 1, "g", 0, Ending.DONE, turns=turns, tool_calls=report.tool_calls)
     assert (await ExplorationDepth()(TASK, attempt, ScriptedBackend())).value == pytest.approx(0.25)

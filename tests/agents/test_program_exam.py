@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from programs import sandbox_or_skip
+from programs import sandbox_or_skip, stand_in
 
 from coderepairrl.agents.command import Command
 from coderepairrl.checks import agent as exam
 
-PROGRAM = """
-import json, subprocess, sys, urllib.request
-base, key, model, prompt = sys.argv[1:5]
-PLANTED
-shell = {"name": "shell", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
-messages = [{"role": "user", "content": prompt}]
-while True:
-    body = {"model": model, "messages": messages, "tools": [{"type": "function", "function": shell}]}
-    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
-    request = urllib.request.Request(base + "/chat/completions", json.dumps(body).encode(), headers)
-    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages.append(said)
-    if not said.get("tool_calls"):
-        break
-    for call in said["tool_calls"]:
-        command = json.loads(call["function"]["arguments"])["command"]
-        output = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
-"""
 
-
-def program(planted: str = "") -> Command:
-    source = PROGRAM.replace("PLANTED", planted)
-    return Command(argv=["python3", "-c", source, "{base_url}", "{api_key}", "{model}", "{prompt}"])
-
-
-async def failing(agent: Command) -> list[str]:
+async def failing(planted: str = "") -> list[str]:
+    """What a program with the lines `planted` fails."""
+    agent = Command(**stand_in(planted))
     backend = sandbox_or_skip(agent)
     try:
         return [
@@ -52,11 +29,11 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_good_program_passes() -> None:
-    assert await failing(program()) == []
+    assert await failing() == []
 
 
 async def test_a_program_that_leaves_its_things_there_and_forgets_the_issue_fails() -> None:
-    found = await failing(program('open("notes.txt", "w").write("mine"); prompt = "Hello."'))
+    found = await failing('open("notes.txt", "w").write("mine"); prompt = "Hello."')
     assert [line.partition(":")[0] for line in found] == ["states the issue", "leaves nothing else there"]
     assert "notes.txt" in found[1]
 
@@ -75,7 +52,7 @@ for _ in range(3):
 
 async def test_side_calls_take_no_step_of_the_script() -> None:
     """Such as those with which a program asks for a title before it begins."""
-    agent = program(TITLES)
+    agent = Command(**stand_in(TITLES))
     backend = sandbox_or_skip(agent)
     try:
         checks = {check.name: check for check in await exam.examine_agent_program(agent, backend)}
@@ -86,6 +63,6 @@ async def test_side_calls_take_no_step_of_the_script() -> None:
 
 
 async def test_a_program_that_edits_nothing_is_shown_with_what_it_printed() -> None:
-    found = await failing(program('print("no such model\\x1b[2J"); sys.exit()'))
+    found = await failing('print("no such model\\x1b[2J"); sys.exit()')
     [line] = (line for line in found if line.startswith("edits arrive"))
     assert "no such model" in line and "\x1b" not in line

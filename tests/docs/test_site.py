@@ -9,6 +9,8 @@ from pathlib import Path
 
 from markdown.extensions.toc import slugify
 
+from workshop.docs.diagrams import DIAGRAMS
+
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -79,6 +81,11 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     assert "--dry-run" in pages["reference/commands.html"]
     assert "SandboxBackend" in pages["reference/protocols.html"]
     assert "TokenSpan" in pages["reference/types.html"]
+
+
+def test_diagrams_are_as_their_maker_draws_them() -> None:
+    drawn = {path.stem: path.read_text() for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert drawn == {name: draw().svg() for name, draw in DIAGRAMS.items()}
 
 
 def test_prose_cites_no_notes_that_readers_do_not_have() -> None:

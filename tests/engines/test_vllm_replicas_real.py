@@ -13,14 +13,14 @@ import pytest_asyncio
 import torch
 
 from coderepairrl.config.schema import Route
-from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Sampling
 from sync.test_streamed_real import rows
 
-from .conftest import ask, load_reference, require_vllm
+from .conftest import ask, load_reference, real_vllm
 from .test_vllm_real import adapted, off
 
 pytestmark = [
@@ -34,13 +34,9 @@ PROMPT = list(range(40, 200))
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    require_vllm()
-    log = tmp_path_factory.mktemp("vllm")
-    args = ["--data-parallel-size", "2"]
-    spec = Vllm(slots=16, context=1024, lora_rank=8, start_seconds=1500, args=args)
-    engine = await spec.start(miniature, log_dir=log)
-    yield engine
-    await engine.close()
+    options: Any = {"slots": 16, "context": 1024, "lora_rank": 8, "args": ["--data-parallel-size", "2"]}
+    async with real_vllm(miniature, tmp_path_factory.mktemp("vllm"), **options) as engine:
+        yield engine
 
 
 async def answer_of(engine: VllmEngine, replica: int, model: str) -> tuple[list[int], list[float], list[int]]:

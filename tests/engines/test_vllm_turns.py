@@ -21,9 +21,9 @@ from coderepairrl.types import Sampling
 
 from . import fake_vllm
 from .conftest import ask
-from .test_vllm import adapter, joined, state, weights_named, wire
+from .test_vllm import adapter, env, joined, start, state, weights_named, wire
 
-__all__ = ["joined", "wire"]
+__all__ = ["env", "joined", "start", "wire"]
 TEN = Sampling(max_tokens=10)
 
 
@@ -99,14 +99,14 @@ async def test_a_refused_switch_is_a_fault_with_its_cause_and_another_server_has
     """Also the second part of a waking: weights are there, the cache is not."""
     servers: list[TestServer] = []
 
-    async def start() -> Engine:
+    async def begin() -> Engine:
         server = TestServer(fake_vllm.make_app())
         await server.start_server()
         servers.append(server)
         return await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
 
     said: list[str] = []
-    engine = SupervisedEngine(await start(), start, restarts=2, on_death=said.append)
+    engine = SupervisedEngine(await begin(), begin, restarts=2, on_death=said.append)
     state(servers[0]).fails[route] = after
     held = under_way(engine)
     await anext(held)
@@ -159,7 +159,7 @@ async def test_who_waits_learns_that_a_sleeping_engine_was_closed(joined: VllmEn
             await waiting
 
 
-async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer) -> None:
     await joined.sleep()
     joined.server.patience = 0.3
     state(wire).hangs.add("/wake_up")

@@ -88,6 +88,11 @@ def identical(turns: Sequence[Turn], engine: Fake) -> None:
     assert [emitted for _, emitted in seen if emitted] == []
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
 @pytest.fixture(scope="session")
 def codec(miniature: Path) -> tokens.Codec:
     return tokens.load_codec(miniature)
@@ -109,6 +114,11 @@ class Said:
             ids += [added["<tool_call>"], *self.codec.encode(f"\n{body}\n"), added["</tool_call>"]]
         return [*ids, self.end] if end else ids
 
+    def thought(self, text: str = "hm") -> list[int]:
+        """What a thought is before a reply."""
+        added = self.codec.tokenizer.added
+        return [added["<think>"], *self.codec.encode(text), added["</think>"], *self.codec.encode("\n\n")]
+
 
 @pytest.fixture
 def said(codec: tokens.Codec) -> Said:
@@ -122,6 +132,15 @@ class World:
     gateway: Gateway
     engine: Fake
     committed: list[tuple[str, Turn]]
+
+    def says(self, *replies: Sequence[int]) -> None:
+        """Let the policy reply so, the last time on and on."""
+        self.engine.script = lambda *_: replies[min(len(self.engine.seen), len(replies)) - 1]
+
+    def holds(self, reply: Sequence[int]) -> None:
+        """Let the policy begin to reply so, and go on when ``engine.gate`` is set."""
+        self.engine.gate = asyncio.Event()
+        self.says(reply)
 
     def open(self, episode: str = "episode", seed: int = 7, **limits: Any) -> Session:
         return self.gateway.open(episode, limits=Limits(**({"tokens": 4000, "seconds": 30.0} | limits)), seed=seed)

@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+
+from coderepairrl.gateway import Session
+
 from .conftest import SHELL
 
 Message = dict[str, Any]
@@ -25,6 +29,23 @@ class Speaker:
     whole: Callable[[Any], Message]
     stream: Callable[[bytes], Message]
     code: Callable[[Any], str]
+
+
+async def post(where: Session | str, name: str, body: Any, *, path: str = "", **headers: str) -> tuple[int, bytes]:
+    """Status and answer; `where` is a session or a base URL, `body` bytes or JSON. Every refusal says not to retry."""
+    url = (where if isinstance(where, str) else where.endpoint.base_url) + (path or SPEAKERS[name].path)
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    async with aiohttp.ClientSession() as client, client.post(url, data=data, headers=headers) as answer:
+        assert answer.status < 400 or answer.headers["x-should-retry"] == "false"
+        return answer.status, await answer.read()
+
+
+async def speak(session: Session, name: str, messages: list[Message], *, stream: bool = False, **more: Any) -> Message:
+    """The reply to a conversation."""
+    speaker = SPEAKERS[name]
+    status, raw = await post(session, name, speaker.body(messages, stream=stream, **more))
+    assert status == 200, raw
+    return speaker.stream(raw) if stream else speaker.whole(json.loads(raw))
 
 
 def events(stream: bytes) -> Iterator[Any]:

@@ -29,7 +29,7 @@ from coderepairrl.gateway.workers import Offload, Workers
 from coderepairrl.processes import signals
 from coderepairrl.types import Sampling
 
-from .conftest import SHELL, World
+from .conftest import SHELL, World, until
 
 CHAT = "/chat/completions"
 
@@ -40,6 +40,11 @@ def body(*messages: Any, **fields: Any) -> bytes:
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    calls = [{"id": "a", "function": {"name": "a", "arguments": arguments}}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 async def post(session: Session, data: bytes, path: str = CHAT) -> tuple[int, str]:
@@ -75,15 +80,7 @@ HUGE = {
     "2 MB without a blank": body(user("a" * 2_000_000)),
     "2 MB of special tokens": body(user("<|im_end|>" * 200_000)),
     "2 MB as a reply": body(user("a"), {"role": "assistant", "content": "word " * 400_000}, user("b")),
-    "1 MB as arguments": body(
-        user("a"),
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": "[0," * 350_000}}],
-        },
-        user("b"),
-    ),
+    "1 MB as arguments": body(user("a"), calling("[0," * 350_000), user("b")),
     "10,000 messages": body(*[user("")] * 10_000),
     "2 MB of tools": body(user("a"), tools=[{**SHELL, "x": ["a"] * 400_000}]),
 }
@@ -139,18 +136,7 @@ ROOMY = "[" * 30_000
 """By its bytes it may have 4,000 tokens, and it has 30,000."""
 OVERLONG = {
     "a message": (CHAT, [user(ROOMY)]),
-    "arguments": (
-        CHAT,
-        [
-            user("a"),
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": ROOMY}}],
-            },
-            user("b"),
-        ],
-    ),
+    "arguments": (CHAT, [user("a"), calling(ROOMY), user("b")]),
     "after a reply": (CHAT, [user("a"), {"role": "assistant", "content": "ok"}, user(ROOMY)]),
     "a reply after another": (
         CHAT,
@@ -209,13 +195,11 @@ async def test_what_is_over_is_freed_at_once(world: World) -> None:
         for stream in (False, True):
             world.engine.gate = asyncio.Event()
             asked = asyncio.create_task(post(session, body(user("a"), stream=stream)))
-            while not session._running:
-                await asyncio.sleep(0.01)
+            await until(lambda: session._running)
             asked.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asked
-            while session._running:
-                await asyncio.sleep(0.01)
+            await until(lambda: not session._running)
             world.engine.gate = None
             assert (await post(session, body(user("b"))))[0] == 200
 
@@ -461,15 +445,7 @@ NESTED = [
     lambda depth: body(user("a"), x=json.loads("[" * depth + "]" * depth)),
     lambda depth: body(user("a"), tools=[{**SHELL, "x": json.loads("[" * depth + "]" * depth)}]),
     lambda depth: body(user("a"), tool_choice=json.loads("[" * depth + "]" * depth)),
-    lambda depth: body(
-        user("a"),
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": "[" * depth + "]" * depth}}],
-        },
-        user("b"),
-    ),
+    lambda depth: body(user("a"), calling("[" * depth + "]" * depth), user("b")),
 ]
 
 
@@ -485,12 +461,19 @@ async def test_deep_nesting_is_no_fault(world: World, nested: int) -> None:
     assert (await post(session, body(user("a"))))[0] == 200
 
 
+@contextlib.asynccontextmanager
+async def pool_of(most: int) -> AsyncIterator[Workers]:
+    pool = Workers(most=most)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
 async def test_no_session_takes_all_processes(world: World) -> None:
     """Who has used less comes first, and one process is left to jobs that are not large."""
-    codec = world.gateway.source.codec
-    pool = Workers(most=2)
-    greedy, second, modest = (Offload(pool, codec, 1 << 20) for _ in range(3))
-    try:
+    async with pool_of(2) as pool:
+        greedy, second, modest = (Offload(pool, world.gateway.source.codec, 1 << 20) for _ in range(3))
         await asyncio.gather(*(offload.render((user("some words " * 2000),), ()) for offload in (greedy, second)))
         greedy.seconds = second.seconds = 10.0
         order: list[str] = []
@@ -505,16 +488,13 @@ async def test_no_session_takes_all_processes(world: World) -> None:
         await ask("modest", modest, 1000)
         await asyncio.gather(*running)
         assert order.index("modest") <= 2, order
-    finally:
-        await pool.close()
 
 
 async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> None:
     """Else it has a processor to itself for as long as it likes, and who has none to spare waits longer."""
-    pool = Workers(most=1)
-    offload = Offload(pool, world.gateway.source.codec, 1 << 20)
-    messages = tuple({"role": "user", "content": f"{n} " * 4000} for n in range(2))
-    try:
+    messages = tuple(user(f"{n} " * 4000) for n in range(2))
+    async with pool_of(1) as pool:
+        offload = Offload(pool, world.gateway.source.codec, 1 << 20)
         await offload.render(messages, ())  # starts the process, which may take longer than the grace
         offload.seconds = offload.rests_until = 0.0
         await offload.render(messages, ())
@@ -525,8 +505,6 @@ async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> 
         until = offload.rests_until = time.monotonic() + 0.2
         await offload.render(messages, ())
         assert time.monotonic() >= until
-    finally:
-        await pool.close()
 
 
 async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> None:
@@ -534,8 +512,7 @@ async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> N
     pool = Workers(most=1)
     offload = Offload(pool, world.gateway.source.codec, 1 << 30)
     jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
-    while not pool._children:
-        await asyncio.sleep(0.05)
+    await until(lambda: pool._children)
     started = time.monotonic()
     await pool.close()
     assert all(isinstance(each, GatewayFault) for each in await asyncio.gather(*jobs, return_exceptions=True))
@@ -562,12 +539,9 @@ async def test_a_gateway_has_files_for_all_connections_that_it_allows(
 async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codec = world.gateway.source.codec
-    pool = Workers(most=1)
-    offload = Offload(pool, codec, 1 << 20)
-    asked = (user("some words " * 2000),)
-    try:
-        expected = codec.render(asked)
+    codec, asked = world.gateway.source.codec, (user("some words " * 2000),)
+    async with pool_of(1) as pool:
+        offload, expected = Offload(pool, codec, 1 << 20), codec.render(asked)
         assert await offload.render(asked, ()) == expected
         (child,) = pool._children
         # where memory runs out it is this one that the kernel ends, and not a learner
@@ -579,6 +553,4 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
             await offload.render((user("other words " * 200_000),), ())
         monkeypatch.setattr(workers, "SECONDS", 60.0)
         assert await offload.render(asked, ()) == expected
-    finally:
-        await pool.close()
     assert child.process.poll() is not None

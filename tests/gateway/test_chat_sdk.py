@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 from openai import AsyncOpenAI
 
@@ -30,14 +29,11 @@ async def gather(sdk: AsyncOpenAI, messages: list[Any] = ASK, **options: Any) ->
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_parallel_tool_calls_and_their_results(world: World, said: Said, streaming: bool) -> None:
-    added = said.codec.tokenizer.added
-    thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\n", end=False)]
-    replies = [
-        [*thought, *said("I look.", ("shell", {"cmd": "ls"}), ("shell", {"cmd": 'echo "é"'}))],
+    world.says(
+        [*said.thought(), *said("I look.", ("shell", {"cmd": "ls"}), ("shell", {"cmd": 'echo "é"'}))],
         said("", ("shell", {"cmd": "true"})),
         said("done"),
-    ]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    )
     session = world.open()
     sdk, messages = client(session.endpoint), list(ASK)
     for wanted in (2, 1, 0):
@@ -57,20 +53,3 @@ async def test_parallel_tool_calls_and_their_results(world: World, said: Said, s
     assert [len(turn.messages) for turn in turns] == [3, 3, 2]
     assert turns[0].messages[-1]["tool_calls"][1]["function"]["arguments"] == '{"cmd": "echo \\"é\\""}'
     identical(turns, world.engine)
-
-
-async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_fault(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("a long story")
-    world.engine.fault_after = 6
-    session, other = world.open(), world.open("other")
-    text = ""
-    with pytest.raises(openai.APIError, match="the fake engine died"):
-        async for chunk in await ask(client(session.endpoint), stream=True):
-            text += chunk.choices[0].delta.content or ""
-    assert text == "a long"
-    (turn,) = await world.gateway.close(session)
-    assert (turn.masked, len(turn.output)) == ("fault", 6)
-    assert session.fault is not None
-    world.engine.fault_after = None
-    assert await ask(client(other.endpoint))
-    assert other.fault is None

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, PolicySource, Session
+from coderepairrl.gateway import Session
 from coderepairrl.gateway.body import ContentReader
 from coderepairrl.types import Limits, Sampling
+from gateways import open_session
 
 from .conftest import Fake, Said, World, identical
-from .speech import SPEAKERS
+from .speech import SPEAKERS, post
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 """What real programs sent after they had opened an image, a PDF or a tool: the last items of their requests, and what
@@ -36,17 +35,9 @@ EVERY = pytest.mark.parametrize("name", SPEAKERS)
 CALLED = {"id": "c", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
 
 
-@pytest.fixture
-async def send() -> AsyncIterator[Callable[..., Any]]:
-    async with aiohttp.ClientSession() as client:
-
-        async def post(session: Session, name: str, body: Any) -> tuple[int, Any]:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            url = session.endpoint.base_url + SPEAKERS[name].path
-            async with client.post(url, data=data) as answer:
-                return answer.status, await answer.json()
-
-        yield post
+async def send(session: Session, name: str, body: Any) -> tuple[int, Any]:
+    status, reply = await post(session, name, body)
+    return status, json.loads(reply)
 
 
 def after_a_call(name: str, result: Any) -> dict[str, Any]:
@@ -57,10 +48,9 @@ def after_a_call(name: str, result: Any) -> dict[str, Any]:
 
 
 @EVERY
-async def test_an_image_that_a_tool_shows_is_named(world: World, said: Said, send: Any, name: str) -> None:
+async def test_an_image_that_a_tool_shows_is_named(world: World, said: Said, name: str) -> None:
     """The turn that is told of it says so, the one after it does not again, and the conversation is one path."""
-    replies = [said("I look.", ("shell", {"cmd": "ls"})), said("An image.", ("shell", {"cmd": "ls"})), said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("I look.", ("shell", {"cmd": "ls"})), said("An image.", ("shell", {"cmd": "ls"})), said("Done."))
     session, speaker = world.open(), SPEAKERS[name]
     messages: list[Any] = [{"role": "user", "content": "Fix it."}]
     for result in (IMAGES[name], "text", None):
@@ -77,7 +67,7 @@ async def test_an_image_that_a_tool_shows_is_named(world: World, said: Said, sen
     identical(session.turns, world.engine)
 
 
-async def test_a_turn_that_goes_on_by_id_says_what_was_not_shown(world: World, send: Any) -> None:
+async def test_a_turn_that_goes_on_by_id_says_what_was_not_shown(world: World) -> None:
     session = world.open()
     _, first = await send(session, "responses", {"model": "policy", "input": "Fix it.", "instructions": "Repair."})
     image = [{"role": "user", "content": IMAGES["responses"]}]
@@ -88,11 +78,10 @@ async def test_a_turn_that_goes_on_by_id_says_what_was_not_shown(world: World, s
 
 
 @pytest.mark.parametrize("program", RECORDED)
-async def test_what_real_programs_send_is_answered(world: World, said: Said, send: Any, program: str) -> None:
+async def test_what_real_programs_send_is_answered(world: World, said: Said, program: str) -> None:
     recorded = RECORDED[program]
     world.engine.context = 1 << 16
-    replies = [said("", *((call["name"], call["arguments"]) for call in recorded["called"])), said("Seen.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("", *((call["name"], call["arguments"]) for call in recorded["called"])), said("Seen."))
     session = world.open(tokens=1 << 16)
     for body in recorded["bodies"]:
         status, reply = await send(session, recorded["dialect"], {**body, "stream": False})
@@ -143,7 +132,7 @@ def test_a_part_is_text_or_a_short_placeholder(part: Any, text: str | None) -> N
     assert ContentReader().text([part]) == found, "the same each time"
 
 
-async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World, send: Any) -> None:
+async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World) -> None:
     """A client that cuts text between the halves of an emoji sends one of them."""
     found = set()
     for name, speaker in SPEAKERS.items():
@@ -155,7 +144,7 @@ async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World, s
     assert found == {"\ufffd cut", "\ufffd"}
 
 
-async def test_deep_arguments_come_back(world: World, said: Said, send: Any) -> None:
+async def test_deep_arguments_come_back(world: World, said: Said) -> None:
     """What the policy nests deeper than we read is handed to clients of objects as text."""
     for depth in (100, 300):
         deep = {"a": json.loads("[" * depth + "]" * depth)}
@@ -172,29 +161,21 @@ async def test_deep_arguments_come_back(world: World, said: Said, send: Any) -> 
 
 @EVERY
 async def test_a_reply_after_words_of_the_assistants_is_a_message_of_its_own(
-    world: World, said: Said, send: Any, name: str
+    world: World, said: Said, name: str
 ) -> None:
     """In every dialect alike, and the turn says so."""
     world.engine.script = lambda *_: said("Well.")
     session = world.open()
     messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "The answer is ("}]
-    status, reply = await send(session, name, SPEAKERS[name].body(messages))
+    body = {key: value for key, value in SPEAKERS[name].body(messages).items() if key != "tools"}
+    status, reply = await send(session, name, body)
     assert status == 200
     assert SPEAKERS[name].whole(reply)["content"] == "Well."
     (turn,) = session.turns
     assert [message["role"] for message in turn.messages] == ["user", "assistant", "assistant"]
     assert turn.overridden == ("prefill=true",)
-    tokens_of = {tuple(seen[0]) for seen in world.engine.seen}
-    assert len(tokens_of) == 1
+    assert list(turn.given.ids) == world.gateway.source.codec.render(messages), "the same prompt in every dialect"
     identical(session.turns, world.engine)
-
-
-async def test_every_dialect_renders_the_same_prefill(world: World, send: Any) -> None:
-    messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "The answer is ("}]
-    for name, speaker in SPEAKERS.items():
-        body = {key: value for key, value in speaker.body(messages).items() if key != "tools"}
-        await send(world.open(), name, body)
-    assert len({prompt for prompt, *_ in world.engine.seen}) == 1
 
 
 ANY = st.recursive(
@@ -233,13 +214,9 @@ def test_no_content_after_the_first_turn_is_refused(codec: tokens.Codec, result:
     write = Said(codec)
 
     async def play() -> None:
-        gateway = Gateway(
-            PolicySource(codec, Fake(lambda *_: write("ok"))), sampling=Sampling(max_tokens=9), on_turn=lambda *_: None
-        )
-        await gateway.start()
-        session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=1)
-        async with aiohttp.ClientSession() as client:
-            for name, speaker in SPEAKERS.items():
+        limits = Limits(calls=100, tokens=4000, seconds=60.0)
+        async with open_session(codec, Fake(lambda *_: write("ok")), limits, max_tokens=9) as session:
+            for name in SPEAKERS:
                 body = after_a_call(name, result)
                 if name == "messages":
                     body["messages"][1]["content"] += [part for part in said if isinstance(part, dict)]
@@ -248,9 +225,8 @@ def test_no_content_after_the_first_turn_is_refused(codec: tokens.Codec, result:
                     body["input"] += [*items, {"role": "user", "content": said}]
                 else:
                     body["messages"].append({"role": "user", "content": said})
-                async with client.post(session.endpoint.base_url + speaker.path, json=body) as answer:
-                    assert answer.status == 200, (await answer.read(), body)
-        await gateway.stop()
+                status, reply = await post(session, name, body)
+                assert status == 200, (reply, body)
         assert session.fault is None
 
     asyncio.run(play())

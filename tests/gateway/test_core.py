@@ -19,36 +19,26 @@ from coderepairrl.gateway import Gateway, PolicySource, Session, chat, source
 from coderepairrl.gateway.request import PrefixKeys
 from coderepairrl.types import Finish, Fork, Sampling, conversation
 
-from .conftest import SHELL, Said, World, identical
+from .conftest import SHELL, Said, World, identical, until
+from .speech import post
 
 ASK = ({"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."})
 
 
-class Http:
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.session = session
-
-    async def raw(self, where: Session | str, body: Any, **headers: str) -> tuple[int, Any]:
-        base = where if isinstance(where, str) else where.endpoint.base_url
-        async with self.session.post(f"{base}/chat/completions", data=body, headers=headers) as response:
-            assert response.status < 400 or response.headers["x-should-retry"] == "false"
-            return response.status, await response.json()
-
-    async def ask(self, where: Session, messages: Any = ASK, *, retry: int | None = 0, **fields: Any) -> Any:
-        status, reply = await self.try_(where, messages, retry=retry, **fields)
-        assert status == 200, reply
-        return reply
-
-    async def try_(self, where: Session, messages: Any = ASK, *, retry: int | None = 0, **fields: Any) -> Any:
-        headers = {} if retry is None else {"x-stainless-retry-count": str(retry)}
-        body = json.dumps({"model": "policy", "messages": list(messages), **fields})
-        return await self.raw(where, body, **headers)
+async def raw(where: Session, body: Any, **headers: str) -> tuple[int, Any]:
+    status, reply = await post(where, "chat", body, **headers)
+    return status, json.loads(reply)
 
 
-@pytest.fixture
-async def http() -> Any:
-    async with aiohttp.ClientSession() as session:
-        yield Http(session)
+async def ask(where: Session, messages: Any = ASK, *, retry: int | None = 0, **fields: Any) -> Any:
+    status, reply = await try_to_ask(where, messages, retry=retry, **fields)
+    assert status == 200, reply
+    return reply
+
+
+async def try_to_ask(where: Session, messages: Any = ASK, *, retry: int | None = 0, **fields: Any) -> Any:
+    headers = {} if retry is None else {"x-stainless-retry-count": str(retry)}
+    return await raw(where, {"model": "policy", "messages": list(messages), **fields}, **headers)
 
 
 _TEXTS = st.sampled_from(("", "a", "b", " a", "calls", "a\n"))
@@ -102,35 +92,33 @@ def user(text: str) -> dict[str, str]:
 
 
 async def test_a_call_that_our_own_bug_ends_is_a_fault_and_joined_by_nobody(
-    world: World, http: Http, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's end, which follows from it, is no doing of the policy's."""
     session = world.open()
     with monkeypatch.context() as broken:
         broken.setattr(world.gateway.source, "begin", None)
-        assert [(await http.try_(session, retry=count))[0] for count in (0, 1)] == [503, 503]
+        assert [(await try_to_ask(session, retry=count))[0] for count in (0, 1)] == [503, 503]
     assert isinstance(session.fault, GatewayFault) and "NoneType" in str(session.fault)
-    assert (await http.try_(session, retry=2))[0] == 503
+    assert (await try_to_ask(session, retry=2))[0] == 503
     assert session.turns == ()
     other = world.open("another")
-    assert (await http.ask(other))["crrl"]["turn"] == 0
+    assert (await ask(other))["crrl"]["turn"] == 0
 
 
-async def test_a_count_of_retries_beyond_all_numbers_is_none(world: World, http: Http) -> None:
+async def test_a_count_of_retries_beyond_all_numbers_is_none(world: World) -> None:
     """Whatever runs in a sandbox can send such a header, and must not void its episode by it."""
     session = world.open()
-    body = json.dumps({"model": "policy", "messages": list(ASK)})
-    status, _ = await http.raw(session, body, **{"x-stainless-retry-count": "9" * 5000})
+    body = {"model": "policy", "messages": list(ASK)}
+    status, _ = await raw(session, body, **{"x-stainless-retry-count": "9" * 5000})
     assert (status, session.fault) == (200, None)
 
 
 class TestTree:
-    async def test_a_client_may_trim_rename_and_reformat_what_it_sends_back(
-        self, world: World, said: Said, http: Http
-    ) -> None:
+    async def test_a_client_may_trim_rename_and_reformat_what_it_sends_back(self, world: World, said: Said) -> None:
         world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls", "n": 1}))
         session = world.open()
-        await http.ask(session, tools=[SHELL])
+        await ask(session, tools=[SHELL])
         back = {
             "role": "assistant",
             "content": [{"type": "text", "text": "I look. \n"}],
@@ -139,51 +127,46 @@ class TestTree:
                 {"id": "x", "type": "function", "function": {"name": "shell", "arguments": '{"n":1,"cmd":"ls"}'}}
             ],
         }
-        await http.ask(session, [*ASK, back, {"role": "tool", "tool_call_id": "x", "content": "a"}], tools=[SHELL])
+        await ask(session, [*ASK, back, {"role": "tool", "tool_call_id": "x", "content": "a"}], tools=[SHELL])
         assert [turn.base for turn in session.turns] == [None, 0]
         identical(session.turns, world.engine)
 
-    async def test_a_client_may_fill_in_the_defaults_of_a_tool(self, world: World, said: Said, http: Http) -> None:
-        properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 3}}
-        tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
-        world.engine.script = lambda *_: said("", ("edit", {"path": "a", "n": 3.0}))
-        session = world.open()
-        for arguments in ({"path": "a", "all": False}, {"path": "a", "all": True}, {"path": "a", "all": None}):
-            reply = message(await http.ask(session, tools=[tool]))
-            reply["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
-            await http.ask(session, [*ASK, reply, {"role": "tool", "tool_call_id": "c", "content": "ok"}], tools=[tool])
-        assert [turn.base for turn in session.turns] == [None, 0, None, 2, None, 4]
-        assert ["rewritten=true" in turn.overridden for turn in session.turns[1::2]] == [False, True, True]
-        identical(session.turns, world.engine)
-
     @pytest.mark.parametrize(
-        ("sampled", "sent"),
-        [  # as Claude Code 2.1.330 rewrites its own calls
-            ({"command": "cd /workspace && cat calc.py"}, {"command": "cat calc.py"}),
-            ({"command": "find . -exec head -1 {} \\\\;"}, {"command": "find . -exec head -1 {} \\;"}),
-            ({"content": "x = 1   \n\n\n"}, {"content": "x = 1\n\n\n"}),
-            ({"new_string": "    return a - b   \n"}, {"new_string": "    return a - b\n"}),
+        ("sampled", "sent", "rewritten"),
+        [
+            ({"path": "a", "n": 3.0}, '{"path": "a", "all": false}', False),  # defaults of the tool are filled in
+            ({"path": "a", "n": 3.0}, '{"path": "a", "all": true}', True),
+            ({"path": "a", "n": 3.0}, '{"path": "a", "all": null}', True),
+            ({}, "", False),
+            ({}, "null", False),
+            ({}, "{}", False),
+            # as Claude Code 2.1.330 rewrites its own calls
+            ({"command": "cd /workspace && cat calc.py"}, '{"command": "cat calc.py"}', True),
+            ({"command": "find . -exec head -1 {} \\\\;"}, '{"command": "find . -exec head -1 {} \\\\;"}', True),
+            ({"content": "x = 1   \n\n\n"}, '{"content": "x = 1\\n\\n\\n"}', True),
+            ({"new_string": "    return a - b   \n"}, '{"new_string": "    return a - b\\n"}', True),
         ],
     )
-    async def test_a_call_that_the_client_rewrites_is_what_was_sampled(
-        self, world: World, said: Said, http: Http, sampled: dict[str, str], sent: dict[str, str]
+    async def test_a_call_is_what_was_sampled_however_its_arguments_come_back(
+        self, world: World, said: Said, sampled: dict[str, Any], sent: str, rewritten: bool
     ) -> None:
-        world.engine.script = lambda *_: said("I look.", ("shell", sampled))
+        properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 3}}
+        tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
+        world.engine.script = lambda *_: said("I look.", ("edit", sampled))
         session, messages = world.open(), list(ASK)
         for result in ("one", "two", "three"):
-            reply = message(await http.ask(session, messages, tools=[SHELL]))
-            reply["tool_calls"][0]["function"]["arguments"] = json.dumps(sent)
-            id = reply["tool_calls"][0]["id"]
-            messages += [reply, {"role": "tool", "tool_call_id": id, "content": result}]
+            reply = message(await ask(session, messages, tools=[tool]))
+            reply["tool_calls"][0]["function"]["arguments"] = sent
+            messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": result}]
         assert [turn.base for turn in session.turns] == [None, 0, 1]
-        assert ["rewritten=true" in turn.overridden for turn in session.turns] == [False, True, True]
+        assert ["rewritten=true" in turn.overridden for turn in session.turns] == [False, rewritten, rewritten]
         identical(session.turns, world.engine)
 
-    async def test_a_reply_sent_back_as_several_messages_is_one(self, world: World, said: Said, http: Http) -> None:
+    async def test_a_reply_sent_back_as_several_messages_is_one(self, world: World, said: Said) -> None:
         calls = (("shell", {"cmd": "ls"}), ("shell", {"cmd": "pwd"}))
         world.engine.script = lambda *_: said("I look.", *calls)
         session = world.open()
-        first, second = message(await http.ask(session, tools=[SHELL]))["tool_calls"]
+        first, second = message(await ask(session, tools=[SHELL]))["tool_calls"]
         results = [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in (first, second)]
         words, one, two = (
             {"role": "assistant", "content": text, "tool_calls": calls} | ({} if calls else {"tool_calls": None})
@@ -191,37 +174,24 @@ class TestTree:
         )
         whole = {"role": "assistant", "content": None, "tool_calls": [first, second]}
         for sent in ([words, whole, *results], [words, one, results[0], two, results[1]], [whole, *results]):
-            await http.ask(session, [*ASK, *sent], tools=[SHELL])
+            await ask(session, [*ASK, *sent], tools=[SHELL])
         assert [turn.base for turn in session.turns] == [None, 0, 0, 0]
-        await http.ask(session, [*ASK, one, results[0]], tools=[SHELL])  # a call is left out
-        await http.ask(session, [*ASK, {**whole, "content": "I do not look."}, *results], tools=[SHELL])
+        await ask(session, [*ASK, one, results[0]], tools=[SHELL])  # a call is left out
+        await ask(session, [*ASK, {**whole, "content": "I do not look."}, *results], tools=[SHELL])
         assert [turn.base for turn in session.turns[4:]] == [None, None]
         identical(session.turns, world.engine)
 
-    async def test_a_call_without_arguments_may_come_back_as_nothing(
-        self, world: World, said: Said, http: Http
-    ) -> None:
-        world.engine.script = lambda *_: said("", ("shell", {}))
-        session = world.open()
-        reply = message(await http.ask(session, tools=[SHELL]))
-        for arguments in ("", "null", "{}"):
-            reply["tool_calls"][0]["function"]["arguments"] = arguments
-            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": arguments}
-            await http.ask(session, [*ASK, reply, result], tools=[SHELL])
-        assert [turn.base for turn in session.turns] == [None, 0, 0, 0]
-        assert not any("rewritten" in each for turn in session.turns for each in turn.overridden)
-
-    async def test_rewritten_history_forks_where_it_differs(self, world: World, said: Said, http: Http) -> None:
+    async def test_rewritten_history_forks_where_it_differs(self, world: World, said: Said) -> None:
         world.engine.script = lambda *_: said(f"reply {len(world.engine.seen)}")
         session = world.open()
-        first = message(await http.ask(session))
-        second = message(await http.ask(session, [*ASK, first, user("more")]))
-        await http.ask(session, [*ASK, first, user("more"), second, user("and more")])
-        await http.ask(session, [*ASK, first, user("something else")])  # forks from the first turn
-        await http.ask(session, [*ASK, {"role": "assistant", "content": "never said"}, user("more")])  # inside 0
+        first = message(await ask(session))
+        second = message(await ask(session, [*ASK, first, user("more")]))
+        await ask(session, [*ASK, first, user("more"), second, user("and more")])
+        await ask(session, [*ASK, first, user("something else")])  # forks from the first turn
+        await ask(session, [*ASK, {"role": "assistant", "content": "never said"}, user("more")])  # inside 0
         rewritten = {"role": "assistant", "content": "reply two, not what was said"}
-        await http.ask(session, [*ASK, first, user("more"), rewritten, user("on")])  # inside 1, which goes on from 0
-        await http.ask(session, ASK, tools=[SHELL])  # other tools are another prompt
+        await ask(session, [*ASK, first, user("more"), rewritten, user("on")])  # inside 1, which goes on from 0
+        await ask(session, ASK, tools=[SHELL])  # other tools are another prompt
         turns, prompts = session.turns, [prompt for prompt, *_ in world.engine.seen]
         assert [turn.base for turn in turns] == [None, 0, 1, 0, None, None, None]
         same = len(said.codec.encode("reply "))
@@ -237,77 +207,55 @@ class TestTree:
         identical(turns, world.engine)
 
     async def test_the_same_words_said_twice_are_told_apart_by_the_ids_of_their_calls(
-        self, world: World, said: Said, http: Http
+        self, world: World, said: Said
     ) -> None:
         world.engine.script = lambda *_: said("", ("shell", {"cmd": "ls"}))
         session = world.open()
-        replies = await asyncio.gather(*(http.ask(session, tools=[SHELL]) for _ in range(3)))
+        replies = await asyncio.gather(*(ask(session, tools=[SHELL]) for _ in range(3)))
         for reply in replies:
             call = message(reply)["tool_calls"][0]
             result = {"role": "tool", "tool_call_id": call["id"], "content": "a"}
-            await http.ask(session, [*ASK, message(reply), result], tools=[SHELL])
+            await ask(session, [*ASK, message(reply), result], tools=[SHELL])
         assert [turn.base for turn in session.turns[3:]] == [reply["crrl"]["turn"] for reply in replies]
         assert len({seed for _, _, seed in world.engine.seen}) == 6
         identical(session.turns, world.engine)
 
-    async def test_a_run_that_samples_untrainably_says_so(self, world: World, http: Http) -> None:
+    async def test_a_run_that_samples_untrainably_says_so(self, world: World) -> None:
         world.gateway.sampling = Sampling(temperature=0.0)
         session = world.open()
-        await http.ask(session)
+        await ask(session)
         assert session.turns[0].masked == "sampling"
 
 
-class TestHistory:
-    async def test_thoughts_that_a_client_drops_stay(self, world: World, said: Said, http: Http) -> None:
-        added = said.codec.tokenizer.added
-        thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\nyes")]
-        replies = [thought, said("no"), said("done")]
-        world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
-        session = world.open()
-        first = message(await http.ask(session))
-        asked = [*ASK, {"role": "assistant", "content": first["content"]}, user("more")]
-        second = message(await http.ask(session, asked))
-        await http.ask(session, [*asked, second, user("and more")])
-        assert [turn.base for turn in session.turns] == [None, 0, 1]
-        assert "hm" in said.codec.decode(world.engine.seen[1][0])
-        identical(session.turns, world.engine)
-
-
 class TestRetries:
-    async def test_a_retry_replays_the_finished_call_until_the_conversation_goes_on(
-        self, world: World, http: Http
-    ) -> None:
+    async def test_a_retry_replays_the_finished_call_until_the_conversation_goes_on(self, world: World) -> None:
         session = world.open()
-        first = await http.ask(session)
-        assert (await http.ask(session, retry=1))["id"] == first["id"]
+        first = await ask(session)
+        assert (await ask(session, retry=1))["id"] == first["id"]
         assert len(session.turns) == 1
-        await http.ask(session, [*ASK, message(first), user("more")])
-        assert (await http.ask(session, retry=1))["id"] != first["id"]
+        await ask(session, [*ASK, message(first), user("more")])
+        assert (await ask(session, retry=1))["id"] != first["id"]
         assert [turn.base for turn in session.turns] == [None, 0, None]
 
     async def test_without_a_count_a_repeated_body_is_a_retry_until_the_reply_was_read(
-        self, world: World, said: Said, http: Http
+        self, world: World, said: Said
     ) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session = world.open()
-        asked = [asyncio.create_task(http.ask(session, retry=None)) for _ in range(2)]
-        while not any(call._followers == 2 for call in session._calls.values()):
-            await asyncio.sleep(0.01)
+        asked = [asyncio.create_task(ask(session, retry=None)) for _ in range(2)]
+        await until(lambda: any(call._followers == 2 for call in session._calls.values()))
         world.engine.gate.set()
         first, second = [await each for each in asked]
         assert first["id"] == second["id"] and len(world.engine.seen) == 1
-        assert (await http.ask(session, retry=None))["id"] != first["id"], "a second sample"
+        assert (await ask(session, retry=None))["id"] != first["id"], "a second sample"
         assert [turn.base for turn in session.turns] == [None, None]
 
-    async def test_a_joined_call_survives_its_first_client(self, world: World, said: Said, http: Http) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+    async def test_a_joined_call_survives_its_first_client(self, world: World, said: Said) -> None:
+        world.holds(said("a story"))
         session = world.open()
-        first = asyncio.create_task(http.ask(session))
-        while not world.engine.seen:
-            await asyncio.sleep(0.01)
-        second = asyncio.create_task(http.ask(session, retry=1))
+        first = asyncio.create_task(ask(session))
+        await until(lambda: world.engine.seen)
+        second = asyncio.create_task(ask(session, retry=1))
         await asyncio.sleep(0.05)
         first.cancel()
         await asyncio.sleep(0.05)
@@ -315,41 +263,29 @@ class TestRetries:
         assert message(await second)["content"] == "a story"
         assert session.turns[0].masked == ""
 
-    async def test_a_retry_after_the_client_went_away_is_a_new_call(self, world: World, said: Said, http: Http) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+    async def test_a_retry_after_the_client_went_away_is_a_new_call(self, world: World, said: Said) -> None:
+        world.holds(said("a story"))
         session = world.open()
-        first = asyncio.create_task(http.ask(session))
-        while not world.engine.seen:
-            await asyncio.sleep(0.01)
+        first = asyncio.create_task(ask(session))
+        await until(lambda: world.engine.seen)
         first.cancel()
-        while not session.turns:
-            await asyncio.sleep(0.01)
+        await until(lambda: session.turns)
         world.engine.gate.set()
-        await http.ask(session, retry=1)
+        await ask(session, retry=1)
         assert [turn.masked for turn in session.turns] == ["aborted", ""]
         identical(session.turns, world.engine)
 
 
 class TestLimits:
-    async def test_calls(self, world: World, http: Http) -> None:
-        session = world.open(calls=1)
-        for _ in range(3):
-            await http.ask(session)
-        status, reply = await http.try_(session)
-        assert (status, reply["error"]["code"]) == (400, "episode_limit_reached")
-        assert (reply["crrl"]["limit"], session.limit) == ("calls", "calls")
-        assert (await http.try_(session, retry=1))[0] == 200  # a retry costs nothing
-
-    async def test_one_long_reply_is_no_limit_of_the_episode(self, world: World, said: Said, http: Http) -> None:
+    async def test_one_long_reply_is_no_limit_of_the_episode(self, world: World, said: Said) -> None:
         world.engine.script = lambda *_: said("x" * 300)
         session = world.open(turn_tokens=20)
-        reply = await http.ask(session)
+        reply = await ask(session)
         assert reply["usage"]["completion_tokens"] == 20
         assert session.limit == ""
 
     async def test_time_cuts_a_reply_and_refuses_the_next(
-        self, world: World, said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
+        self, world: World, said: Said, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock, deadlines = asyncio.timeout(None), []
 
@@ -358,25 +294,23 @@ class TestLimits:
             return clock
 
         monkeypatch.setattr(source, "asyncio", SimpleNamespace(timeout_at=timeout_at))
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+        world.holds(said("a story"))
         session = world.open()
-        running = asyncio.create_task(http.ask(session))
-        while not world.engine.seen or not world.engine.seen[0][1]:
-            await asyncio.sleep(0.01)
+        running = asyncio.create_task(ask(session))
+        await until(lambda: world.engine.seen and world.engine.seen[0][1])
         assert deadlines == [session._budget.deadline]
         session._budget.deadline = asyncio.get_running_loop().time()
         clock.reschedule(session._budget.deadline)
         reply = await running
         assert (reply["choices"][0]["finish_reason"], message(reply)["content"]) == ("length", "a s")
         assert session.limit == "time"
-        status, reply = await http.try_(session)
+        status, reply = await try_to_ask(session)
         assert (status, reply["error"]["code"]) == (400, "episode_limit_reached")
         assert world.engine.closed == 1
 
-    async def test_what_is_left_is_told(self, world: World, http: Http) -> None:
+    async def test_what_is_left_is_told(self, world: World) -> None:
         session = world.open(calls=5, tokens=1000)
-        reply = await http.ask(session)
+        reply = await ask(session)
         used = reply["usage"]["total_tokens"]
         assert reply["crrl"] == {
             "turn": 0,
@@ -406,10 +340,10 @@ BAD_BODIES: dict[str, tuple[bytes, str | None]] = {
 
 class TestBadInput:
     @pytest.mark.parametrize("name", BAD_BODIES)
-    async def test_a_bad_body_is_refused_in_openais_shape(self, world: World, http: Http, name: str) -> None:
+    async def test_a_bad_body_is_refused_in_openais_shape(self, world: World, name: str) -> None:
         body, param = BAD_BODIES[name]
         session = world.open()
-        status, reply = await http.raw(session, body.replace(b"%s", b'{"role": "user", "content": "a"}'))
+        status, reply = await raw(session, body.replace(b"%s", b'{"role": "user", "content": "a"}'))
         assert status == 400
         error = reply["error"]
         assert set(error) == {"message", "type", "code", "param"}
@@ -417,10 +351,10 @@ class TestBadInput:
         assert session.turns == ()
         assert session.fault is None
 
-    async def test_unknown_fields_are_welcome(self, world: World, http: Http) -> None:
+    async def test_unknown_fields_are_welcome(self, world: World) -> None:
         session = world.open()
         messages = [{"role": "developer", "content": [{"type": "text", "text": "a", "cache_control": {}}], "name": "x"}]
-        await http.ask(session, messages, store=False, metadata={"a": "b"}, user="me", service_tier="auto")
+        await ask(session, messages, store=False, metadata={"a": "b"}, user="me", service_tier="auto")
         assert session.turns[0].messages[0] == {"role": "system", "content": "a"}
 
     @pytest.mark.parametrize(
@@ -433,9 +367,7 @@ class TestBadInput:
             lambda chunk: chunk._replace(ids=tuple(258 for _ in chunk.ids)),
         ],
     )
-    async def test_an_answer_that_cannot_be_true_is_a_fault(
-        self, world: World, said: Said, http: Http, change: Any
-    ) -> None:
+    async def test_an_answer_that_cannot_be_true_is_a_fault(self, world: World, said: Said, change: Any) -> None:
         generate = world.engine.generate
 
         async def lie(*args: Any) -> Any:
@@ -445,35 +377,31 @@ class TestBadInput:
         world.engine.script = lambda *_: said("a story")
         world.engine.generate = lie  # type: ignore[method-assign]
         session = world.open()
-        status, reply = await http.try_(session)
+        status, reply = await try_to_ask(session)
         assert (status, reply["error"]["code"]) == (503, "engine_fault")
         assert session.fault is not None
         assert session.fault.boundary == "engine"
 
 
 class TestLifetime:
-    async def test_an_engine_that_ends_early_is_a_fault(self, world: World, said: Said, http: Http) -> None:
+    async def test_an_engine_that_ends_early_is_a_fault(self, world: World, said: Said) -> None:
         world.engine.script = lambda *_: said("a story", end=False)
         session = world.open()
-        assert (await http.try_(session))[0] == 503
+        assert (await try_to_ask(session))[0] == 503
         assert session.turns[0].masked == "fault"
 
-    async def test_a_closed_session_refuses_and_has_recorded_what_ran(
-        self, world: World, said: Said, http: Http
-    ) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
+    async def test_a_closed_session_refuses_and_has_recorded_what_ran(self, world: World, said: Said) -> None:
+        world.holds(said("a story"))
         session, other = world.open(), world.open("other")
-        running = asyncio.create_task(http.try_(session))
-        while not world.engine.seen or not world.engine.seen[0][1]:
-            await asyncio.sleep(0.01)
+        running = asyncio.create_task(try_to_ask(session))
+        await until(lambda: world.engine.seen and world.engine.seen[0][1])
         (turn,) = await world.gateway.close(session)
         assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
         assert (await running)[0] == 410
-        status, reply = await http.try_(session)
+        status, reply = await try_to_ask(session)
         assert (status, reply["error"]["code"]) == (410, "episode_closed")
         world.engine.gate.set()
-        await http.ask(other)
+        await ask(other)
         assert [episode for episode, _ in world.committed] == ["episode", "other"]
 
     async def test_a_call_that_is_left_before_it_began_asks_no_engine(self, world: World) -> None:
@@ -485,23 +413,23 @@ class TestLifetime:
         assert call.failure is not None and call.failure.code == "client_closed_request"
         assert (session.turns, world.engine.seen) == ((), [])
 
-    async def test_an_engine_that_cancels_itself_is_a_fault(self, world: World, http: Http) -> None:
+    async def test_an_engine_that_cancels_itself_is_a_fault(self, world: World) -> None:
         def cancel(*_: object) -> list[int]:
             raise asyncio.CancelledError
 
         world.engine.script = cancel
         session = world.open()
-        status, reply = await http.try_(session)
+        status, reply = await try_to_ask(session)
         assert (status, reply["error"]["code"]) == (503, "gateway_fault")
         assert [turn.masked for turn in session.turns] == ["fault"]
 
-    async def test_a_turn_that_cannot_be_recorded_is_a_fault_and_no_turn(self, world: World, http: Http) -> None:
+    async def test_a_turn_that_cannot_be_recorded_is_a_fault_and_no_turn(self, world: World) -> None:
         def full(episode: str, turn: object) -> None:
             raise RunError("no space left on device")
 
         session = world.open()
         session._on_turn = full
-        status, reply = await http.try_(session)
+        status, reply = await try_to_ask(session)
         assert (status, reply["error"]["code"]) == (503, "gateway_fault")
         assert "no space left" in str(session.fault)
         assert session.turns == ()

@@ -6,11 +6,10 @@ import asyncio
 import copy
 import io
 import json
-import pickle
+import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import aiohttp
 import pyarrow
@@ -19,20 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, PolicySource, Session, dialects, workers
-from coderepairrl.gateway.dialects import DIALECTS
+from coderepairrl.gateway import Gateway, Session, dialects, workers
 from coderepairrl.types import Finish, Limits, Sampling, sequence
+from gateways import open_session
 
-from .conftest import SHELL, Fake, Said, World, identical
-from .speech import SPEAKERS
+from .conftest import SHELL, Fake, Said, World, identical, until
+from .speech import SPEAKERS, post
 
 
-@dataclass(frozen=True)
-class Speech:
+class Speech(NamedTuple):
     """How a client speaks a dialect, written down without any of the gateway's code."""
 
-    path: str
-    body: dict[str, Any]
+    full: dict[str, Any]
     """A request that uses every field whose meaning the gateway knows."""
     plain: dict[str, Any]
     """The least that a request has."""
@@ -41,7 +38,7 @@ class Speech:
     terminal: bytes
     alive: bytes
     """What a silent stream says."""
-    headers: dict[str, str]
+    headers: Mapping[str, str] = {}
 
 
 def _openai(body: Any) -> str:
@@ -61,7 +58,6 @@ def _anthropic(body: Any) -> str:
 FUNCTION: dict[str, Any] = SHELL["function"]  # type: ignore[assignment]
 CALL = {"id": "c", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
 CHAT = Speech(
-    "/chat/completions",
     {
         "model": "policy",
         "messages": [
@@ -81,10 +77,8 @@ CHAT = Speech(
     _openai,
     b"data: [DONE]\n\n",
     b": still here\n\n",
-    {},
 )
 RESPONSES = Speech(
-    "/responses",
     {
         "model": "policy",
         "instructions": "Repair.",
@@ -114,10 +108,8 @@ RESPONSES = Speech(
     _openai,
     b"event: response.completed\n",
     b"event: response.in_progress\n",
-    {},
 )
 MESSAGES = Speech(
-    "/messages",
     {
         "model": "policy",
         "max_tokens": 40,
@@ -160,55 +152,45 @@ SPEECHES = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 EVERY = pytest.mark.parametrize("name", SPEECHES)
 
 
-@dataclass
-class Http:
-    session: aiohttp.ClientSession
-
-    async def send(
-        self, where: Session | str, speech: Speech, body: Any, *, path: str = "", **headers: str
-    ) -> tuple[int, bytes]:
-        base = where if isinstance(where, str) else where.endpoint.base_url
-        data = json.dumps(body).encode() if isinstance(body, dict) else body
-        heads = speech.headers | {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.post(f"{base}{path or speech.path}", data=data, headers=heads) as response:
-            assert response.status < 400 or response.headers["x-should-retry"] == "false"
-            return response.status, await response.read()
+async def send(where: Session | str, name: str, body: Any, *, path: str = "", **headers: str) -> tuple[int, bytes]:
+    heads = {**SPEECHES[name].headers} | {header.replace("_", "-"): value for header, value in headers.items()}
+    return await post(where, name, body, path=path, **heads)
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[Http]:
-    async with aiohttp.ClientSession() as session:
-        yield Http(session)
-
-
-async def _until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
+async def heard(session: Session, name: str) -> AsyncIterator[bytes]:
+    """All of a plain request's stream so far, each time that more of it has come."""
+    seen, url = b"", session.endpoint.base_url + SPEAKERS[name].path
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(url, json=SPEECHES[name].plain | {"stream": True}) as response,
+    ):
+        assert response.status == 200
+        async for data in response.content.iter_any():
+            yield (seen := seen + data)
 
 
 @EVERY
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_joins_the_running_call_and_replays_the_finished_one(
-    world: World, said: Said, http: Http, name: str, stream: bool
+    world: World, said: Said, name: str, stream: bool
 ) -> None:
-    world.engine.gate = asyncio.Event()
-    world.engine.script = lambda *_: said("a story")
+    world.holds(said("a story"))
     speech, session = SPEECHES[name], world.open()
     body = speech.plain | {"stream": stream}
-    first = asyncio.create_task(http.send(session, speech, body, x_stainless_retry_count="0"))
-    await _until(lambda: world.engine.seen)
-    second = asyncio.create_task(http.send(session, speech, body, x_stainless_retry_count="1"))
+    first = asyncio.create_task(send(session, name, body, x_stainless_retry_count="0"))
+    await until(lambda: world.engine.seen)
+    second = asyncio.create_task(send(session, name, body, x_stainless_retry_count="1"))
     (call,) = session._calls.values()
-    await _until(lambda: call._followers == 2)
+    await until(lambda: call._followers == 2)
     world.engine.gate.set()
-    replies = [await first, await second, await http.send(session, speech, body, x_stainless_retry_count="2")]
+    replies = [await first, await second, await send(session, name, body, x_stainless_retry_count="2")]
     assert len(session.turns) == len(world.engine.seen) == 1
     for status, reply in replies:
         assert status == 200
         assert b"story" in reply or (b'"st"' in reply and b'"ory"' in reply) or stream
     ids = {json.dumps(_id(reply)) for _, reply in replies}
     assert len(ids) == 1
-    assert (await http.send(session, speech, body, x_stainless_retry_count="0"))[0] == 200
+    assert (await send(session, name, body, x_stainless_retry_count="0"))[0] == 200
     assert len(session.turns) == 2
 
 
@@ -236,7 +218,7 @@ def _events(stream: bytes) -> Iterator[dict[str, Any]]:
 
 
 @EVERY
-async def test_the_turn_is_committed_before_the_terminal_event(world: World, said: Said, http: Http, name: str) -> None:
+async def test_the_turn_is_committed_before_the_terminal_event(world: World, said: Said, name: str) -> None:
     commit = asyncio.Event()
 
     async def slowly(episode: str, turn: object) -> None:
@@ -244,18 +226,13 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
 
     session, speech = world.open(), SPEECHES[name]
     session._on_turn = slowly
-    world.engine.script = lambda *_: said("ok then")
-    world.engine.gate = asyncio.Event()
-    seen = b""
-    url = f"{session.endpoint.base_url}{speech.path}"
-    async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
-        async for data in response.content.iter_any():
-            seen += data
-            if b'"ok' in seen and not commit.is_set():  # heard as it was sampled, and nothing is recorded yet
-                world.engine.gate.set()
-                assert speech.terminal not in seen
-                assert session.turns == ()
-                commit.set()
+    world.holds(said("ok then"))
+    async for seen in heard(session, name):
+        if b'"ok' in seen and not commit.is_set():  # heard as it was sampled, and nothing is recorded yet
+            world.engine.gate.set()
+            assert speech.terminal not in seen
+            assert session.turns == ()
+            commit.set()
     assert speech.terminal in seen
     assert len(session.turns) == 1
 
@@ -263,12 +240,12 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
 @pytest.mark.parametrize("stream", [False, True])
 @EVERY
 async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
-    world: World, said: Said, http: Http, name: str, stream: bool
+    world: World, said: Said, name: str, stream: bool
 ) -> None:
     world.engine.script = lambda *_: said("a long story")
     session, speaker = world.open(), SPEAKERS[name]
     body = speaker.body([{"role": "user", "content": "Fix it."}], max_tokens=5, temperature=0.1, stream=stream)
-    status, reply = await http.send(session, SPEECHES[name], body)
+    status, reply = await send(session, name, body)
     assert status == 200
     assert (speaker.stream(reply) if stream else speaker.whole(json.loads(reply)))["content"] == "a lon"
     (turn,) = await world.gateway.close(session)
@@ -278,26 +255,21 @@ async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
 
 @EVERY
 async def test_a_silent_stream_says_that_it_is_alive(
-    world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
+    world: World, said: Said, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
-    world.engine.script = lambda *_: said("a story")
-    world.engine.gate = asyncio.Event()
+    world.holds(said("a story"))
     session, speech = world.open(), SPEECHES[name]
-    seen = b""
-    url = f"{session.endpoint.base_url}{speech.path}"
-    async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
-        async for data in response.content.iter_any():
-            seen += data
-            if seen.count(speech.alive) >= 3:
-                world.engine.gate.set()
+    async for seen in heard(session, name):
+        if seen.count(speech.alive) >= 3:
+            world.engine.gate.set()
     assert len(list(_events(seen))) > 3
     assert speech.terminal in seen
 
 
 @EVERY
 async def test_a_silent_stream_that_fails_tells_of_it(
-    world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
+    world: World, said: Said, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the stream has begun there is no status to answer with: the failure is an event of the dialect."""
     monkeypatch.setattr(dialects, "HEARTBEAT", 0.01)
@@ -314,13 +286,9 @@ async def test_a_silent_stream_that_fails_tells_of_it(
             yield chunk
 
     world.engine.generate = late  # type: ignore[method-assign]
-    seen = b""
-    url = f"{session.endpoint.base_url}{speech.path}"
-    async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
-        assert response.status == 200
-        async for data in response.content.iter_any():
-            seen += data
-            began.set()
+    async for stream in heard(session, name):
+        seen = stream
+        began.set()
     last = list(_events(seen))[-1]
     assert "the fake engine died" in json.dumps(last)
     assert speech.terminal not in seen
@@ -328,11 +296,11 @@ async def test_a_silent_stream_that_fails_tells_of_it(
 
 
 @EVERY
-async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, name: str) -> None:
+async def test_every_refusal_has_the_dialects_shape(world: World, name: str) -> None:
     speech, session = SPEECHES[name], world.open()
 
     async def refused(body: Any, where: Session | str = session, path: str = "", **headers: str) -> tuple[int, str]:
-        status, reply = await http.send(where, speech, body, path=path, **headers)
+        status, reply = await send(where, name, body, path=path, **headers)
         return status, speech.error(json.loads(reply))
 
     wrong = "invalid_request_error"
@@ -344,9 +312,12 @@ async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, na
     assert await refused(speech.plain | {"stream": "yes"}) == (400, wrong)
     assert await refused(speech.plain, f"{world.gateway.url}/s/guess/v1") == (401, "authentication_error")
     assert await refused(speech.plain, f"{world.gateway.url}/v1", x_api_key="guess") == (401, "authentication_error")
-    assert await refused(speech.plain, path=f"{speech.path}/nowhere") == (404, missing)
+    assert await refused(speech.plain, path=f"{SPEAKERS[name].path}/nowhere") == (404, missing)
     assert await refused(b"no deflate", Content_Encoding="deflate") == (400, wrong)
-    async with http.session.get(f"{session.endpoint.base_url}{speech.path}", headers=speech.headers) as response:
+    async with (
+        aiohttp.ClientSession() as client,
+        client.get(session.endpoint.base_url + SPEAKERS[name].path, headers=speech.headers) as response,
+    ):
         assert (response.status, speech.error(await response.json())) == (405, wrong)
     await world.gateway.close(session)
     assert await refused(speech.plain) == (410, closed)
@@ -355,17 +326,19 @@ async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, na
 
 
 @EVERY
-async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, http: Http, name: str) -> None:
+async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, name: str) -> None:
     speech = SPEECHES[name]
     world.engine.script = lambda *_: said("x" * 3000)
 
     async def ask(session: Session) -> tuple[int, Any]:
-        status, reply = await http.send(session, speech, speech.plain)
+        status, reply = await send(session, name, speech.plain)
         return status, json.loads(reply)
 
     async def refused(session: Session) -> tuple[str, str]:
         status, reply = await ask(session)
         assert (status, speech.error(reply)) == (400, "invalid_request_error")
+        if session.limit == "tokens" and name == "messages":
+            assert re.search(r"prompt is too long: \d+ tokens > \d+ maximum", reply["error"]["message"])
         assert reply["crrl"]["limit"] == session.limit
         return SPEAKERS[name].code(reply), session.limit
 
@@ -373,6 +346,7 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
     prompt = (await ask(session))[1]["crrl"]["context_tokens"] - 512
     assert (await ask(session))[0] == 200
     assert await refused(session) == ("episode_limit_reached", "calls")
+    assert (await send(session, name, speech.plain, x_stainless_retry_count="1"))[0] == 200, "a retry costs nothing"
     assert await refused(world.open(seconds=1e-9)) == ("episode_limit_reached", "time")
     assert await refused(world.open(tokens=prompt)) == ("context_length_exceeded", "tokens")
     session = world.open(tokens=prompt + 50)
@@ -391,16 +365,16 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
 
 
 @EVERY
-async def test_a_body_may_be_compressed(world: World, http: Http, name: str) -> None:
+async def test_a_body_may_be_compressed(world: World, name: str) -> None:
     speech = SPEECHES[name]
     body = json.dumps(speech.plain).encode()
     for encoding, packed in (("zstd", pyarrow.compress(body, "zstd", asbytes=True)), ("deflate", zlib.compress(body))):
-        assert (await http.send(world.open(), speech, packed, Content_Encoding=encoding))[0] == 200
+        assert (await send(world.open(), name, packed, Content_Encoding=encoding))[0] == 200
 
 
 @EVERY
 async def test_a_huge_body_is_refused_however_small_it_is_packed(
-    world: World, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
+    world: World, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "MAX_BODY", 1 << 20)
     gateway = Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
@@ -408,7 +382,7 @@ async def test_a_huge_body_is_refused_however_small_it_is_packed(
     session, speech = gateway.open("e", limits=Limits(), seed=0), SPEECHES[name]
     huge = b" " * (workers.MAX_BODY + 1)
     for body, headers in ((io.BytesIO(huge), {}), (zlib.compress(huge), {"Content_Encoding": "deflate"})):
-        status, reply = await http.send(session, speech, body, **headers)
+        status, reply = await send(session, name, body, **headers)
         assert (status, speech.error(json.loads(reply))) == (
             413,
             "request_too_large" if name == "messages" else "invalid_request_error",
@@ -417,70 +391,25 @@ async def test_a_huge_body_is_refused_however_small_it_is_packed(
 
 
 @EVERY
-async def test_the_key_is_taken_as_every_sdk_sends_it(world: World, http: Http, name: str) -> None:
+async def test_the_key_is_taken_as_every_sdk_sends_it(world: World, name: str) -> None:
     session, speech = world.open(), SPEECHES[name]
     for headers in ({"Authorization": f"Bearer {session.key}"}, {"x_api_key": session.key}):
-        assert (await http.send(f"{world.gateway.url}/v1", speech, speech.plain, **headers))[0] == 200
+        assert (await send(f"{world.gateway.url}/v1", name, speech.plain, **headers))[0] == 200
 
 
 @EVERY
-async def test_special_tokens_in_text_are_inert(world: World, http: Http, name: str) -> None:
+async def test_special_tokens_in_text_are_inert(world: World, name: str) -> None:
     """Wherever a client writes it, the text of a special token is text."""
     speech, session = SPEECHES[name], world.open()
     marks = "<|im_end|>", "<|im_start|>", "<tool_call>", "<think>"
-    poisoned = json.loads(json.dumps(speech.body).replace('"a"', json.dumps("".join(marks))))
-    assert (await http.send(session, speech, speech.body))[0] == 200
-    assert (await http.send(session, speech, poisoned))[0] == 200
+    poisoned = json.loads(json.dumps(speech.full).replace('"a"', json.dumps("".join(marks))))
+    assert (await send(session, name, speech.full))[0] == 200
+    assert (await send(session, name, poisoned))[0] == 200
     added = world.gateway.source.codec.tokenizer.added
     clean, dirty = (prompt for prompt, *_ in world.engine.seen)
     assert len(dirty) > len(clean)
     for mark in marks:
         assert clean.count(added[mark]) == dirty.count(added[mark])
-
-
-async def test_a_conversation_may_go_on_in_another_dialect(world: World, said: Said, http: Http) -> None:
-    """One tree, whatever the dialect: the words are the same, and so are the ids."""
-    world.engine.script = lambda *_: said("hello")
-    session = world.open()
-    await http.send(session, CHAT, CHAT.plain)
-    ask, reply, more = (
-        {"role": r, "content": c} for r, c in (("user", "Fix it."), ("assistant", "hello"), ("user", "b"))
-    )
-    await http.send(session, MESSAGES, MESSAGES.plain | {"messages": [ask, reply, more]})
-    await http.send(session, RESPONSES, {"model": "policy", "input": [ask, reply, more, reply, more]})
-    assert [(turn.dialect, turn.base) for turn in session.turns] == [("chat", None), ("messages", 0), ("responses", 1)]
-    identical(session.turns, world.engine)
-
-
-@EVERY
-def test_a_request_is_plain_data(name: str) -> None:
-    """It may be read in one process and answered in another."""
-    [dialect] = [each for each in DIALECTS if each.name == name]
-    body = copy.deepcopy(SPEECHES[name].body)
-    for _ in range(2):
-        request = dialect.parse(json.dumps(body).encode())
-        assert pickle.loads(pickle.dumps(request)) == request
-        if name == "responses":
-            body["input"].append({"type": "item_reference", "id": "msg_a-0-0"})
-
-
-async def test_half_open_and_slow_clients_hold_nobody_up(world: World, said: Said, http: Http) -> None:
-    world.engine.script = lambda *_: said("x" * 400)
-    session = world.open()
-    port = int(world.gateway.url.rpartition(":")[2])
-    head = f"POST /s/{session.key}/v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: "
-    _, half = await asyncio.open_connection("127.0.0.1", port)
-    half.write(f"{head}999\r\n\r\n{{".encode())
-    _, idle = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps(RESPONSES.plain | {"stream": True})
-    _, slow = await asyncio.open_connection("127.0.0.1", port)  # never reads
-    slow.write(f"{head}{len(body)}\r\n\r\n{body}".encode())
-    for speech in SPEECHES.values():
-        assert (await http.send(session, speech, speech.plain))[0] == 200
-    await _until(lambda: len(session.turns) == 4)
-    for writer in (half, idle, slow):
-        writer.close()
-    assert session.fault is None
 
 
 # Bodies that are nearly right: a valid one with some of its values replaced, removed or doubled.
@@ -506,7 +435,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(sorted(SPEECHES)))
-    body = copy.deepcopy(SPEECHES[name].body)
+    body = copy.deepcopy(SPEECHES[name].full)
     for _ in range(draw(st.integers(1, 3))):
         *path, last = draw(st.sampled_from([path for path in _paths(body) if path != ("model",)]))
         at: Any = body
@@ -534,30 +463,23 @@ def test_fuzz(codec: tokens.Codec, found: list[tuple[str, dict[str, Any]]], raw:
     engine = Fake(lambda *_: said("I look.", ("shell", {"cmd": "ls"})))
 
     async def play() -> None:
-        gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
-        await gateway.start()
-        session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=1)
-        async with aiohttp.ClientSession() as client:
-            http = Http(client)
+        async with open_session(codec, engine, Limits(calls=100, tokens=4000, seconds=60.0), max_tokens=60) as session:
             for name, body in [*found, *((name, raw) for name in SPEECHES)]:
-                speech = SPEECHES[name]
-                status, reply = await http.send(session, speech, body)
+                status, reply = await send(session, name, body)
                 assert status == 200 or 400 <= status < 500, (status, reply, body)
                 if status != 200:
-                    speech.error(json.loads(reply))
+                    SPEECHES[name].error(json.loads(reply))
                 elif isinstance(body, dict) and body.get("stream"):
                     assert list(_events(reply))
                 else:
                     json.loads(reply)
                 counter = {"responses": "/responses/input_tokens", "messages": "/messages/count_tokens"}.get(name)
                 if counter:
-                    counted, _ = await http.send(session, speech, body, path=counter)
+                    counted, _ = await send(session, name, body, path=counter)
                     assert counted == 200 or 400 <= counted < 500
                     assert counted == 200 or status != 200
-        turns = await gateway.close(session)
-        await gateway.stop()
         assert session.fault is None
-        identical(turns, engine)
-        assert all(len(sequence(turns, turn.index)) <= 4000 for turn in turns)
+        identical(session.turns, engine)
+        assert all(len(sequence(session.turns, turn.index)) <= 4000 for turn in session.turns)
 
     asyncio.run(play())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import pytest
 
 from coderepairrl.gateway import Session
 from coderepairrl.types import Turn, conversation, sequence
 
 from .conftest import SHELL, Said, World, identical
-from .speech import SPEAKERS
+from .speech import SPEAKERS, speak
 from .test_identity import trains_what_was_served
 
 TASK: list[dict[str, Any]] = [{"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."}]
@@ -24,19 +22,12 @@ class Agent:
     """A conversation in one dialect, as the client keeps it: without the thoughts that it is told."""
 
     def __init__(self, session: Session, dialect: str) -> None:
-        self.session, self.speaker = session, SPEAKERS[dialect]
-        self.messages = [*TASK]
+        self.session, self.dialect, self.messages = session, dialect, [*TASK]
 
     async def ask(self, *new_messages: dict[str, Any]) -> Turn:
         self.messages += new_messages
-        body = json.dumps(self.speaker.body(self.messages))
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{self.session.endpoint.base_url}{self.speaker.path}", data=body) as response,
-        ):
-            assert response.status == 200, await response.text()
-            reply = self.speaker.whole(await response.json())
-            self.messages.append({name: said for name, said in reply.items() if name != "reasoning_content"})
+        reply = await speak(self.session, self.dialect, self.messages)
+        self.messages.append({name: said for name, said in reply.items() if name != "reasoning_content"})
         return self.session.turns[-1]
 
     def result(self, text: str) -> dict[str, Any]:
@@ -47,12 +38,10 @@ class Agent:
 @pytest.fixture(params=SPEAKERS)
 async def agent(request: pytest.FixtureRequest, world: World, said: Said) -> Agent:
     """Its policy thinks before each call, which no client sends back."""
-    added = said.codec.tokenizer.added
 
     def script(*_: Any) -> list[int]:
         number = len(world.engine.seen)
-        thought = [added["<think>"], *said(f"hm {number}", end=False), added["</think>"], *said("\n\n", end=False)]
-        return [*thought, *said(f"Step {number}.", ("shell", {"cmd": f"ls {number}"}))]
+        return [*said.thought(f"hm {number}"), *said(f"Step {number}.", ("shell", {"cmd": f"ls {number}"}))]
 
     world.engine.script = script
     return Agent(world.open(), request.param)
@@ -71,6 +60,7 @@ async def test_a_pruned_tool_result_leaves_the_replies_after_it_as_they_were_sai
     agent.messages[3] |= {"content": PRUNED}
     turn = await agent.ask(agent.result("listing 3"))
     turns, prompt = agent.session.turns, world.engine.seen[-1][0]
+    assert [each.base for each in turns[:4]] == [None, 0, 1, 2], "thoughts that the client drops stay"
     outputs = [each.output.ids for each in turns[:4]]
     found = places(outputs, prompt)
     assert -1 not in found and found == sorted(found)

@@ -18,13 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import engines, tokens
-from coderepairrl.gateway import Gateway, PolicySource, request_seed
+from coderepairrl.gateway import request_seed
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, sequence
+from gateways import open_session
 
 from .conftest import Fake, Said, identical
 from .speech import SPEAKERS
 
+LIMITS = Limits(calls=100, tokens=4000, seconds=60.0)
 ACTIONS = (
     *("go on", "tool results", "fork", "rewrite", "prune", "forget", "retry", "resample"),
     *("truncate", "leave", "parallel", "stop"),
@@ -46,7 +48,7 @@ def babble(said: Said) -> Any:
         if kind == 2:
             return [*said("so", end=False), added["<tool_call>"], *said('{"name": "sh')]
         if kind == 3:
-            return [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\nA STOP B")]
+            return [*said.thought(), *said("A STOP B")]
         noise = [dice.choice([*range(256), *structure * 8]) for _ in range(dice.randint(0, 40))]
         noise = [token for token in noise if token not in sampling.stop_ids]
         return [*noise, said.end] if kind == 4 else [*noise, *[65] * sampling.max_tokens]
@@ -133,22 +135,14 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
 
     async def play() -> tuple[Turn, ...]:
         committed: list[Turn] = []
-        gateway = Gateway(
-            PolicySource(codec, engine),
-            sampling=Sampling(max_tokens=60),
-            on_turn=lambda _, turn: committed.append(turn),
-        )
-        await gateway.start()
-        session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=seed)
-        async with aiohttp.ClientSession() as http:
+        terms: Any = {"max_tokens": 60, "seed": seed, "on_turn": lambda _, turn: committed.append(turn)}
+        async with open_session(codec, engine, LIMITS, **terms) as session, aiohttp.ClientSession() as http:
             client = Client(http, session.endpoint.base_url, random.Random(seed))
             for action in actions:
                 await client.act(action)
-        turns = await gateway.close(session)
-        await gateway.stop()
         assert session.fault is None
-        assert tuple(committed) == turns
-        return turns
+        assert tuple(committed) == session.turns
+        return session.turns
 
     turns = asyncio.run(play())
     assert [turn.index for turn in turns] == list(range(len(turns)))
@@ -177,9 +171,8 @@ def trains_what_was_served(turns: Sequence[Turn], engine: Fake) -> None:
         assert all(row.logprobs[at] == -0.01 * (row.ids[at] % 7) for at, on in enumerate(row.trained) if on)
         for trained, run in groupby(zip(row.ids, row.trained, strict=True), lambda pair: pair[1]):
             if trained:
-                said[tuple(token for token, _ in run)] -= (
-                    1  # a reply is closed by tokens that are given, or follows some
-                )
+                # a reply is closed by tokens that are given, or follows some
+                said[tuple(token for token, _ in run)] -= 1
     assert not any(said.values())
     distinct = {row.ids[:length] for row in rows for length in range(1, len(row.ids) + 1)}
     assert account.expansion == (account.row_tokens / len(distinct) if rows else 1.0) >= 1.0
@@ -190,15 +183,14 @@ async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec, d
     """A client that only appends is never rendered twice, whatever the policy says and whatever they speak."""
     said = Said(codec)
     engine = Fake(babble(said))
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
-    await gateway.start()
-    session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=3)
-    async with aiohttp.ClientSession() as http:
+    async with (
+        open_session(codec, engine, LIMITS, max_tokens=60, seed=3) as session,
+        aiohttp.ClientSession() as http,
+    ):
         client = Client(http, session.endpoint.base_url, random.Random(0), dialects)
         for _ in range(20):
             await client.act("tool results")
-    turns = await gateway.close(session)
-    await gateway.stop()
+    turns = session.turns
     assert len(turns) == 20
     assert [turn.base for turn in turns] == [None, *range(19)]
     assert any(turn.finish is Finish.LENGTH for turn in turns)
@@ -210,15 +202,15 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
 ) -> None:
     """A real model behind real HTTP: the same prompt and seed sampled again give the recorded ids and logprobs."""
     engine = await engines.make_engine("tiny").start(miniature, log_dir=tmp_path)
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=40), on_turn=lambda *_: None)
-    await gateway.start()
     try:
-        session = gateway.open("e", limits=Limits(tokens=2000), seed=5)
-        async with aiohttp.ClientSession() as http:
+        async with (
+            open_session(codec, engine, Limits(tokens=2000), max_tokens=40, seed=5) as session,
+            aiohttp.ClientSession() as http,
+        ):
             client = Client(http, session.endpoint.base_url, random.Random(1))
             for action in ("go on", "tool results", "parallel", "fork", "stop", "go on", "prune", "forget", "rewrite"):
                 await client.act(action)
-        turns = await gateway.close(session)
+        turns = session.turns
         assert len(turns) == 11
         turn = turns[1]
         prompt = sequence(turns, 1)[: -len(turn.output)]
@@ -231,7 +223,6 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
         assert logprobs == pytest.approx(turn.output.logprobs, abs=1e-5)
         learner_agrees(miniature, turns)
     finally:
-        await gateway.stop()
         await engine.close()
 
 

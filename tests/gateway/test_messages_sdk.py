@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
@@ -51,14 +50,14 @@ def back(reply: Any) -> dict[str, Any]:
 
 @BOTH
 async def test_tools_in_parallel_and_their_results(world: World, said: Said, how: Any) -> None:
-    added = said.codec.tokenizer.added
-    thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\n", end=False)]
-    replies = [
-        [*thought, *said("I look.", ("shell", {"cmd": "ls <|im_end|>", "n": 1.0}), ("shell", {"cmd": 'echo "é"'}))],
+    world.says(
+        [
+            *said.thought(),
+            *said("I look.", ("shell", {"cmd": "ls <|im_end|>", "n": 1.0}), ("shell", {"cmd": 'echo "é"'})),
+        ],
         said("", ("shell", {"cmd": "true"})),
         said("done"),
-    ]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    )
     session = world.open()
     sdk, messages = client(session.endpoint), list(ASK)
     hosted: Any = {"type": "web_search_20250305", "name": "web_search"}
@@ -141,18 +140,3 @@ async def test_a_stop_sequence_ends_the_message_and_its_tail_is_dropped(world: W
     assert len(turns[0].tail) > 0
     assert turns[1].base == 0
     identical(turns, world.engine)
-
-
-async def test_limits_end_as_agents_understand(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("x" * 3000)
-    prompt = len(world.gateway.source.codec.render([{"role": "system", "content": "Repair."}, *ASK]))
-    session = world.open(tokens=prompt + 50, calls=1)
-    sdk = client(session.endpoint)
-    reply = await ask(sdk)
-    assert reply.stop_reason == "model_context_window_exceeded"
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"):
-        await ask(sdk, [*ASK, back(reply), {"role": "user", "content": "more"}])
-    await ask(sdk)  # the refusal was a call, too
-    with pytest.raises(anthropic.BadRequestError) as spent:
-        await ask(sdk)
-    assert spent.value.body["crrl"]["limit"] == "calls"  # type: ignore[index]

@@ -18,7 +18,7 @@ from coderepairrl.gateway.remote_answer import Received, RemoteAnswer
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHELL, Said, World
-from .speech import SPEAKERS, Message
+from .speech import SPEAKERS, Message, post, speak
 
 KEY = "sk-secret-key"
 ASK: list[Message] = [{"role": "user", "content": "Repair it."}]
@@ -37,15 +37,26 @@ def ended(reason: str, **more: Any) -> dict[str, Any]:
     return completion(choices=[choice])
 
 
+def replying(*replies: Any, asked: list[Any] | None = None) -> Handler:
+    """A server that gives `replies` in turn, the last on and on; an integer is a status. It fills `asked`."""
+    left = list(replies)
+
+    async def handler(request: web.Request) -> web.Response:
+        if asked is not None:
+            asked.append((request.headers["Authorization"], await request.json()))
+        reply = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(reply, int):
+            return web.Response(status=reply, headers={"Retry-After": "0"})
+        return web.json_response(reply)
+
+    return handler
+
+
 def calling(name: str, arguments: Any) -> Handler:
     """A server that replies with a call whose arguments are `arguments`, as JSON text."""
     function = {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": function}]}
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(completion(choices=[{"message": message, "finish_reason": "tool_calls"}]))
-
-    return handler
+    return replying(completion(choices=[{"message": message, "finish_reason": "tool_calls"}]))
 
 
 @asynccontextmanager
@@ -69,21 +80,6 @@ async def relay(url: str, *, limits: Limits | None = None, **options: Any) -> As
         await server.start()
         yield server.open("e", limits=limits or Limits(tokens=4000, seconds=30.0), seed=0)
         await server.stop()
-
-
-async def post(session: Session, name: str, body: Any) -> tuple[int, bytes]:
-    async with (
-        aiohttp.ClientSession() as client,
-        client.post(session.endpoint.base_url + SPEAKERS[name].path, json=body) as answer,
-    ):
-        return answer.status, await answer.read()
-
-
-async def speak(session: Session, name: str, messages: list[Message], *, stream: bool = False) -> Message:
-    speaker = SPEAKERS[name]
-    status, raw = await post(session, name, speaker.body(messages, stream=stream))
-    assert status == 200, raw
-    return speaker.stream(raw) if stream else speaker.whole(json.loads(raw))
 
 
 @pytest.mark.parametrize(("name", "stream"), WAYS)
@@ -124,46 +120,25 @@ async def test_usage_is_the_remotes_in_every_dialect(world: World, said: Said) -
     assert found == [len(prompt) for prompt, *_ in world.engine.seen]
 
 
-async def test_a_response_goes_on_from_another_by_its_id(world: World, said: Said) -> None:
-    replies = iter([said("One."), said("Two.")])
-    world.engine.script = lambda *_: next(replies)
-    upstream = world.open()
-    async with relay(upstream.endpoint.base_url, model="policy") as session:
-        _, raw = await post(session, "responses", {"model": "policy", "input": "Count."})
-        more = {"model": "policy", "input": "Go on.", "previous_response_id": json.loads(raw)["id"]}
-        assert (await post(session, "responses", more))[0] == 200
-    asked = [message["content"] for turn in upstream.turns for message in turn.messages]
-    assert asked == ["Count.", "One.", "Go on.", "Two."]
-    assert session.turns[1].base == 0
-
-
 async def test_a_model_is_found_where_there_is_one(world: World) -> None:
     async with Remote(world.open().endpoint.base_url) as remote:
         assert (remote.model, remote.context) == ("policy", world.engine.context)
 
-    async def handler(request: web.Request) -> web.Response:
-        raise AssertionError
-
-    async with listening(handler) as url:
+    async with listening(replying(500)) as url:
         with pytest.raises(UsageError, match="unknown models"):
             async with Remote(url):
                 pass
 
 
-async def test_what_is_sent_is_what_the_run_decides(world: World) -> None:
-    seen: list[Any] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        seen.append((request.headers["Authorization"], await request.json()))
-        return web.json_response(completion())
-
+async def test_what_is_sent_is_what_the_run_decides() -> None:
+    asked: list[Any] = []
     async with (
-        listening(handler) as url,
+        listening(replying(completion(), asked=asked)) as url,
         relay(url, extra_body={"top_logprobs": 1}, max_tokens_name="max_completion_tokens") as session,
     ):
         wishes = {"temperature": 1.5, "seed": 3, "tool_choice": "required", "stop": ["END"], "max_tokens": 7}
         await post(session, "chat", {"model": "policy", "messages": ASK, "tools": [SHELL], **wishes})
-    [(key, body)] = seen
+    [(key, body)] = asked
     assert key == f"Bearer {KEY}"
     assert body == {
         "model": "m",
@@ -262,16 +237,12 @@ async def test_a_server_that_speaks_no_http_does_not_make_us_tell_the_key() -> N
     assert KEY not in str(told.value)
 
 
-async def test_a_busy_remote_is_asked_again() -> None:
-    statuses = iter([429, 503, 200])
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(completion(), status=next(statuses), headers={"Retry-After": "0"})
-
-    async with listening(handler) as url, relay(url) as session:
+@pytest.mark.parametrize("failures", [(429, 503), (ended("error"), ended("network_error"))], ids=["busy", "broken off"])
+async def test_a_remote_that_fails_for_a_while_is_asked_again(failures: Any) -> None:
+    asked: list[Any] = []
+    async with listening(replying(*failures, completion(), asked=asked)) as url, relay(url) as session:
         assert (await speak(session, "chat", ASK))["content"] == "Done."
-    assert len(session.turns) == 1 and session.fault is None
-    assert next(statuses, None) is None
+    assert (len(asked), len(session.turns), session.fault) == (3, 1, None)
 
 
 async def test_a_busy_remote_is_no_reply_of_a_model_when_time_runs_out() -> None:
@@ -336,11 +307,8 @@ def test_contents_and_arguments_that_are_no_text(kind: str) -> None:
 )
 async def test_counts_of_tokens_that_are_floats_or_missing(usage: Any, counts: Any) -> None:
     """Without any the limit holds for an estimate, and the turn says that nothing was reported."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(completion(usage=usage))
-
-    async with listening(handler) as url, relay(url, limits=Limits(tokens=40, seconds=30.0)) as session:
+    limits = Limits(tokens=40, seconds=30.0)
+    async with listening(replying(completion(usage=usage))) as url, relay(url, limits=limits) as session:
         await speak(session, "chat", ASK)
         reported = session.turns[0].remote["usage"]
     assert (reported.get("prompt_tokens"), reported.get("completion_tokens")) == counts
@@ -362,18 +330,13 @@ async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any]
     call = {"id": "a", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}, **of_call}
     reply = {"role": "assistant", "content": "I look.", "tool_calls": [call], **fields}
     choice = {"message": {**reply, "annotations": []}, "finish_reason": "tool_calls"}
-    seen: list[Any] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        seen.append((await request.json())["messages"])
-        return web.json_response(completion(choices=[choice]))
-
-    async with listening(handler) as url, relay(url) as session:
+    asked: list[Any] = []
+    async with listening(replying(completion(choices=[choice]), asked=asked)) as url, relay(url) as session:
         said = await speak(session, name, ASK)
         said = {key: said[key] for key in ("role", "content", "tool_calls")}
         await speak(session, name, [*ASK, said, {"role": "tool", "tool_call_id": "a", "content": "a.py"}])
         assert session.turns[1].base == 0
-    assert seen[1][1] == reply
+    assert asked[1][1]["messages"][1] == reply
 
 
 def test_such_fields_in_pieces() -> None:
@@ -383,17 +346,6 @@ def test_such_fields_in_pieces() -> None:
     received = heard(*({"reasoning_details": [part], "reasoning_content": ""} for part in parts))
     whole = {"index": 0, "type": "text", "text": "Hm.", "format": "v1", "signature": "SIG"}
     assert received.returned == {"reasoning_details": [whole, parts[-1]], "reasoning_content": ""}
-
-
-async def test_a_reply_that_broke_off_is_asked_for_again() -> None:
-    replies = iter([ended("error"), ended("network_error"), completion()])
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(next(replies))
-
-    async with listening(handler) as url, relay(url) as session:
-        assert (await speak(session, "chat", ASK))["content"] == "Done."
-        assert session.fault is None
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -427,16 +379,14 @@ async def test_a_full_context_is_a_limit_and_no_fault() -> None:
 
 
 async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(completion())
-
     limits = Limits(tokens=13, seconds=30.0)
-    async with listening(handler) as url, relay(url, limits=limits) as session:
+    async with listening(replying(completion())) as url, relay(url, limits=limits) as session:
         said = await speak(session, "chat", ASK)
         status, raw = await post(session, "chat", SPEAKERS["chat"].body([*ASK, said, *ASK]))
         assert (status, json.loads(raw)["error"]["code"]) == (400, "context_length_exceeded")
         assert session.limit == "tokens"
-    async with listening(handler) as url, relay(url, limits=Limits(tokens=12, seconds=30.0)) as session:
+    limits = Limits(tokens=12, seconds=30.0)
+    async with listening(replying(completion())) as url, relay(url, limits=limits) as session:
         await speak(session, "chat", ASK)
         assert session.limit == "tokens", "nobody knew before"
 
@@ -462,12 +412,9 @@ async def test_a_client_that_goes_away_stops_the_remote() -> None:
 
 
 async def test_ids_are_kept_as_information() -> None:
-    async def handler(request: web.Request) -> web.Response:
-        whole = completion(prompt_token_ids=[1, 2])
-        whole["choices"][0]["token_ids"] = [3]
-        return web.json_response(whole)
-
-    async with listening(handler) as url, relay(url) as session:
+    whole = completion(prompt_token_ids=[1, 2])
+    whole["choices"][0]["token_ids"] = [3]
+    async with listening(replying(whole)) as url, relay(url) as session:
         await speak(session, "chat", ASK)
     [turn] = session.turns
     assert (turn.remote["prompt_token_ids"], turn.remote["token_ids"]) == ([1, 2], [3])

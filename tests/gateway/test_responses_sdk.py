@@ -34,14 +34,11 @@ BOTH = pytest.mark.parametrize("how", [ask, gather])
 
 @BOTH
 async def test_tools_in_parallel_and_their_results(world: World, said: Said, how: Any) -> None:
-    added = said.codec.tokenizer.added
-    thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\n", end=False)]
-    replies = [
-        [*thought, *said("I look.", ("shell", {"cmd": "ls <|im_end|>"}), ("shell", {"cmd": 'echo "é"'}))],
+    world.says(
+        [*said.thought(), *said("I look.", ("shell", {"cmd": "ls <|im_end|>"}), ("shell", {"cmd": 'echo "é"'}))],
         said("", ("apply_patch", {"input": "*** Begin\n"})),
         said("done"),
-    ]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    )
     session = world.open()
     sdk, items = client(session.endpoint), [{"role": "user", "content": [{"type": "input_text", "text": "Fix it."}]}]
     for wanted in (["function_call"] * 2, ["custom_tool_call"], []):
@@ -101,8 +98,7 @@ async def test_a_namespaced_tool_is_called_by_its_own_name(world: World, said: S
 
 async def test_a_request_may_name_the_response_that_it_follows(world: World, said: Said) -> None:
     """Its input and output are inherited, its instructions are not (as the vendor has it)."""
-    replies = [said("", ("shell", {"cmd": "ls"})), said("one"), said("two"), said("three")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("", ("shell", {"cmd": "ls"})), said("one"), said("two"), said("three"))
     session = world.open()
     sdk = client(session.endpoint)
     first = await ask(sdk, tools=[TOOL])

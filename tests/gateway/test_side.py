@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
 from .conftest import SHELL, Said, World
-from .speech import SPEAKERS
+from .speech import SPEAKERS, speak
 
 ISSUE = "add() subtracts."
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
@@ -27,7 +25,7 @@ class Program:
     """A main conversation with a shell, in one dialect, and whatever else is asked."""
 
     def __init__(self, session: Session, dialect: str) -> None:
-        self.session, self.speaker = session, SPEAKERS[dialect]
+        self.session, self.dialect = session, dialect
         self.messages: list[dict[str, Any]] = [self.system("10:03."), {"role": "user", "content": f"Issue: {ISSUE}\n"}]
 
     @staticmethod
@@ -35,21 +33,15 @@ class Program:
         return {"role": "system", "content": SYSTEM + text}
 
     async def send(self, messages: list[dict[str, Any]], *tools: dict[str, Any]) -> dict[str, Any]:
-        opening = messages[0]["content"]  # which Messages has beside the others
-        in_body = {"system": opening} if self.speaker.path == "/messages" else {}
-        body = self.speaker.body(messages[bool(in_body) :], **in_body)
-        body["tools"] = [self.tool(tool["function"]) for tool in tools]
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{self.session.endpoint.base_url}{self.speaker.path}", data=json.dumps(body)) as response,
-        ):
-            assert response.status == 200, await response.text()
-            return self.speaker.whole(await response.json())
+        more: dict[str, Any] = {"tools": [self.tool(tool["function"]) for tool in tools]}
+        if self.dialect == "messages":  # which has the opening beside the others
+            more["system"], messages = messages[0]["content"], messages[1:]
+        return await speak(self.session, self.dialect, messages, **more)
 
     def tool(self, function: dict[str, Any]) -> dict[str, Any]:
-        if self.speaker.path == "/messages":
+        if self.dialect == "messages":
             return {"name": function["name"], "input_schema": function["parameters"]}
-        return {"type": "function", "function": function} | (function if self.speaker.path == "/responses" else {})
+        return {"type": "function", "function": function} | (function if self.dialect == "responses" else {})
 
     async def work(self, *tools: dict[str, Any]) -> None:
         """A step of the main conversation."""

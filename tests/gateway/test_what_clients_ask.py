@@ -18,13 +18,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from coderepairrl.gateway import dialects
+from coderepairrl.gateway import Session, dialects
 from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
-from .conftest import SHELL, Said, World, identical
-from .speech import SPEAKERS
-from .test_remote import WAYS, calling, completion, listening, post, relay
+from .conftest import SHELL, Said, World, identical, until
+from .speech import SPEAKERS, post
+from .test_remote import WAYS, calling, completion, listening, relay, replying
 
 ASK: list[Any] = [{"role": "user", "content": "Fix it."}]
 EVERY = pytest.mark.parametrize("name", SPEAKERS)
@@ -42,33 +42,27 @@ async def test_any_name_is_the_model_and_is_recorded(world: World, name: str) ->
     assert (await openai_client(session.endpoint).models.retrieve("vendor/model-9")).id == "vendor/model-9"
 
 
-FORMATS: dict[str, Any] = {
-    "chat": {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
-    },
-    "responses": {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
-    "messages": {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}},
-}
+NAMED = {"name": "n", "schema": SCHEMA, "strict": True}
+FORMATS: list[tuple[str, dict[str, Any]]] = [
+    ("chat", {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
+    ("responses", {"text": {"format": {"type": "json_schema", **NAMED}}}),
+    ("messages", {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}}),
+    ("messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),  # as it was spelled before
+]
 
 
-@EVERY
-async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str) -> None:
+@pytest.mark.parametrize(("name", "more"), FORMATS)
+async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str, more: dict[str, Any]) -> None:
     session = world.open()
-    body = SPEAKERS[name].body(ASK) | FORMATS[name]
+    body = SPEAKERS[name].body(ASK) | more
     assert (await post(session, name, body))[0] == 200
-    wanted = {"name": "reply" if name == "messages" else "n", "schema": SCHEMA}
-    wanted |= {} if name == "messages" else {"strict": True}
+    wanted = {"name": "reply", "schema": SCHEMA} if name == "messages" else NAMED
     wish = {"type": "json_schema", "json_schema": wanted}
     assert session.turns[0].overridden == (f"response_format={json.dumps(wish, sort_keys=True)}",)
     told: list[Any] = []
-
-    async def handler(request: aiohttp.web.Request) -> aiohttp.web.Response:
-        told.append(await request.json())
-        return aiohttp.web.json_response(completion())
-
-    async with listening(handler) as url, relay(url) as remote:
+    async with listening(replying(completion(), asked=told)) as url, relay(url) as remote:
         assert (await post(remote, name, body | {"model": "policy"}))[0] == 200
-    assert told[0]["response_format"] == wish
+    assert told[0][1]["response_format"] == wish
     assert remote.turns[0].overridden == ()
 
 
@@ -86,8 +80,7 @@ async def test_a_plain_format_is_no_wish(world: World) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_functions_of_before_there_were_tools(world: World, said: Said, stream: bool) -> None:
-    replies = [said("I look.", ("shell", {"cmd": "ls"})), said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("I look.", ("shell", {"cmd": "ls"})), said("Done."))
     session = world.open()
     completions = openai_client(session.endpoint).chat.completions
     options: Any = {"functions": [SHELL["function"]], "function_call": {"name": "shell"}, "model": "policy"}
@@ -151,10 +144,7 @@ async def test_what_is_not_stored_is_not_there_and_says_so(world: World) -> None
 
 async def test_items_may_be_referred_to(world: World, said: Said) -> None:
     """As clients do that leave the conversation to the server: what they refer to is what was said, and one path."""
-    added = said.codec.tokenizer.added
-    thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
-    replies = [[*thoughts, *said("\n\nI look.", ("shell", {"cmd": "ls"}))], said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says([*said.thought(), *said("I look.", ("shell", {"cmd": "ls"}))], said("Done."))
     session = world.open()
     api = openai_client(session.endpoint).responses
     tool: Any = {"type": "function", "strict": False, **SHELL["function"]}
@@ -201,8 +191,7 @@ async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
     world: World, said: Said, kind: str, stream: bool
 ) -> None:
     arguments, fields, output, text = VENDOR[kind]
-    replies = [said("", (kind, arguments)), said("Done.")]
-    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    world.says(said("", (kind, arguments)), said("Done."))
     session = world.open()
     api = openai_client(session.endpoint).responses
     options: Any = {"model": "policy", "tools": [{"type": kind}]}
@@ -279,7 +268,7 @@ WRONG: list[Any] = [
 
 
 @EVERY
-async def test_no_error_speaks_python(world: World, said: Said, name: str) -> None:
+async def test_no_error_speaks_python(world: World, name: str) -> None:
     """Whatever is wrong with a body, or breaks in here, is said in the shape and in the words of an API."""
     speaker, session = SPEAKERS[name], world.open()
     texts = []
@@ -315,19 +304,24 @@ async def test_no_error_speaks_python(world: World, said: Said, name: str) -> No
     assert [text for text in texts if PYTHON.search(text)] == []
 
 
-async def _gone(world: World, name: str, body: dict[str, Any], how: str) -> None:
-    """A client that sends a request, or half of it, and goes away once the reply has begun."""
-    session = next(iter(world.gateway._sessions.values()))
+async def _begin(
+    world: World, session: Session, name: str, body: dict[str, Any], *, half: bool = False
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request under way, or half of one."""
     data = json.dumps(body).encode()
-    port = int(world.gateway.url.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
     path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
     writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode())
-    writer.write(data[: len(data) // 2 if how == "half a body" else None])
+    writer.write(data[: len(data) // 2 if half else None])
     await writer.drain()
+    return reader, writer
+
+
+async def _gone(world: World, session: Session, name: str, body: dict[str, Any], how: str) -> None:
+    """A client that sends a request, or half of it, and goes away once the reply has begun."""
+    reader, writer = await _begin(world, session, name, body, half=how == "half a body")
     if how != "half a body":
-        while not any(emitted for _, emitted, _ in world.engine.seen):
-            await asyncio.sleep(0.005)
+        await until(lambda: any(emitted for _, emitted, _ in world.engine.seen))
         if body["stream"]:
             assert b"200 OK" in await reader.read(100)
     _leave(writer, reset=how == "reset")
@@ -347,15 +341,12 @@ async def test_clients_that_vanish_at_any_moment_leave_no_traceback(
     monkeypatch.setattr(dialects, "HEARTBEAT", 0.003)
     world.engine.script = lambda *_: said("a long story " * 30)
     world.engine.delay = 0.001
-    port, random = int(world.gateway.url.rpartition(":")[2]), Random(0)
+    random = Random(0)
 
     async def visit(number: int) -> None:
         session = world.open(f"e{number}")
         name = random.choice(list(SPEAKERS))
-        data = json.dumps(SPEAKERS[name].body(ASK, stream=random.random() < 0.5)).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
-        writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        _, writer = await _begin(world, session, name, SPEAKERS[name].body(ASK, stream=random.random() < 0.5))
         await asyncio.sleep(random.random() * 0.2)
         _leave(writer, reset=random.random() < 0.5)
         await asyncio.sleep(0.1)
@@ -379,11 +370,10 @@ async def test_a_client_that_vanishes_leaves_a_turn_and_no_traceback(
     world.engine.script = lambda *_: said("a long story " * 30)
     world.engine.delay = 0.002
     session = world.open()
-    await _gone(world, name, SPEAKERS[name].body(ASK, stream=stream), how)
+    await _gone(world, session, name, SPEAKERS[name].body(ASK, stream=stream), how)
     if how != "half a body":
         async with asyncio.timeout(5):
-            while not world.committed:
-                await asyncio.sleep(0.005)
+            await until(lambda: world.committed)
         ((_, turn),) = world.committed
         assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
         assert world.engine.closed == 1
@@ -410,13 +400,12 @@ async def test_a_client_that_vanishes_as_its_reply_ends_has_a_whole_turn(
 
     session._on_turn = slowly
     world.engine.script = lambda *_: said("a story")
-    await _gone(world, name, SPEAKERS[name].body(ASK, stream=True), "reset")
+    await _gone(world, session, name, SPEAKERS[name].body(ASK, stream=True), "reset")
     await recording.wait()
     await asyncio.sleep(0.02)
     go_on.set()
     async with asyncio.timeout(5):
-        while not session.turns:
-            await asyncio.sleep(0.005)
+        await until(lambda: session.turns)
     assert (session.turns[0].finish, session.turns[0].masked, session.fault) == (Finish.STOP, "", None)
     assert [record.getMessage() for record in caplog.records] == []
 
@@ -437,10 +426,3 @@ async def test_the_sdks_readers_of_formats_work_where_the_policy_keeps_to_them(w
     read = [chat.choices[0].message.parsed, response.output_parsed, message.parsed_output, beta.parsed_output]
     assert read == [_Verdict(fixed=True)] * 4
     assert [text.partition("=")[0] for turn in session.turns for text in turn.overridden] == ["response_format"] * 4
-
-
-async def test_an_older_spelling_of_a_format(world: World) -> None:
-    session = world.open()
-    body = SPEAKERS["messages"].body(ASK) | {"output_format": {"type": "json_schema", "schema": SCHEMA}}
-    assert (await post(session, "messages", body))[0] == 200
-    assert session.turns[0].overridden[0].startswith("response_format=")

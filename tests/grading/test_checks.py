@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coderepairrl.checks.task_source import study, verify_tasks
-from coderepairrl.grading import Outcome, Verdict, grade_patch, judge
+from coderepairrl.grading import Outcome, judge
 from coderepairrl.grading.steering import left_out
-from coderepairrl.sandbox import make_backend
 from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository
+from rewards.folder import Local, Repository, graded
 
 PASSED, SKIPPED, FAILED = Outcome
 SOURCE = b'''"""Limits."""
@@ -79,48 +78,29 @@ MJS = b"export const clamp = (n, low, high) => (n < low ? low : n > high ? low :
 PYTHON = sys.executable
 RUNNER = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", PYTHON, "-m", "pytest", "-q")
 """Without the plugins of this project's own tests, which take longer to load than the tests take."""
+UNIT = (PYTHON, "-B", "-m", "unittest")
 NAMES = "test_limits.py::test_clamp[{}]"
 
 
 def made(repository: Repository, kind: str) -> Task:
     """The task whose tests `kind` runs; its bug is in the upper limit."""
-    python = kind != "node"
-    source, old, new = (
-        ("limits.py", SOURCE, REPAIRED) if python else ("limits.mjs", MJS, MJS.replace(b"high ? low", b"high ? high"))
-    )
-    repository.commit({source: old, "conftest.py": b"", "setup.cfg": b"[metadata]\n"})
-    oracle = repository.edit({source: new})
+    source, old, new = ("limits.py", SOURCE, REPAIRED)
+    if kind == "node":
+        source, old, new = ("limits.mjs", MJS, MJS.replace(b"high ? low", b"high ? high"))
+    cut = NAMES.format("in")[:-1]  # as published lists cut it
     tests, argv, high, low = {
-        "pytest": (
-            {"test_limits.py": PYTEST},
-            RUNNER,
-            NAMES.format("high"),
-            NAMES.format("in")[:-1],  # as published lists cut it
-        ),
-        "unittest": (
-            {"test_limits.py": UNITTEST},
-            [PYTHON, "-B", "-m", "unittest"],
-            "test_high (test_limits.Clamp)",
-            "test_limits.Clamp.test_low",
-        ),
-        "node": (
-            {"limits.test.mjs": NODE},
-            ["node", "--test", "--test-reporter=tap", "limits.test.mjs"],
-            "high",
-            "low",
-        ),
+        "pytest": ({"test_limits.py": PYTEST}, RUNNER, NAMES.format("high"), cut),
+        "unittest": ({"test_limits.py": UNITTEST}, UNIT, "test_high (test_limits.Clamp)", "test_limits.Clamp.test_low"),
+        "node": ({"limits.test.mjs": NODE}, ("node", "--test", "--test-reporter=tap"), "high", "low"),
     }[kind]
-    checks = Checks((Command(tuple(argv), 60.0, kind),), tests, (high,), (low,))
-    return Task(f"t/{kind}", "The upper limit is ignored.", "python", f"dir:{repository.folder}", oracle, checks)
+    checks = Checks((Command(argv, 60.0, kind),), tests, (high,), (low,))
+    return repository.task({source: old, "conftest.py": "", "setup.cfg": "[metadata]\n"}, {source: new}, checks)
 
 
-async def graded(task: Task, patch: bytes, backend: Local) -> Verdict:
-    async with backend.open(task) as fresh:
-        return await grade_patch(fresh, task, patch)
-
-
-def cheated(repository: Repository, files: Mapping[str, bytes | None]) -> bytes:
-    return repository.edit(files)
+def of_command(task: Task, **changes: Any) -> Task:
+    """`task` with another command."""
+    [command] = task.checks.commands
+    return replace(task, checks=replace(task.checks, commands=(replace(command, **changes),)))
 
 
 async def test_a_script_may_say_more_at_its_end(repository: Repository, backend: Local) -> None:
@@ -133,12 +113,10 @@ class Late:
 kept = Late()
 threading.Thread(target=lambda: (time.sleep(0.1), print("still here"))).start()
 """
-    check = b"from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
-    repository.commit({"limits.py": SOURCE, "check.py": check})
-    oracle = repository.edit({"limits.py": REPAIRED + speaks})
+    check = "from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
     checks = Checks((Command((PYTHON, "check.py"), 60.0),))
-    task = Task("t/script", "The upper limit is ignored.", "python", f"dir:{repository.folder}", oracle, checks)
-    assert (await graded(task, oracle, backend)).problem == ""
+    task = repository.task({"limits.py": SOURCE, "check.py": check}, {"limits.py": REPAIRED + speaks}, checks)
+    assert (await graded(task, task.reference, backend)).problem == ""
     broken = await graded(task, repository.edit({"limits.py": SOURCE + speaks}), backend)
     assert broken.problem.startswith("check failed (exit code 1)")
 
@@ -192,10 +170,10 @@ def pytest_runtest_makereport(item, call):
 async def test_files_that_steer_pytest_do_not_pass(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
     for name, files in STEERING.items():
-        verdict = await graded(task, cheated(repository, files), backend)
+        verdict = await graded(task, repository.edit(files), backend)
         assert task.checks.fail_to_pass[0] in verdict.problem, f"{name}: {verdict.problem}"
     async with backend.open(task) as fresh:  # the positive control: by exit codes alone, and with its settings
-        await fresh.exec(["git", "apply", "-"], stdin=cheated(repository, STEERING["a hook in conftest"]))
+        await fresh.exec(["git", "apply", "-"], stdin=repository.edit(STEERING["a hook in conftest"]))
         await fresh.write("test_limits.py", PYTEST.encode())
         done = await fresh.exec([*RUNNER, "-k", "clamp"])
     assert done.exit_code == 0, done.output
@@ -204,21 +182,18 @@ async def test_files_that_steer_pytest_do_not_pass(repository: Repository, backe
 async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
     line = f"cd . && {PYTHON} -m pytest -q -n 1 --maxfail=9; true"
-    command = replace(task.checks.commands[0], argv=("sh", "-c", line))
-    wrapped = replace(task, checks=replace(task.checks, commands=(command,)))
-    verdict = await graded(wrapped, task.reference, backend)
+    verdict = await graded(of_command(task, argv=("sh", "-c", line)), task.reference, backend)
     assert verdict == await graded(task, task.reference, backend)
 
 
 async def test_names_are_those_that_pytest_prints(repository: Repository, backend: Local) -> None:
     """Its root is a folder below, with settings of its own."""
-    code, fixed = (f"def add(a, b):\n    return a {sign} b\n".encode() for sign in "-+")
+    code, fixed = (f"def add(a, b):\n    return a {sign} b\n" for sign in "-+")
     tests = {"pkg/tests/test_a.py": "from m import add\n\n\ndef test_a():\n    assert add(1, 2) == 3\n"}
-    repository.commit({"pkg/m.py": code, "pkg/pyproject.toml": b"[tool.pytest.ini_options]\npythonpath = ['.']\n"})
-    oracle = repository.edit({"pkg/m.py": fixed})
     checks = Checks((Command((*RUNNER, "pkg/tests"), 60.0, "pytest"),), tests, ("pkg/tests/test_a.py::test_a",))
-    task = Task("t", "", "python", f"dir:{repository.folder}", oracle, checks)
-    verdict = await graded(task, oracle, backend)
+    files = {"pkg/m.py": code, "pkg/pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\n"}
+    task = repository.task(files, {"pkg/m.py": fixed}, checks)
+    verdict = await graded(task, task.reference, backend)
     assert verdict.outcomes == {"pkg/tests/test_a.py::test_a": PASSED}, verdict
 
 
@@ -235,10 +210,8 @@ async def test_a_file_of_results_outside_of_the_workspace(repository: Repository
 
 async def test_a_run_that_does_not_end_has_failed(repository: Repository, backend: Local) -> None:
     task = made(repository, "unittest")
-    patch = cheated(repository, {"limits.py": REPAIRED + b"\nimport time\ntime.sleep(100)\n"})
-    quick = replace(task.checks.commands[0], timeout=0.5)
-    task = replace(task, checks=replace(task.checks, commands=(quick,)))
-    assert "no end within 0.5 s" in (await graded(task, patch, backend)).problem
+    patch = repository.edit({"limits.py": REPAIRED + b"\nimport time\ntime.sleep(100)\n"})
+    assert "no end within 0.5 s" in (await graded(of_command(task, timeout=0.5), patch, backend)).problem
 
 
 def test_settings_that_the_reference_changes_are_the_patchs_to_change() -> None:
@@ -260,35 +233,26 @@ def test_what_a_makefile_or_a_script_starts_is_not_the_patchs_to_change(path: st
 
     assert excluded(b"", "make", "test") and excluded(b"+++ b/src/a.py\n", "sh", "ci/all.sh")
     assert not excluded(b"", "python3", "-m", "pytest"), "no command starts a script"
-    assert not excluded(f"+++ b/other{Path(path).suffix}\n".encode(), "make"), (
-        "unless the reference changes such a file"
-    )
+    assert not excluded(f"+++ b/other{Path(path).suffix}\n".encode(), "make"), "the reference changes such a file"
 
 
-async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_path: Path) -> None:
+async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_path: Path, backend: Local) -> None:
     task = made(repository, "pytest")
     counter = tmp_path / "counter"
-    counter.write_text("")
+    counter.touch()
     counter.chmod(0o666)
-    backend = make_backend("unsafe-local")
     checks = replace(task.checks, restore={"test_limits.py": FLAKY.format(counter)}, fail_to_pass=(), pass_to_pass=())
-    unnamed = replace(task, checks=checks)
-    found = await study(unnamed, backend, 3)
-    assert found.settled is not None
+    found = await study(replace(task, checks=checks), backend, 3)
     assert found.settled.checks.fail_to_pass == (NAMES.format("high"),)
-    assert set(found.settled.checks.pass_to_pass) == {
-        *(NAMES.format(n) for n in ("low", "in side")),
-        "test_limits.py::test_types",
-    }
+    others = {"test_limits.py::test_types", *(NAMES.format(n) for n in ("low", "in side"))}
+    assert set(found.settled.checks.pass_to_pass) == others
     [agree] = [check for check in found.findings if check.name == "3 runs say the same"]
     assert not agree.ok
     assert "test_limits.py::test_now_and_then" in agree.detail
     write_jsonl([found.settled], tmp_path / "settled.jsonl")
     [again] = JsonlSource(tmp_path / "settled.jsonl")
     assert again == found.settled
-    [about, verdict] = await verify_tasks(ScriptedSource([again]), backend, repeat=2)
-    assert about.ok
-    assert verdict.ok, verdict
+    assert [each.ok for each in await verify_tasks(ScriptedSource([again]), backend, repeat=2)] == [True, True]
 
 
 async def test_lists_that_lie_are_found(repository: Repository, backend: Local) -> None:
@@ -298,7 +262,6 @@ async def test_lists_that_lie_are_found(repository: Repository, backend: Local) 
     found = await study(swapped, backend)
     wrong = {check.name: check.detail for check in found.findings if not check.ok}
     assert wrong == {"tests of fail_to_pass fail on the bug": low, "tests of pass_to_pass pass on the bug": high}
-    assert found.settled is not None
     assert (found.settled.checks.fail_to_pass, found.settled.checks.pass_to_pass) == ((high,), (low,))
     only = await study(replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=())), backend)
     assert only.settled is None, "nothing tells the bug from its repair"

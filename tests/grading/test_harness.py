@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coderepairrl import grading, sandbox
+from coderepairrl import sandbox
 from coderepairrl.errors import GraderFault, SandboxFault
 from coderepairrl.grading import harness, programs
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Checks, Command, Task
+from rewards.folder import graded
 
 RESULTS = "swebench:parse_log_pytest?eval_type=pass_and_fail&instance_id=a__b-1&version=1.0"
 
@@ -82,6 +85,14 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
 
 
 @pytest.fixture
+def chosen(isolating: None) -> Iterator[SandboxBackend]:
+    """The sandbox that this machine isolates with."""
+    backend = sandbox.make_backend(sandbox.choose().name)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
 def task(tmp_path: Path) -> Task:
     (tmp_path / "w").mkdir()
     (tmp_path / "w/a.txt").write_text("".join(f"{number}\n" for number in range(30)))
@@ -101,61 +112,46 @@ FUZZY = b"""--- a/a.txt
 
 
 @pytest.mark.parametrize(("patch", "problem"), [(FUZZY, ""), (b"--- a/b\n+++ b/b\n@@ -1 +1 @@\n-x\n+y\n", "not even")])
-async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, problem: str, isolating: None) -> None:
+async def test_patches_apply_as_leniently_as_there(
+    task: Task, patch: bytes, problem: str, chosen: SandboxBackend
+) -> None:
     """By the harness's own attempts: a line of context that differs is forgiven, a file that is not there is not."""
-    backend = sandbox.make_backend(sandbox.choose().name)
-    async with backend.open(task) as box:
+    async with chosen.open(task) as box:
         refused = await harness.apply_as_benchmark(box, patch, harness.RULES["swebench"])
         assert problem in refused and bool(problem) == bool(refused)
         assert (b"thirteen" in await box.read("a.txt")) is not bool(problem)
-    backend.close()
 
 
 @pytest.mark.parametrize(
-    ("rules", "lacking"),
-    [
-        ("swebench", "patch"),
-        ("multi_swe_bench", "git"),
-        ("swe_bench_pro", "python"),
-    ],
+    ("rules", "lacking"), [("swebench", "patch"), ("multi_swe_bench", "git"), ("swe_bench_pro", "python")]
 )
-async def test_a_program_that_is_not_there_is_no_verdict(task: Task, rules: str, lacking: str, isolating: None) -> None:
+async def test_a_program_that_is_not_there_is_no_verdict(
+    task: Task, rules: str, lacking: str, chosen: SandboxBackend
+) -> None:
     """As in an image without it: a fault that names the program, not a patch that does not apply."""
-    backend = sandbox.make_backend(sandbox.choose().name)
     linked = "mkdir /tmp/bin; cd /tmp/bin; ln -s $(command -v bash) python"
     linked += "; for name in bash cat git mktemp patch; do ln -s $(command -v $name) .; done"
-    async with backend.open(task) as box:
+    async with chosen.open(task) as box:
         assert (await box.exec(["sh", "-c", f"{linked}; rm {lacking}"])).ok
         run = box.exec
         box.exec = lambda argv, **more: run(["env", "PATH=/tmp/bin", *argv], **more)  # type: ignore[method-assign]
         with pytest.raises(SandboxFault, match=lacking) as caught:
             await harness.apply_as_benchmark(box, FUZZY, harness.RULES[rules])
     assert lacking in caught.value.fix
-    backend.close()
 
 
-async def test_what_a_command_prints_is_judged(task: Task, isolating: None) -> None:
-    backend = sandbox.make_backend(sandbox.choose().name)
+async def test_what_a_command_prints_is_judged(task: Task, chosen: SandboxBackend) -> None:
+    """By a parser that there is: with another there is no verdict on the patch."""
     for line, resolved in (("PASSED t.py::a", True), ("FAILED t.py::a - no", False)):
         patch = f"--- /dev/null\n+++ b/results\n@@ -0,0 +1 @@\n+{line}\n".encode()
-        async with backend.open(task) as box:
-            verdict = await grading.grade_patch(box, task, patch)
+        verdict = await graded(task, patch, chosen)
         assert (not verdict.problem) is resolved, verdict
-    async with backend.open(task) as box:
-        nothing = await grading.grade_patch(box, task, b"")
+    nothing = await graded(task, b"", chosen)
     assert nothing.problem.startswith("no test reported a result") and nothing.doubtful
-    backend.close()
-
-
-async def test_a_parser_that_there_is_not_is_no_verdict_on_a_patch(task: Task, isolating: None) -> None:
     [command] = task.checks.commands
-    results = "swebench:parse_log_nonsense"
-    asked = replace(task, checks=replace(task.checks, commands=(replace(command, results=results),)))
-    backend = sandbox.make_backend(sandbox.choose().name)
-    async with backend.open(asked) as box:
-        verdict = await grading.grade_patch(box, asked, b"")
+    unknown = replace(command, results="swebench:parse_log_nonsense")
+    verdict = await graded(replace(task, checks=replace(task.checks, commands=(unknown,))), b"", chosen)
     assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
-    backend.close()
 
 
 async def test_preparing_installs_the_harness_without_which_nothing_is_judged(

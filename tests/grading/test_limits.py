@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.grading import Outcome, Verdict, grade_patch
+from coderepairrl.grading import Outcome
 from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository
+from rewards.folder import Local, Repository, graded
 
 PASSED, _, FAILED = Outcome
 STEERED = (
@@ -31,24 +31,20 @@ UNCHEATED = Command(("sh", "-c", "if grep -rqw CHEAT --exclude-dir=.git .; then 
 """Passes where no file holds what the patch wrote."""
 
 
-async def graded(task: Task, patch: bytes) -> Verdict:
-    async with Local().open(task) as fresh:
-        return await grade_patch(fresh, task, patch)
-
-
 @pytest.mark.parametrize("path", [*STEERED, *NAMED])
 async def test_what_a_patch_does_to_files_that_steer_the_checks_is_left_out(path: str, repository: Repository) -> None:
-    repository.commit({"a.py": b"x = 1\n", path: b"as it was\n"})
-    reference, cheat = repository.edit({"a.py": b"x = 2\n"}), repository.edit({"a.py": b"x = 2\n", path: b"CHEAT\n"})
     never = (Command(NAMED[path]),) if path in NAMED else ()
-    task = Task("t", "", "text", f"dir:{repository.folder}", reference, Checks((UNCHEATED, *never)))
+    checks = Checks((UNCHEATED, *never))
+    task = repository.task({"a.py": "x = 1\n", path: "as it was\n"}, {"a.py": "x = 2\n"}, checks)
+    cheat = repository.edit({"a.py": "x = 2\n", path: "CHEAT\n"})
     problem = (await graded(task, cheat)).problem
     assert UNCHEATED.argv[2] not in problem, "the patch's version was in place"
     assert not problem or never
-    touched = replace(task, reference=repository.edit({path: b"the repair\n"}))
+    touched = replace(task, reference=repository.edit({path: "the repair\n"}))
     assert UNCHEATED.argv[2] in (await graded(touched, cheat)).problem, "the reference changes it, so a patch may"
 
 
+PYTHON = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
 LOOPS = {
     "plainly": "while True: pass",
     "whatever is raised": "while True:\n        try:\n            while True: pass\n        except Exception: pass",
@@ -73,14 +69,12 @@ TESTS = {
 @pytest.mark.parametrize("kind", TESTS)
 async def test_a_test_that_loops_fails_and_the_others_run(kind: str, loop: str, repository: Repository) -> None:
     tests, argv, name = TESTS[kind]
-    repository.commit({"sums.py": b"def add(a, b):\n    return a - b\n"})
-    reference = repository.edit({"sums.py": b"def add(a, b):\n    return a + b\n"})
-    command = Command(("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, *argv), 30.0, kind, test_timeout=0.5)
+    bug, repair, endless = (f"def add(a, b):\n    {body}\n" for body in ("return a - b", "return a + b", LOOPS[loop]))
+    command = Command((*PYTHON, *argv), 30.0, kind, test_timeout=0.5)
     checks = Checks((command,), {"test_sums.py": tests}, (name.format("test_loop"),), (name.format("test_z"),))
-    task = Task("t", "", "python", f"dir:{repository.folder}", reference, checks)
-    assert (await graded(task, reference)).problem == ""
-    endless = repository.edit({"sums.py": f"def add(a, b):\n    {LOOPS[loop]}\n".encode()})
-    verdict = await graded(task, endless)
+    task = repository.task({"sums.py": bug}, {"sums.py": repair}, checks)
+    assert (await graded(task, task.reference)).problem == ""
+    verdict = await graded(task, repository.edit({"sums.py": endless}))
     outcomes = {name.format(key): FAILED if key == "test_loop" else PASSED for key in ("test_a", "test_loop", "test_z")}
     assert verdict.outcomes == outcomes
     assert "1 of 2 tests did not pass" in verdict.problem
@@ -89,16 +83,14 @@ async def test_a_test_that_loops_fails_and_the_others_run(kind: str, loop: str, 
 async def test_by_default_some_time_is_left_for_the_others(repository: Repository) -> None:
     """Each may take half of what is left: two endless tests do not spend it all."""
     tests = "def test_1():\n    while True: pass\ntest_2 = test_1\ndef test_3(): pass\n"
-    repository.commit({"a.py": b""})
-    argv = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    checks = Checks((Command(argv, 8.0, "pytest"),), {"test_a.py": tests})
-    task = Task("t", "", "python", f"dir:{repository.folder}", repository.edit({"a.py": b"1\n"}), checks)
+    checks = Checks((Command((*PYTHON, *TESTS["pytest"][1]), 8.0, "pytest"),), {"test_a.py": tests})
+    task = repository.task({"a.py": ""}, {"a.py": "1\n"}, checks)
     verdict = await graded(task, task.reference)
     names = {f"test_a.py::test_{n}": PASSED if n == 3 else FAILED for n in (1, 2, 3)}
     assert verdict.outcomes == names, verdict
 
 
-SECOND = b"from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
+SECOND = "from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
 PREPARED: dict[str, tuple[tuple[str, ...], str]] = {
     "the next check": (("sh", "-c", "python3 -B second.py"), "open('second.py', 'w')"),
     "what steers it": (("make", "-s"), "open('Makefile', 'w').write('all:\\n\\ttrue\\n')"),
@@ -122,14 +114,12 @@ PREPARED: dict[str, tuple[tuple[str, ...], str]] = {
 def prepared(repository: Repository, name: str) -> tuple[Task, bytes]:
     """A task of two commands, and the patch of which the first prepares the second."""
     second, act = PREPARED[name]
-    broken = b"def clamp(n, low, high):\n    return n\n"
-    makefile = "all:\n\tpython3 -B second.py\n"
-    own = {"first.py": "import limits\n", "second.py": SECOND.decode()}
-    repository.commit({"limits.py": broken, "Makefile": makefile.encode(), **{k: v.encode() for k, v in own.items()}})
-    reference = repository.edit({"limits.py": broken.replace(b"return n", b"return min(n, high)")})
+    broken = "def clamp(n, low, high):\n    return n\n"
+    own = {"first.py": "import limits\n", "second.py": SECOND}
     checks = Checks((Command(("python3", "-B", "first.py")), Command(second)), own)
-    task = Task("t", "", "python", f"dir:{repository.folder}", reference, checks)
-    return task, repository.edit({"limits.py": broken + act.encode() + b"\n"})
+    files = {"limits.py": broken, "Makefile": "all:\n\tpython3 -B second.py\n", **own}
+    task = repository.task(files, {"limits.py": broken.replace("return n", "return min(n, high)")}, checks)
+    return task, repository.edit({"limits.py": f"{broken}{act}\n"})
 
 
 @pytest.mark.parametrize("name", PREPARED)

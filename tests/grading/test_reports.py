@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,9 +31,27 @@ def recorded(kind: str, name: str) -> Outcomes:
     return parse(kind, (RUNS / name).read_text())
 
 
-@pytest.mark.parametrize("name", ["node.tap", "node.spec"])
-def test_node_says_the_same_in_both_reporters_and_printed_lines_count_for_nothing(name: str) -> None:
-    assert recorded("node", name) == NODE
+JUNIT = {
+    "test.adds 2 and 3": FAILED,
+    "test.adds # zero": PASSED,
+    "test.later": SKIPPED,
+    "test.some day": FAILED,
+    "test.inner": PASSED,
+}
+CARGO = {
+    "tests::panics": PASSED,
+    "tests::slow": SKIPPED,
+    "tests::adds": FAILED,
+    "tests::zero": PASSED,
+    "zero": PASSED,
+    "/src/rs/src/lib.rs - add (line 3)": PASSED,
+}
+
+
+def test_what_runners_really_printed() -> None:
+    """Node says the same in both reporters; printed lines count for nothing."""
+    assert recorded("node", "node.tap") == recorded("node", "node.spec") == NODE
+    assert (recorded("cargo", "cargo.txt"), recorded("junit", "node.xml")) == (CARGO, JUNIT)
 
 
 def test_go_plain_and_json_say_the_same() -> None:
@@ -47,51 +64,23 @@ def test_go_plain_and_json_say_the_same() -> None:
     assert "example.com/m.TestZero" not in events  # go lost it: the test had printed a line without its end
 
 
-def test_cargo() -> None:
-    assert recorded("cargo", "cargo.txt") == {
-        "tests::panics": PASSED,
-        "tests::slow": SKIPPED,
-        "tests::adds": FAILED,
-        "tests::zero": PASSED,
-        "zero": PASSED,
-        "/src/rs/src/lib.rs - add (line 3)": PASSED,
-    }
-
-
 def test_of_a_cargo_binary_whose_end_does_not_agree_nothing_counts() -> None:
     text = (RUNS / "cargo.txt").read_text()
-    forged = text.replace("test tests::panics", "test tests::adds2 ... ok\ntest tests::panics", 1)
-    assert set(parse("cargo", forged)) == {"zero", "/src/rs/src/lib.rs - add (line 3)"}
     assert parse("cargo", text.split("test result")[0]) == {}
-    assert set(parse("cargo", text.replace("failures:\n\n----", "test more ... ok\nfailures:\n\n----", 1))) == {
-        *("zero", "/src/rs/src/lib.rs - add (line 3)"),
-    }
+    for old in ("test tests::panics", "failures:\n\n----"):
+        forged = text.replace(old, f"test tests::more ... ok\n{old}", 1)
+        assert set(parse("cargo", forged)) == {"zero", "/src/rs/src/lib.rs - add (line 3)"}, old
 
 
-def test_junit_of_node_and_several_documents() -> None:
-    text = (RUNS / "node.xml").read_text()
-    assert parse("junit", text) == {
-        "test.adds 2 and 3": FAILED,
-        "test.adds # zero": PASSED,
-        "test.later": SKIPPED,
-        "test.some day": FAILED,
-        "test.inner": PASSED,
-    }
+def test_junit_of_several_documents() -> None:
     other = '<?xml version="1.0"?><testsuite><testcase classname="a.B" name="c"/><testcase name="d"/></testsuite>'
-    assert parse("junit", f"{other}\n{text}").keys() > {"a.B.c", "d", "test.inner"}
+    assert parse("junit", f"{other}\n{(RUNS / 'node.xml').read_text()}").keys() > {"a.B.c", "d", "test.inner"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<testsuite><testcase name='x'/>",
-        "<!DOCTYPE x [<!ENTITY a 'b'>]><testsuite><testcase name='x'/></testsuite>",
-        "",
-        "\0",
-    ],
-)
-def test_xml_that_is_cut_or_hostile_says_nothing(text: str) -> None:
-    assert parse("junit", text) == {}
+def test_xml_that_is_cut_or_hostile_says_nothing() -> None:
+    entity = "<!DOCTYPE x [<!ENTITY a 'b'>]><testsuite><testcase name='x'/></testsuite>"
+    for text in ("<testsuite><testcase name='x'/>", entity, "", "\0"):
+        assert parse("junit", text) == {}, text
 
 
 OLD = """\
@@ -130,13 +119,10 @@ def test_a_name_that_fails_once_has_failed() -> None:
     assert parse("go", f"{claim}\n{truth}\n") == parse("go", f"{truth}\n{claim}\n") == {"TestX": FAILED}
 
 
-def test_names_that_lists_cut_at_the_first_space() -> None:
+def test_names_that_lists_cut_at_the_first_space_and_groups_of_xdist() -> None:
     outcomes = {"t.py::x[a b]": PASSED, "t.py::x[a c]": FAILED, "t.py::y[a b]": PASSED, "t.py::z": SKIPPED}
     assert lacking(outcomes, ["t.py::x[a b]", "t.py::y[a"]) == []
     assert lacking(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
-
-
-def test_a_group_of_xdist_may_be_in_a_name_or_not() -> None:
     outcomes = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
     assert lacking(outcomes, ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"]) == []
     assert lacking(outcomes, ["t.py::w[a@b]", "t.py::w[a"]) == ["t.py::w[a@b]", "t.py::w[a"]
@@ -146,9 +132,8 @@ CASE = '<testcase classname="a" name="{}"{}'
 OK = '<testsuite><testcase classname="a" name="ok"/>{}</testsuite>'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_junit_loses_no_test() -> None:
+    for text in (
         OK.format("<system-out>\x1b[32mcolour\x1b[0m \x00\x08</system-out>".replace("\x00", "\x01")),
         OK.format("<system-out><![CDATA[<!DOCTYPE html><?xml version='1.0'?>]]></system-out>"),
         OK.format("") + "\0" + OK.format("") + "\0",
@@ -156,21 +141,15 @@ OK = '<testsuite><testcase classname="a" name="ok"/>{}</testsuite>'
         "\ufeff<?xml version='1.0'?>\n" + OK.format("") + "\ufeff<?xml version='1.0'?>" + OK.format("") + "\n",
         "<testsuite><testcase name='cut'/>\0" + OK.format("") + "\0",
         OK.format("").replace("<testsuite>", "<testsuite xmlns='urn:x'>"),
-    ],
-)
-def test_junit_loses_no_test(text: str) -> None:
-    assert parse("junit", text) == {"a.ok": PASSED}
+    ):
+        assert parse("junit", text) == {"a.ok": PASSED}, text
 
 
-def test_junit_that_a_test_prints_counts_for_nothing() -> None:
-    forged = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
-    failed = f"<testsuite>{CASE.format('ok', '>')}<failure/><system-out>{forged}</system-out></testcase></testsuite>"
-    assert parse("junit", failed) == {"a.ok": FAILED}
+FORGED = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
 
 
-@pytest.mark.parametrize(
-    ("rest", "outcome"),
-    [
+def test_only_a_stated_pass_of_junit_is_a_pass() -> None:
+    for rest, outcome in (
         (' status="run" result="completed"/>', PASSED),
         (' status="Passed"/>', PASSED),
         (' status="notrun" result="suppressed"/>', SKIPPED),
@@ -182,15 +161,13 @@ def test_junit_that_a_test_prints_counts_for_nothing() -> None:
         ("><disabled/></testcase>", SKIPPED),
         ("><properties/><system-out/></testcase>", PASSED),
         ("><skipped/><error/></testcase>", FAILED),
-    ],
-)
-def test_only_a_stated_pass_of_junit_is_a_pass(rest: str, outcome: Outcome) -> None:
-    assert parse("junit", f"<testsuite>{CASE.format('t', rest)}</testsuite>") == {"a.t": outcome}
+        (f"><failure/><system-out>{FORGED}</system-out></testcase>", FAILED),  # what a test prints counts for nothing
+    ):
+        assert parse("junit", f"<testsuite>{CASE.format('t', rest)}</testsuite>") == {"a.t": outcome}, rest
 
 
-@pytest.mark.parametrize(
-    ("text", "outcomes"),
-    [
+def test_tap_with_and_without_version_durations_and_colours() -> None:
+    for text, outcomes in (
         ("1..2\nok 1 addition works\nnot ok 2 y\n", {"addition works": PASSED, "y": FAILED}),
         ("TAP version 14\nok 1 - adds # time=3.1ms\n1..1\n", {"adds": PASSED}),
         ("TAP version 14\nok 1 - adds # time=3.1ms {\n}\n1..1\n", {"adds": PASSED}),
@@ -199,10 +176,8 @@ def test_only_a_stated_pass_of_junit_is_a_pass(rest: str, outcome: Outcome) -> N
         ("\x1b[32mok\x1b[0m 1 - adds\n\x1b[31mnot ok\x1b[0m 2 - b\n1..2\n", {"adds": PASSED, "b": FAILED}),
         ("TAP version 13\nok 1 - a\n1..1\n✖ a (1ms)\n", {"a": FAILED}),
         ("\x1b[32m✔ adds \x1b[90m(1.5ms)\x1b[39m\x1b[39m\n", {"adds": PASSED}),
-    ],
-)
-def test_tap_with_and_without_version_durations_and_colours(text: str, outcomes: Outcomes) -> None:
-    assert parse("node", text) == outcomes
+    ):
+        assert parse("node", text) == outcomes, text
 
 
 def test_colours_hide_no_test() -> None:

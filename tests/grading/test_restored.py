@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.grading import grade_patch, restore
-from coderepairrl.sandbox import make_backend
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository
+from rewards.folder import Local, Repository, graded
 
-SOURCE = b"def clamp(n, low, high):\n    return max(n, low)\n"
-REPAIRED = b"def clamp(n, low, high):\n    return min(max(n, low), high)\n"
+SOURCE = "def clamp(n, low, high):\n    return max(n, low)\n"
+REPAIRED = "def clamp(n, low, high):\n    return min(max(n, low), high)\n"
 CHECK = "import sys\nsys.path.insert(0, {up!r})\nfrom limits import clamp\nassert clamp({n}, 0, 9) == {want}\n"
 LOW, HIGH = ({"n": -1, "want": 0}, {"n": 10, "want": 9})
 ALL = f"for check in tests/[ab].py; do {sys.executable} -S -B $check || exit 1; done"
@@ -32,9 +31,7 @@ LINKS: dict[str, dict[str, str]] = {
 def made(repository: Repository) -> Task:
     """The upper limit is ignored, which ``tests/a.py`` tells and ``tests/b.py`` does not."""
     tests = {path: CHECK.format(up=".", **values) for path, values in (("tests/a.py", HIGH), ("tests/b.py", LOW))}
-    repository.commit({"limits.py": SOURCE, **{path: text.encode() for path, text in tests.items()}})
-    oracle = repository.edit({"limits.py": REPAIRED})
-    return Task("t/links", "", "python", f"dir:{repository.folder}", oracle, Checks((COMMAND,), tests))
+    return repository.task({"limits.py": SOURCE, **tests}, {"limits.py": REPAIRED}, Checks((COMMAND,), tests))
 
 
 def linked(repository: Repository, links: dict[str, str]) -> bytes:
@@ -47,14 +44,12 @@ def linked(repository: Repository, links: dict[str, str]) -> bytes:
 
 @pytest.mark.parametrize("name", LINKS)
 async def test_a_link_in_the_place_of_a_check_does_not_lead_it_elsewhere(name: str, repository: Repository) -> None:
-    task, backend = made(repository), Local()
+    task = made(repository)
     patch = linked(repository, LINKS[name])
-    async with backend.open(task) as fresh:
-        assert (await grade_patch(fresh, task, task.reference)).problem == ""
-    async with backend.open(task) as fresh:
-        problem = (await grade_patch(fresh, task, patch)).problem
+    assert (await graded(task, task.reference)).problem == ""
+    problem = (await graded(task, patch)).problem
     assert problem.startswith("check failed (exit code 1)"), problem
-    async with backend.open(task) as fresh:  # the positive control: written through the links it passes
+    async with Local().open(task) as fresh:  # the positive control: written through the links it passes
         await fresh.exec(["git", "apply", "-"], stdin=patch)
         for path, text in task.checks.restore.items():
             await fresh.write(path, text.encode())
@@ -91,20 +86,17 @@ async def test_a_second_name_of_a_check_keeps_its_content(repository: Repository
 
 async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Repository) -> None:
     task = made(repository)
-    for files in ({"tests": b""}, {"tests/a.py/x": b""}):
+    for files in ({"tests": ""}, {"tests/a.py/x": ""}):
         repository.put(dict.fromkeys(task.checks.restore))
         (repository.folder / "tests").rmdir()
-        patch = repository.edit(files)
-        async with Local().open(task) as fresh:
-            assert (await grade_patch(fresh, task, patch)).problem.startswith(
-                "the patch leaves no way to restore tests/a.py"
-            )
+        problem = (await graded(task, repository.edit(files))).problem
+        assert problem.startswith("the patch leaves no way to restore tests/a.py")
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "", ".", "tests/..", "tests/", "a\0b"])
 async def test_names_that_lead_out_are_refused(path: str, repository: Repository) -> None:
     task = made(repository)
     task = replace(task, checks=replace(task.checks, restore={path: ""}))
-    async with make_backend("unsafe-local").open(task) as fresh:
+    async with Local().open(task) as fresh:
         assert "no way to restore" in await restore(fresh, task.checks)
         assert not os.path.lexists(Path(fresh.workdir).parent / "evil")

@@ -9,7 +9,7 @@ import pytest
 from coderepairrl.grading import grade_patch
 from coderepairrl.rewards import make_rewards, score, with_patch
 from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Repository, bwrap
+from rewards.folder import Repository, bwrap, graded
 
 END = b"import os\nos._exit(0)\n"
 BASE = {"data.json": b"{,}\n", "src/limits/__init__.py": b"", "src/limits/util.py": b"", "docs/a.txt": b""}
@@ -42,9 +42,7 @@ CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
 
 
 def made(repository: Repository, command: str, repaired: Mapping[str, bytes] = {"data.json": b"{}\n"}) -> Task:
-    repository.commit(BASE)
-    oracle = repository.edit(repaired)
-    return Task("t/shadows", "", "python", f"dir:{repository.folder}", oracle, Checks((Command(COMMANDS[command]),)))
+    return repository.task(BASE, repaired, Checks((Command(COMMANDS[command]),)))
 
 
 def cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
@@ -57,22 +55,23 @@ def cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
 @pytest.mark.parametrize("name", CHEATS)
 async def test_new_modules_do_not_stand_in_for_others(name: str, repository: Repository) -> None:
     command, files = CHEATS[name]
-    backend, task = bwrap(), made(repository, command)
-    async with backend.open(task) as fresh:
-        assert ((await grade_patch(fresh, task, task.reference)).problem == "") == (command != "runner")
-    patch = cheat(repository, files)
-    async with backend.open(task) as fresh:
-        assert (await grade_patch(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
-    async with backend.open(task) as fresh:  # the positive control: it is a cheat
-        await fresh.exec(["git", "apply", "-"], stdin=patch)
-        assert (await fresh.exec(COMMANDS[command])).ok
+    task = made(repository, command)
+    assert ((await graded(task, task.reference, bwrap())).problem == "") == (command != "runner")
+    await check_cheat(task, cheat(repository, files))
+
+
+async def check_cheat(task: Task, patch: bytes) -> None:
+    """It does not pass, and without our grader (the positive control) it does."""
+    assert (await graded(task, patch, bwrap())).problem.startswith("check failed (exit code 1)")
+    async with bwrap().open(task) as fresh:
+        assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
+        assert (await fresh.exec(task.checks.commands[0].argv)).ok
 
 
 async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository) -> None:
-    backend, task = bwrap(), made(repository, "-m")
+    task = made(repository, "-m")
     patch = cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})
-    async with backend.open(task) as fresh:
-        assert (await grade_patch(fresh, task, patch)).problem == ""
+    assert (await graded(task, patch, bwrap())).problem == ""
 
 
 async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository: Repository) -> None:
@@ -112,20 +111,12 @@ async def test_names_that_the_reference_or_the_repository_has_are_the_patchs_too
 )
 async def test_names_are_read_as_git_reads_them(header: str, repository: Repository) -> None:
     """A patch that a model typed may write them in any way that git takes."""
-    backend, task = bwrap(), made(repository, "-m")
-    patch = f"{header}\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n".encode()
-    async with backend.open(task) as fresh:
-        assert (await grade_patch(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
-    async with backend.open(task) as fresh:
-        assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
-        assert (await fresh.exec(COMMANDS["-m"])).ok
+    await check_cheat(made(repository, "-m"), f"{header}\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n".encode())
 
 
 async def test_build_reads_files_with_modules_of_pythons_own(repository: Repository) -> None:
     task = made(repository, "-m")
     broken = cheat(repository, {"json.py": b"", "data.json": b"{,,}\n"})
-    [found] = await score(make_rewards("build"), task, with_patch(task, broken), bwrap())
-    assert found.value == 0.0
-    assert found.note.startswith("data.json cannot be read")
-    [found] = await score(make_rewards("build"), task, with_patch(task, task.reference), bwrap())
-    assert found.value == 1.0
+    for patch, value, note in ((broken, 0.0, "data.json cannot be read"), (task.reference, 1.0, "")):
+        [found] = await score(make_rewards("build"), task, with_patch(task, patch), bwrap())
+        assert found.value == value and found.note.startswith(note)

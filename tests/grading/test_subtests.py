@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from coderepairrl.grading import Outcome, grade_patch
+from coderepairrl.grading import Outcome
 from coderepairrl.grading.reports import PARSERS
-from coderepairrl.types import Checks, Command, Task
-from rewards.folder import Local, Repository
+from coderepairrl.types import Checks, Command
+from rewards.folder import Repository, graded
 
 PASSED, SKIPPED, FAILED = Outcome
 CODE = """import unittest
@@ -63,13 +63,10 @@ RUNNERS = {
 
 
 @pytest.mark.parametrize("kind", RUNNERS)
-async def test_outcomes_are_those_of_tests(kind: str, repository: Repository, backend: Local) -> None:
+async def test_outcomes_are_those_of_tests(kind: str, repository: Repository) -> None:
     argv, tests = RUNNERS[kind]
-    repository.commit({"sums.py": CODE.encode()})
     command = Command(("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, *argv), 30.0)
-    task = Task("t", "", "python", f"dir:{repository.folder}", b"", Checks((command,), tests))
-    async with backend.open(task) as fresh:
-        found = (await grade_patch(fresh, task, b"")).outcomes
+    found = (await graded(repository.task({"sums.py": CODE}, {}, Checks((command,), tests)), b"")).outcomes
     files = [name for name in found if name.endswith("passing")]
     assert len(files) == len(tests)
     said = OUTCOMES if kind == "pytest" else OF_UNITTEST

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from coderepairrl.learn.pack import MicroBatch
+from coderepairrl.learn.pack import MicroBatch, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.types import Sample
 
@@ -59,6 +59,17 @@ def found(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, to
     gradients = {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
     policy.model.zero_grad()
     return logp_N.detach().double(), gradients
+
+
+def one_by_one(policy: Policy, **options: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """As `found`, with a micro-batch for each row."""
+    parts, sizes = [], [sum(row.trained) for row in ROWS]
+    weights = torch.linspace(0.5, 1.5, sum(sizes)).split(sizes)
+    for row, weight in zip(ROWS, weights, strict=True):
+        logp_N = policy.logprobs(pack_samples([row]), 1.0, **options)
+        (logp_N * weight).sum().backward()
+        parts.append(logp_N.detach().double())
+    return torch.cat(parts), {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
 
 
 def alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""The gradient of a step of the real trainer, taken where its optimiser would use it; the weights stay."""
+"""The gradient of a step of the real trainer, taken where its optimiser would use it, and compared with another."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes
         patch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
         metrics = trainer.step(samples, episodes, tokens)
     return metrics, seen
+
+
+def check_gradient(ours, theirs, tolerance, least=1e-3):
+    """Both are the same within `tolerance`, and `theirs` is larger than `least` somewhere."""
+    assert ours.keys() == theirs.keys()
+    assert max(value.abs().max().item() for value in theirs.values()) > least
+    off = {name: (ours[name] - value).abs().max().item() for name, value in theirs.items()}
+    assert max(off.values()) < tolerance, max(off, key=off.__getitem__)

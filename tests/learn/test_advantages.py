@@ -40,17 +40,11 @@ def test_void_episodes_do_not_move_the_baseline():
 
 
 @pytest.mark.parametrize("group", [[], [None, None], [0.4], [0.4, None], [0.0] * 8, [0.3, 0.1 + 0.2]])
-def test_flat_groups_yield_nothing_and_say_so(group):
-    result = group_advantages(group)
-    assert result.flat
-    assert result.values == (None,) * len(group)
-
-
-@pytest.mark.parametrize("group", [[None, None], [0.4], [0.4, None], [0.0] * 8, [0.3, 0.1 + 0.2]])
-def test_with_a_kl_term_flat_groups_are_trained_at_advantage_0(group):
-    result = group_advantages(group, kl=True)
-    assert result.flat
-    assert result.values == tuple(None if reward is None else 0.0 for reward in group)
+def test_flat_groups_yield_nothing_or_with_a_kl_term_advantage_0(group):
+    for kl, value in ((False, None), (True, 0.0)):
+        result = group_advantages(group, kl=kl)
+        assert result.flat
+        assert result.values == tuple(None if reward is None else value for reward in group)
 
 
 def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():

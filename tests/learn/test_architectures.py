@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, SIZES
-from forest import ROWS, alone, apart, found
+from forest import ROWS, alone, apart, found, one_by_one
 from gradient import gradient_of_step
 
+from architectures import ARCHITECTURES, SIZES
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention, loading, probe, recurrence
@@ -26,7 +26,6 @@ from coderepairrl.learn.trainer import Trainer
 EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
 TREES = pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.way == "trees"])
 ALONE = pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.way == "rows"])
-RECURRENT = ("Qwen3.5", "Kimi Linear", "Nemotron-H", "LFM2")
 TINY = 1e-5
 HALF = LearnSettings(precision="bf16", lora=Lora(rank=2, alpha=4, targets=("o_proj",)))
 
@@ -65,14 +64,7 @@ def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, 
     assert "row by row" in notice
     with pytest.raises(ValueError, match="one row at a time"):
         trainer.policy.logprobs(pack_samples(ROWS), 1.0)
-    parts, total = [], dict[str, torch.Tensor]()
-    weights = torch.linspace(0.5, 1.5, len(expected[0])).split([sum(row.trained) for row in ROWS])
-    for row, weight in zip(ROWS, weights, strict=True):
-        logp_N = trainer.policy.logprobs(pack_samples([row]), 1.0)
-        (logp_N * weight).sum().backward()
-        parts.append(logp_N.detach().double())
-    total = {key: p.grad.double() for key, p in trainer.policy.parameters.items() if p.grad is not None}
-    logprobs, gradients = apart((torch.cat(parts), total), expected)
+    logprobs, gradients = apart(one_by_one(trainer.policy), expected)
     assert logprobs < TINY and gradients < TINY
     metrics, _ = gradient_of_step(trainer, ROWS, monkeypatch)
     assert metrics["micro_batches"] == len(ROWS)
@@ -103,45 +95,32 @@ def test_parts_of_a_tree_end_where_it_branches():
     assert all(part.parent is None or part.parent in ends for part in found)
 
 
-def dropped_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        recurrence, "tree_parts", lambda spans: [Part(part.start, part.stop, None) for part in tree_parts(spans)]
-    )
-
-
-def state_of_the_one_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        recurrence, "tree_parts", lambda spans: [Part(*part[:2], part.start or None) for part in tree_parts(spans)]
-    )
-
-
-def no_history(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recurrence, "_places", lambda span, count: [])
-
-
-def history_one_off(patch: pytest.MonkeyPatch) -> None:
-    places = recurrence._places
-    patch.setattr(recurrence, "_places", lambda span, count: [max(0, at - 1) for at in places(span, count)])
-
-
-def ignored_sinks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "_with_sink", lambda query, key, value, spans, _: (query, key, value, spans))
+def dropped_state(spans):
+    return [Part(part.start, part.stop, None) for part in tree_parts(spans)]
 
 
 WRONG = {
-    "dropped state": ("Qwen3.5", dropped_state),
-    "state of the one before": ("Qwen3.5", state_of_the_one_before),
-    "dropped state of Mamba-2": ("Nemotron-H", dropped_state),
-    "no history": ("Qwen3.5", no_history),
-    "history one off": ("LFM2", history_one_off),
+    "dropped state": ("Qwen3.5", "tree_parts", dropped_state),
+    "state of the one before": (
+        "Qwen3.5",
+        "tree_parts",
+        lambda spans: [Part(*part[:2], part.start or None) for part in tree_parts(spans)],
+    ),
+    "dropped state of Mamba-2": ("Nemotron-H", "tree_parts", dropped_state),
+    "no history": ("Qwen3.5", "_places", lambda span, count: []),
+    "history one off": (
+        "LFM2",
+        "_places",
+        lambda span, count, places=recurrence._places: [max(0, at - 1) for at in places(span, count)],
+    ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypatch):
-    name, mutate = WRONG[wrong]
+    name, place, broken = WRONG[wrong]
     policy, expected = Policy.load(folders(name)), alone(folders(name), torch.float32)
-    mutate(monkeypatch)
+    monkeypatch.setattr(recurrence, place, broken)
     logprobs, gradients = apart(found(policy, pack_samples(ROWS)), expected)
     assert logprobs > 1e-4 and gradients > 1e-4
     assert Policy.load(folders(name)).found.way == "rows"
@@ -164,12 +143,12 @@ def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Nemotron-H", "Granite 4", "Falcon-H1"])
 def test_a_lost_state_is_caught_by_the_probe_in_16_bits_too(name, folders, monkeypatch):
-    dropped_state(monkeypatch)
+    monkeypatch.setattr(recurrence, "tree_parts", dropped_state)
     assert Policy.load(folders(name), HALF).found.way == "rows"
 
 
 def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
-    ignored_sinks(monkeypatch)
+    monkeypatch.setattr(attention, "_with_sink", lambda query, key, value, spans, _: (query, key, value, spans))
     found = Policy.load(folders("gpt-oss")).found
     assert (found.way, found.attention) == ("rows", "eager")
 

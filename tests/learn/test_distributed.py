@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 import signal
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -16,9 +15,9 @@ import torch
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
-from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.learn.pack import cut_rows, distinct
+from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.trainer import Trainer
+from learners import started_learner
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]
 """With a row too few for each process, and with a prompt longer than a micro-batch."""
@@ -32,16 +31,6 @@ STRATEGIES = [
     *map(pytest.param, ("ddp", "fsdp2")),
     *(pytest.param(strategy, marks=_NEEDS_DEEPSPEED) for strategy in ("zero2", "zero3")),
 ]
-
-
-@asynccontextmanager
-async def learner(model, tmp_path, settings, **more):
-    folders = {"log_dir": tmp_path / "logs", "publish_dir": tmp_path / "weights"}
-    running = await Learner.start(model, settings, **folders, **more)
-    try:
-        yield running
-    finally:
-        await running.close()
 
 
 def alive(pid):
@@ -73,7 +62,7 @@ def forked(rows):
 async def same_as_one(model, make_rows, tmp_path, settings, **more):
     """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
     alone = Trainer(model, settings.but(processes=1, strategy="ddp"))
-    async with learner(model, tmp_path, settings, **more) as two:
+    async with started_learner(model, tmp_path, settings, **more) as two:
         for lengths, seed in BATCHES:
             rows = forked(make_rows(lengths, seed))
             close_to(await two.step(rows, 8), alone.step(rows, 8))  # of which some have no row
@@ -155,7 +144,7 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
 
     settings = SETTINGS.but(lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
     alone = Trainer(miniature, settings.but(processes=1, strategy="ddp"))
-    async with learner(miniature, tmp_path, settings) as two:
+    async with started_learner(miniature, tmp_path, settings) as two:
         for lengths, seed in BATCHES:
             ours, theirs = await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed))
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=0.02)
@@ -173,28 +162,9 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
         assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit
 
 
-def test_rows_are_dealt_in_whole_rounds_within_the_budget():
-    rows = [(n,) * n for n in (30, 12, 45, 8, 21, 33, 60, 5, 4)]
-    for ranks in (2, 3, 4):
-        parts = cut_rows(rows, 50, ranks)
-        assert sorted(at for part in parts for at in part) == list(range(len(rows)))
-        assert all(distinct([rows[at] for at in part]) <= 50 or len(part) == 1 for part in parts)
-        assert len(parts) % ranks == 0 or len(parts) == len(rows)
-    assert cut_rows([(1,) * 7], 50, 2) == [[0]]
-
-
 def test_processes_that_find_different_ways_go_the_same(miniature, monkeypatch):
     """Row by row, and in no chunks, if one of them has to."""
     assert Trainer(miniature, SETTINGS)._budget == SETTINGS.micro_tokens
     monkeypatch.setattr("coderepairrl.learn.strategy.SingleProcess.gather", lambda self, value: [value, (True, False)])
     trainer = Trainer(miniature, SETTINGS)
     assert trainer._budget == 1 and not trainer._in_chunks
-
-
-def test_whole_groups_are_dealt():
-    """Four groups of eight, whose attempts share a prompt, to two and four processes."""
-    rows = [(group,) * 100 + (group, attempt) * 20 for attempt in range(8) for group in range(4)]
-    for ranks in (1, 2, 4):
-        parts = cut_rows(rows, 1000, ranks)
-        assert len(parts) == max(2, ranks)
-        assert sum(distinct([rows[at] for at in part]) for part in parts) == distinct(rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
@@ -33,6 +33,14 @@ def rewrite(folder: Path, change) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def renamed(old: str, new: str):
+    return lambda tensors: {name.replace(old, new, 1): value for name, value in tensors.items()}
+
+
+def without_norm(tensors):
+    return {name: value for name, value in tensors.items() if name != NORM}
+
+
 def configure(folder: Path, **options: object) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | options))
@@ -41,22 +49,14 @@ def configure(folder: Path, **options: object) -> None:
 @pytest.mark.parametrize(
     ("change", "says", "fix"),
     [
+        (renamed("", "_orig_mod."), f"lacks lm_head.weight, {EMBEDDING}", "left by torch.compile"),
+        (renamed("", "module."), f"lacks lm_head.weight, {EMBEDDING}", "DistributedDataParallel"),
         (
-            lambda t: {f"_orig_mod.{name}": v for name, v in t.items()},
-            f"lacks lm_head.weight, {EMBEDDING}",
-            "left by torch.compile",
-        ),
-        (
-            lambda t: {f"module.{name}": v for name, v in t.items()},
-            f"lacks lm_head.weight, {EMBEDDING}",
-            "DistributedDataParallel",
-        ),
-        (
-            lambda t: {name.replace("q_proj.", "q_proj.base_layer."): v for name, v in t.items()},
+            renamed("q_proj.", "q_proj.base_layer."),
             "has no place for model.layers.0.self_attn.q_proj.base_layer.weight",
             "merge_and_unload",
         ),
-        (lambda t: {name: v for name, v in t.items() if name != NORM}, f"lacks {NORM}", "all *.safetensors"),
+        (without_norm, f"lacks {NORM}", "all *.safetensors"),
         (lambda t: t | {"model.extra.weight": torch.zeros(1)}, "no place for model.extra.weight", "remove tensors"),
         (lambda t: t | {NORM: torch.ones(7)}, f"has {NORM} \\(7,\\) instead of \\(64,\\)", "one model"),
     ],
@@ -81,12 +81,32 @@ def test_a_layer_more_or_less_is_refused_wherever_a_model_is_loaded(layers, fold
             load()
 
 
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"config\.json is missing"):
+        Policy.load(tmp_path)
+    with pytest.raises(UsageError, match="cannot read the model configuration"):
+        init_random(tmp_path, tmp_path / "out", 0)
+
+
+def test_random_weights_follow_the_seed(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"]  # as one writes it by hand
+    (folder / "config.json").write_text(json.dumps(config))
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        init_random(folder, tmp_path / name, seed)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert model.config.architectures == ["Qwen3ForCausalLM"] and model.config.use_cache
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").decode([65, 66])
+    assert Policy.load(tmp_path / "a").model.config.model_type == "qwen3"
+
+
 def test_codes_in_place_of_weights_are_left_to_engines(folder):
     rewrite(folder, lambda t: {f"{name}_packed": v for name, v in t.items()})
     configure(folder, quantization_config={"quant_method": "awq"})
-    check_weights(folder)
-    with pytest.raises(UsageError, match="quant_method=awq"):
-        Policy.load(folder)
+    check_weights(folder)  # test_quantised.py: the learner refuses them
 
 
 def test_a_config_that_contradicts_itself_is_named(folder, tmp_path):
@@ -115,13 +135,16 @@ def test_a_file_that_is_left_beside_shards_is_refused(folder):
     assert refused.value.fix == f"remove {folder / 'model.safetensors'}"
 
 
-async def test_the_exam_refuses_what_the_learner_refuses(folder):
+async def test_the_exam_and_an_export_refuse_what_the_learner_refuses(folder, tmp_path):
     from coderepairrl.checks.model import examine_model
+    from coderepairrl.stages.export import export_model
 
     assert all(check.ok for check in await examine_model(folder))
-    rewrite(folder, lambda t: {name: v for name, v in t.items() if name != NORM})
+    rewrite(folder, without_norm)
     checks = {check.name: check for check in await examine_model(folder)}
     assert not checks["its weights fit"].ok and f"lacks {NORM}" in checks["its weights fit"].detail
+    with pytest.raises(UsageError, match=f"lacks {NORM}"):
+        await export_model(str(folder), tmp_path / "exported")
 
 
 def write(folder: Path, kind: str, **more: object) -> Path:
@@ -165,14 +188,6 @@ def test_a_config_names_the_type_of_the_weights_beside_it(precision, folder, tmp
     for name in ("exported", "checkpoint", "random"):
         (kind,) = {each.dtype for each in load_file(tmp_path / name / "model.safetensors").values()}
         assert f"torch.{json.loads((tmp_path / name / 'config.json').read_text())['dtype']}" == str(kind)
-
-
-async def test_an_export_refuses_what_the_learner_refuses(folder, tmp_path):
-    from coderepairrl.stages.export import export_model as export
-
-    rewrite(folder, lambda t: {name: v for name, v in t.items() if name != NORM})
-    with pytest.raises(UsageError, match=f"lacks {NORM}"):
-        await export(str(folder), tmp_path / "exported")
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,11 @@ import torch
 
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Lora
-from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]
 SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8))
@@ -90,22 +88,6 @@ def test_a_checkpoint_is_what_peft_and_transformers_read(miniature, make_rows, t
         Policy.load(tmp_path / "c")
 
 
-def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, trained, tmp_path):
-    settings = SETTINGS.but(beta=0.1, updates_per_batch=2)
-    straight = Trainer(miniature, settings)
-    straight.step(make_rows(LENGTHS))
-    straight.save(tmp_path / "c")
-    expected = straight.step(make_rows(LENGTHS, 1))
-    assert expected["kl"] > 0
-    resumed = Trainer(miniature, settings)
-    resumed.step(make_rows(LENGTHS, 9))  # a state to be forgotten
-    resumed.restore(tmp_path / "c")
-    assert resumed.step(make_rows(LENGTHS, 1)) == expected
-    assert all(torch.equal(tensor, state(resumed)[name]) for name, tensor in state(straight).items())
-    with pytest.raises(UsageError, match="another model"):
-        Trainer(miniature, SETTINGS.but(lora=Lora(rank=2))).restore(tmp_path / "c")
-
-
 def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -127,21 +109,6 @@ def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path)
     assert (score(alone, rows) - ours(trained, rows)).abs().max().item() < 1e-5
     with pytest.raises(ValueError, match="no adapters"):
         Trainer(miniature, LearnSettings()).publish(tmp_path, "adapter")
-
-
-async def test_the_tiny_engine_serves_a_run_of_adapters(miniature, trained, tmp_path):
-    """What it samples from the merged weights has the logprobs of the trainer's adapters."""
-    engine = await Tiny().start(miniature, log_dir=tmp_path)
-    try:
-        assert await engine.load(*trained.publish(tmp_path / "w")) == 2
-        chunks = [chunk async for chunk in engine.generate((65, 66, 67), Sampling(max_tokens=12), seed=1)]
-    finally:
-        await engine.close()
-    ids = [token for chunk in chunks for token in chunk.ids]
-    sampled = [p for chunk in chunks for p in chunk.logprobs]
-    assert {chunk.version for chunk in chunks} == {2}
-    (expected,) = trained.logprobs([(65, 66, 67, *ids)], 1.0)
-    assert max(abs(a - b) for a, b in zip(sampled, expected[2:], strict=True)) < 1e-4
 
 
 def test_refuses_targets_that_the_model_does_not_have(miniature):

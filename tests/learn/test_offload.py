@@ -35,7 +35,7 @@ def test_steps_go_on_bit_for_bit(kind, miniature, make_rows, tmp_path):
         assert saved[0] == saved[1]
 
 
-def test_tied_weights_stay_one(miniature, make_rows):
+def test_tied_weights_stay_one(miniature):
     trainer = Trainer(miniature, KINDS["all weights"])
     head, table = (
         trainer.policy.model.get_output_embeddings().weight,

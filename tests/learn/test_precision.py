@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
-from peak import Peak
-from pydantic import ValidationError
 
 from coderepairrl.config.schema import Lora
-from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.errors import PrerequisiteError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.pack import pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import require_packages
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.processes.installs import install_extra
+from peak import Peak
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
 LORA = Lora(rank=4, alpha=8)
@@ -161,33 +161,16 @@ def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_polic
 
 
 @pytest.mark.parametrize(
-    ("package", "options"),
+    ("package", "setting", "options"),
     [
-        ("deepspeed", {"strategy": "zero2", "processes": 2}),
-        ("bitsandbytes", {"optimizer": "adamw_8bit"}),
+        ("deepspeed", "train.strategy=zero2", {"strategy": "zero2", "processes": 2}),
+        ("bitsandbytes", "train.optimizer=adamw_8bit", {"optimizer": "adamw_8bit"}),
+        ("bitsandbytes", "model.quantise=nf4", {"quantise": "nf4", "lora": LORA}),
     ],
 )
-def test_what_is_not_installed_is_named(package, options, monkeypatch):
+def test_what_is_not_installed_is_named(package, setting, options, monkeypatch):
     for name in ("deepspeed", "bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(PrerequisiteError, match=package) as refused:
+    with pytest.raises(PrerequisiteError, match=f"{setting} needs the package {package}") as refused:
         require_packages(LearnSettings(**options))
-    assert package in refused.value.fix
-
-
-def test_settings_that_contradict_each_other_are_refused():
-    for bad in (
-        {"precision": "fp8"},
-        {"strategy": "fsdp2"},  # among one process
-        {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model
-        {"strategy": "zero3", "processes": 2, "beta": 0.1},
-        {"strategy": "zero2"},
-        {"strategy": "zero2", "processes": 2, "optimizer": "adamw_8bit"},
-        {"optimizer": "sgd"},
-        {"processes": 0},
-    ):
-        with pytest.raises((ConfigError, ValidationError)):
-            LearnSettings(**bad)
-    with pytest.raises((ConfigError, ValidationError)):
-        Lora(rank=0)
-    assert LearnSettings().but(lora=LORA).lora.scaling == 2.0
+    assert refused.value.fix == install_extra(package)

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import torch
 from gradient import gradient_of_step
-from test_distributed import close_to, learner
+from test_distributed import close_to
 from torch.nn.functional import cross_entropy, log_softmax
 from transformers import AutoModelForCausalLM
 
 from coderepairrl.config.schema import Lora
-from coderepairrl.errors import ConfigError
 from coderepairrl.learn.learner import init_random
 from coderepairrl.learn.losses import kl
 from coderepairrl.learn.packed import Packed
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
+from learners import started_learner
 
 LENGTHS = [19, 7, 30, 12]
 LORA = Lora(rank=4, alpha=8)
@@ -256,27 +256,13 @@ def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
     assert metrics["teacher_kl"] == pytest.approx(torch.cat(terms).mean().item(), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("eps_low", 0.1), ("minibatches", 2), ("updates_per_batch", 2), ("old_logprobs", "recomputed")]
-)
-def test_settings_without_a_meaning_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=name):
-        SFT.but(**{name: value})
-
-
-@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
-def test_a_teacher_on_every_device_is_refused_where_the_student_is_divided(strategy: str) -> None:
-    with pytest.raises(ConfigError, match="whole on every device"):
-        SFT.but(teacher="t", strategy=strategy, processes=2)
-
-
 @pytest.mark.parametrize("lora", [None, LORA])
 async def test_two_processes_are_one(
     lora: Lora | None, miniature: Path, teacher: Path, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
     alone = Trainer(miniature, settings)
-    async with learner(miniature, tmp_path, settings.but(processes=2)) as two:
+    async with started_learner(miniature, tmp_path, settings.but(processes=2)) as two:
         for lengths, seed in (([30, 12, 45], 1), ([19], 2)):
             rows = make_rows(lengths, seed)
             close_to(await two.measure(rows), alone.measure(rows))

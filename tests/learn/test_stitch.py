@@ -149,12 +149,6 @@ def test_overlong_paths_end_before_the_turn_that_does_not_fit():
     assert none == () and account.dropped == {"overlong": 9} and account.balanced
 
 
-def test_void_and_flat_give_no_rows_but_an_account():
-    straight = (turn(0, None, 1, 3, tail=1),)
-    assert stitch(episode(*straight, ending=Ending.VOID), None, max_tokens=9) == ((), Account(4, dropped={"void": 4}))
-    assert stitch(episode(*straight), None, max_tokens=9) == ((), Account(4, dropped={"flat_group": 4}))
-
-
 def test_refuses_tokens_without_a_prompt_or_a_version():
     with pytest.raises(ValueError, match="empty prompt"):
         stitch(episode(turn(0, None, 0, 1)), 1.0, max_tokens=9)
@@ -253,11 +247,3 @@ def test_every_sampled_token_is_accounted_for_and_trains_at_most_once(tree, adva
             held = any(set(each.output.ids) <= set(row.ids) for row in rows)
             assert not each.output or held == (fate != "dropped")
             assert (fate == "trained") == (bool(each.output) and set(each.output.ids) <= set(ids))
-
-
-@given(st.lists(trees(), max_size=4))
-def test_accounts_add_up(forest):
-    accounts = [stitch(tree, 1.0, max_tokens=20)[1] for tree in forest]
-    total = sum(accounts, Account())
-    assert total.balanced
-    assert total.sampled == sum(tree.sampled for tree in forest)

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 import pytest
-from test_distributed import LORA, SETTINGS, STRATEGIES, close_to, learner, same_as_one
+from test_distributed import LORA, SETTINGS, STRATEGIES, close_to, same_as_one
 
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import remote, torchrun
@@ -24,6 +24,7 @@ from coderepairrl.learn.learner import Service
 from coderepairrl.learn.remote import SECRET, RemoteLearner
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import ChildDied, encode_frame
+from learners import started_learner
 
 TWO = SETTINGS.but(processes=2)
 CRRL = [sys.executable, "-m", "coderepairrl.cli"]
@@ -84,7 +85,7 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
     """A killed rank is reported; torchrun starts all ranks again, and they continue from the checkpoint."""
     alone = Trainer(miniature, SETTINGS)
     with two_machines(listen, tmp_path / "logs", restarts=3) as machines:
-        async with learner(miniature, tmp_path, TWO, listen=listen) as two:
+        async with started_learner(miniature, tmp_path, TWO, listen=listen) as two:
             close_to(await two.step(make_rows([30, 12, 45, 8]), 8), alone.step(make_rows([30, 12, 45, 8]), 8))
             await two.save(tmp_path / "c")
             await two.restore(tmp_path / "c")
@@ -95,11 +96,11 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
             ) as lost:
                 await two.step(make_rows([20, 30], 5))
             assert f"-m coderepairrl.learn.torchrun {listen}" in lost.value.fix and "--resume" in lost.value.fix
-        async with learner(miniature, tmp_path, TWO, listen=listen) as again:
+        async with started_learner(miniature, tmp_path, TWO, listen=listen) as again:
             assert await again.restore(tmp_path / "c") == 1
             assert await again.step(make_rows([20, 30], 4)) == expected  # bit for bit
         assert [await machine.end() for machine in machines] == [0, 0], "they end with the run"
-    async with learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
+    async with started_learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
         await one.restore(tmp_path / "c")
         close_to(await one.step(make_rows([20, 30], 4)), expected)
 
@@ -179,9 +180,14 @@ async def connect(listen, said):
     return reader, writer
 
 
+async def accept(listen, said, seconds=10.0):
+    """A run that waits for learners, and a connection to it on which `said` was sent."""
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, seconds))
+    return waiting, *await connect(listen, said)
+
+
 async def test_requests_and_the_end(listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    reader, writer = await connect(listen, hello())
+    waiting, reader, writer = await accept(listen, hello())
     run = await waiting
     assert "welcome" in await remote._receive(reader)
     assert run.pid == 7 and run.name == "7 on there"
@@ -201,8 +207,7 @@ async def test_requests_and_the_end(listen):
 
 
 async def test_a_connection_that_is_lost(listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    _, writer = await connect(listen, hello())
+    waiting, _, writer = await accept(listen, hello())
     run = await waiting
     writer.close()
     with pytest.raises(ChildDied, match="process 7 on there, was lost") as lost:
@@ -224,8 +229,7 @@ async def test_a_connection_that_is_lost(listen):
     ],
 )
 async def test_strangers_are_rejected(said, listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    reader, writer = await connect(listen, said)
+    waiting, reader, writer = await accept(listen, said)
     writer.write_eof()
     answer = await reader.read()
     assert b"error" in answer and b"welcome" not in answer and remote.read_secret() not in answer
@@ -245,8 +249,7 @@ async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
         (hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
         (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
-        waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-        reader, writer = await connect(listen, said)
+        waiting, reader, writer = await accept(listen, said)
         with pytest.raises(error, match=message) as caught:
             await waiting
         assert caught.value.fix and str(caught.value) in (await remote._receive(reader))["error"]
@@ -254,8 +257,7 @@ async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
 
 
 async def test_nobody_comes(listen):
-    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 1.0))
-    _, writer = await connect(listen, bytes(32))
+    waiting, _, writer = await accept(listen, bytes(32), seconds=1.0)
     with pytest.raises(LearnerFault, match=f"no learner .* 1 s .* this run's {SECRET} was rejected") as caught:
         await waiting
     assert "torchrun" in caught.value.fix and "--resume" in caught.value.fix

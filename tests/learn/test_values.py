@@ -126,26 +126,17 @@ def test_micro_batches_and_minibatches_have_the_targets_of_the_whole_batch(minia
     assert parts["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": Lora(rank=4, alpha=8)}], ids=str)
-def test_a_checkpoint_has_the_head_and_what_is_published_has_not(options, miniature, make_rows, tmp_path):
-    straight = Trainer(miniature, PPO.but(**options))
-    for seed in range(2):
-        straight.step(with_fork(make_rows(LENGTHS, seed)))
-    straight.save(tmp_path / "c")
-    expected = [straight.step(make_rows(LENGTHS, seed)) for seed in (2, 3)]
-    resumed = Trainer(miniature, PPO.but(**options))
-    resumed.restore(tmp_path / "c")
-    assert any(p.any() for p in resumed.policy.values.values())
-    assert [resumed.step(make_rows(LENGTHS, seed)) for seed in (2, 3)] == expected
-    plain = Trainer(miniature, LearnSettings(**{"algorithm": "ppo"} | options))
-    forms = ("model", "adapter") if options.get("lora") else ("model",)
-    for form in forms:
-        ours, theirs = (each.publish(tmp_path / str(at), form)[0] for at, each in enumerate((resumed, plain)))
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
+def test_what_is_published_has_no_head(lora, miniature, tmp_path):
+    trainer, plain = Trainer(miniature, PPO.but(lora=lora)), Trainer(miniature, LearnSettings(lora=lora))
+    trainer.save(tmp_path / "c")
+    for form in ("model", "adapter") if lora else ("model",):
+        ours, theirs = (each.publish(tmp_path / str(at), form)[0] for at, each in enumerate((trainer, plain)))
         assert {f.name for f in ours.iterdir()} == {f.name for f in theirs.iterdir()}
         (file,) = (f.name for f in ours.iterdir() if f.suffix == ".safetensors")
         tensors = safetensors.torch.load_file(ours / file), safetensors.torch.load_file(theirs / file)
         assert tensors[0].keys() == tensors[1].keys()
-    index = json.loads((tmp_path / "c" / f"{straight.policy.stem}.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "c" / f"{trainer.policy.stem}.safetensors.index.json").read_text())
     assert not any("value" in name and "head" in name for name in index["weight_map"])
 
 
@@ -191,18 +182,3 @@ def test_a_run_trains_every_episode_on_its_reward():
         load_config("hello", ["train.algorithm=ppo", "train.value_head=true", "curriculum.refill=2"])
     with pytest.raises(ConfigError, match=r"train\.balance_kinds .* from batch to batch: leave one of them out"):
         load_config("hello", ["train.algorithm=ppo", "train.value_head=true", "train.balance_kinds=true"])
-
-
-@pytest.mark.parametrize(
-    ("options", "says", "fix"),
-    [
-        ({"algorithm": "grpo", "value_head": True}, "whose advantages are of whole episodes", "algorithm=ppo"),
-        ({"algorithm": "ppo", "value_head": True, "advantage": "mean"}, "advantage=mean", "leave advantage out"),
-        ({"algorithm": "ppo", "value_head": True, "processes": 2, "strategy": "zero2"}, "under ZeRO", "fsdp2"),
-        ({"algorithm": "sft", "value_head": True}, "algorithm=sft", "leave value_head out"),
-    ],
-)
-def test_what_a_head_has_no_use_for_is_refused(options, says, fix):
-    with pytest.raises(ConfigError, match=says) as caught:
-        LearnSettings(**options)
-    assert fix in caught.value.fix

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from small_models import SMALL, SPARSE, Raw, deeper, model_of, rows, shape_of
 from transformers import AutoConfig
 
+from architectures import ARCHITECTURES, SIZES
 from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.learn import LearnSettings, adapters
@@ -28,9 +28,6 @@ from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, le
 from coderepairrl.plan.sizing.architecture import KINDS
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.parts import Held
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))
-from architectures import ARCHITECTURES, SIZES
 from peak import Peak
 
 BILLIONS = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}

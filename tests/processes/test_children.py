@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,20 @@ async def spawn(modules: dict[str, str], tmp_path: Path) -> Child:
     return await Child.spawn("crrl_echo", log=tmp_path / "logs" / "echo.log", env=modules)
 
 
-async def test_frames_of_any_size_arrive_in_order(modules: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture
+async def child(modules: dict[str, str], tmp_path: Path) -> AsyncIterator[Child]:
     child = await spawn(modules, tmp_path)
+    yield child
+    await child.close()
+
+
+async def test_frames_of_any_size_arrive_in_order(child: Child) -> None:
+    async def send_all() -> None:
+        for frame in frames:
+            await child.send(frame)
+
     frames = [{"n": n, "text": "é\n" * size} for n, size in enumerate((0, 1, 70_000, 3, 1_500_000, 2))]
-    sending = asyncio.create_task(_send_all(child, frames))
+    sending = asyncio.create_task(send_all())
     assert [await child.receive() for _ in frames] == frames
     await sending
     await child.close(grace=240.0)
@@ -76,13 +86,7 @@ async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
     assert not mark.exists()
 
 
-async def _send_all(child: Child, frames: list[dict[str, object]]) -> None:
-    for frame in frames:
-        await child.send(frame)
-
-
-async def test_a_cancelled_receive_loses_no_frame(modules: dict[str, str], tmp_path: Path) -> None:
-    child = await spawn(modules, tmp_path)
+async def test_a_cancelled_receive_loses_no_frame(child: Child) -> None:
     received = []
     for n in range(20):
         await child.send({"n": n, "padding": "x" * 100_000})
@@ -92,21 +96,17 @@ async def test_a_cancelled_receive_loses_no_frame(modules: dict[str, str], tmp_p
             except TimeoutError:
                 await asyncio.sleep(0)
     assert received == list(range(20))
-    await child.close()
 
 
-async def test_death_is_told_with_the_childs_own_words(modules: dict[str, str], tmp_path: Path) -> None:
-    for words in ("first and last", ""):
-        child = await spawn(modules, tmp_path)
-        await child.send({"say": words, "die": True})
-        with pytest.raises(ChildDied, match="exited with 7") as death:
-            await child.receive()
-        assert ("first and last" in str(death.value)) == bool(words)
-        await child.close()
+@pytest.mark.parametrize("words", ["first and last", ""])
+async def test_death_is_told_with_the_childs_own_words(child: Child, words: str) -> None:
+    await child.send({"say": words, "die": True})
+    with pytest.raises(ChildDied, match="exited with 7") as death:
+        await child.receive()
+    assert ("first and last" in str(death.value)) == bool(words)
 
 
-async def test_a_kill_is_noticed_though_a_grandchild_lives(modules: dict[str, str], tmp_path: Path) -> None:
-    child = await spawn(modules, tmp_path)
+async def test_a_kill_is_noticed_though_a_grandchild_lives(child: Child) -> None:
     await child.send({"daemon": True})
     await child.receive()
     started = time.monotonic()
@@ -115,25 +115,6 @@ async def test_a_kill_is_noticed_though_a_grandchild_lives(modules: dict[str, st
         await child.receive()
     assert time.monotonic() - started < 5.0
     os.killpg(child.process.pid, signal.SIGKILL)  # the grandchild
-    await child.close()
-
-
-def test_a_child_dies_with_its_parent(modules: dict[str, str], tmp_path: Path) -> None:
-    program = f"""
-import asyncio, os, signal
-from pathlib import Path
-from coderepairrl.processes.children import Child
-async def main():
-    child = await Child.spawn("crrl_echo", log=Path({str(tmp_path / "log")!r}))
-    await child.send({{}})
-    await child.receive()
-    print(child.process.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | modules, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL
-    assert gone(int(done.stdout), within=5.0)
 
 
 STARTING = """
@@ -141,21 +122,25 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from coderepairrl.processes.children import Child
 async def main():
-    child = await Child.spawn("crrl_slow", log=Path(sys.argv[1]))
+    child = await Child.spawn(sys.argv[2], log=Path(sys.argv[1]))
     print(child.process.pid, flush=True)
-    await asyncio.sleep(float(sys.argv[2]))
+    if sys.argv[2] == "crrl_echo":
+        await child.send({})
+        await child.receive()
+    await asyncio.sleep(float(sys.argv[3]))
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3])
-def test_a_child_that_still_starts_dies_with_its_parent(seconds: float, tmp_path: Path) -> None:
-    """Whatever its imports take: before, it lived on until it first listened."""
+@pytest.mark.parametrize(
+    ("module", "seconds"), [("crrl_echo", 0.0), ("crrl_slow", 0.0), ("crrl_slow", 0.02), ("crrl_slow", 0.3)]
+)
+def test_a_child_dies_with_its_parent(module: str, seconds: float, modules: dict[str, str], tmp_path: Path) -> None:
+    """One that still starts, too, whatever its imports take: before, it lived on until it first listened."""
     (tmp_path / "crrl_slow.py").write_text("import time\ntime.sleep(30)\n")
-    command = [sys.executable, "-c", STARTING, str(tmp_path / "log"), str(seconds)]
-    own = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    command = [sys.executable, "-c", STARTING, str(tmp_path / "log"), module, str(seconds)]
+    done = subprocess.run(command, env=os.environ | modules, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert gone(int(done.stdout), within=5.0)  # Python itself has to start, and the machine may be busy
 
@@ -215,9 +200,7 @@ def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool)
 def test_what_a_program_left_in_the_background_ends_with_it() -> None:
     done = run_child(["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
     assert done.returncode == 0
-    left = Path("/proc", done.stdout.decode().strip(), "stat")
-    while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":  # or pytest's limit says so
-        time.sleep(0.02)
+    assert gone(int(done.stdout), within=5.0)
 
 
 def test_too_slow_a_program_ends_though_one_that_left_it_still_writes() -> None:

@@ -45,8 +45,7 @@ def test_plain_git_runs_what_a_repository_says(name: str, tmp_path: Path) -> Non
     assert hostile.ran == {name}
 
 
-def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_nothing_of_ours_does(tmp_path: Path) -> None:
     names = [name for name in SETTINGS if name != "a promised object"]
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", names)
     head = hostile.shell("git rev-parse HEAD").strip()
@@ -69,8 +68,7 @@ def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert hostile.ran == set()
 
 
-def test_an_object_that_is_promised_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_an_object_that_is_promised_is_not_fetched(tmp_path: Path) -> None:
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", ["a promised object"])
     head = hostile.shell("git rev-parse HEAD").strip()
     with pytest.raises(TaskError, match=r"lacks the content of gone\.txt") as caught:
@@ -142,10 +140,18 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
 
 
 @pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a cache of the test's own."""
     for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "SUDO_UID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Hostile:
+    """A repository without settings of its own."""
+    return Hostile(tmp_path / "repo", tmp_path / "marks", [])
 
 
 def give(root: Path, *names: str) -> None:
@@ -273,8 +279,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("kind", ORDINARY)
-def test_repositories_of_all_kinds_are_read(kind: str, tmp_path: Path) -> None:
-    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+def test_repositories_of_all_kinds_are_read(kind: str, hostile: Hostile, tmp_path: Path) -> None:
     hostile.shell("mkdir d; echo in > d/in.txt; git add -A; git commit -qm more; set -e\n" + ORDINARY[kind])
     root = (tmp_path / "repo").resolve()
     assert hostile.shell(f"cd '{root}'; git status --porcelain") == ""
@@ -293,28 +298,21 @@ def test_repositories_of_all_kinds_are_read(kind: str, tmp_path: Path) -> None:
         "usual place": ("mkdir -p .config/git; echo .idea/ > .config/git/ignore", "mkdir .idea; echo x > .idea/x"),
         "named file": ("echo '*.swp' > mine; git config --global core.excludesFile '~/mine'", "echo x > .a.py.swp"),
         "no file": ("git config --global core.excludesFile /dev/null", "true"),
-        "outranked": (
-            "mkdir -p .config/git; echo '!new' > .config/git/ignore",
-            "echo new > .git/info/exclude; echo x > new",
-        ),
+        "outranked": ("mkdir -p .config/git; echo '!new' > .config/git/ignore", "echo new > .git/info/exclude; > new"),
         "line ends": (
             "git config --global core.autocrlf true",
             "printf 'a\\r\\n' > b; git add b; git -c user.name=a -c user.email=b commit -qm b; touch b",
         ),
-        "no modes": (
-            "git config --global core.fileMode false",
-            "git config --unset core.fileMode; chmod +x a.py",
-        ),
+        "no modes": ("git config --global core.fileMode false", "git config --unset core.fileMode; chmod +x a.py"),
     }.values(),
 )
 def test_what_the_user_ignores_everywhere_is_no_change(
-    settings: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: str, change: str, hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain git says that nothing has changed; so do we."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
     subprocess.run(["bash", "-ec", settings], cwd=home, check=True)
     subprocess.run(["bash", "-ec", change], cwd=hostile.root, check=True)
     plain = subprocess.run(["git", "status", "--porcelain"], cwd=hostile.root, check=True, capture_output=True)
@@ -325,9 +323,11 @@ def test_what_the_user_ignores_everywhere_is_no_change(
         check_workspace(f"dir:{hostile.root}")
 
 
-def test_a_git_directory_elsewhere_is_read_once_it_names_its_folder(tmp_path: Path) -> None:
-    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+def test_a_git_directory_elsewhere_is_read_once_it_names_its_folder(hostile: Hostile) -> None:
     hostile.shell("git init -q --separate-git-dir=../away")
+    with pytest.raises(TaskError, match="there is no such folder") as caught:
+        hostgit.find_repository(hostile.root / "absent")
+    assert "init" not in caught.value.fix
     with pytest.raises(TaskError, match="does not say to which") as caught:
         open_repository(hostile.root)
     assert f"git config core.worktree {hostile.root} there" in caught.value.fix
@@ -335,8 +335,7 @@ def test_a_git_directory_elsewhere_is_read_once_it_names_its_folder(tmp_path: Pa
     assert open_repository(hostile.root).root == hostile.root
 
 
-def test_linked_working_trees_and_submodules_are_at_home(tmp_path: Path) -> None:
-    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+def test_linked_working_trees_and_submodules_are_at_home(hostile: Hostile, tmp_path: Path) -> None:
     hostile.shell("git worktree add -q ../linked; git submodule absorbgitdirs; test -f sub/.git")
     for root in (tmp_path / "linked", tmp_path / "repo" / "sub"):
         assert open_repository(root).root == root
@@ -349,9 +348,7 @@ def test_linked_working_trees_and_submodules_are_at_home(tmp_path: Path) -> None
     assert open_repository(tmp_path / "moved").root == tmp_path / "moved"
 
 
-def test_a_bare_repository_is_read_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+def test_a_bare_repository_is_read_by_its_path(hostile: Hostile, tmp_path: Path) -> None:
     head = hostile.shell("git clone -q --bare . ../bare.git; git rev-parse HEAD").strip()
     for number, url in enumerate((f"{tmp_path}/bare.git", f"file://{tmp_path}/bare.git")):
         assert (prepare_workspace(f"git:{url}@{head}", tmp_path / f"p{number}").tree / "a.py").exists()
@@ -361,7 +358,6 @@ def test_a_bare_repository_is_read_by_its_path(tmp_path: Path, monkeypatch: pyte
     "url", ["ext::sh -c touch% marked", "-upload-pack=touch marked", "x::y", "ssh://-oProxyCommand=x/y"]
 )
 def test_a_url_starts_nothing(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises((TaskError, SandboxFault)):
         prepare_workspace(f"git:{url}@{'1' * 40}", tmp_path / "p")
@@ -371,9 +367,7 @@ def test_a_url_starts_nothing(url: str, tmp_path: Path, monkeypatch: pytest.Monk
             prepare_workspace(f"git:file:///x@{commit_name}", tmp_path / "q")
 
 
-def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(tmp_path: Path) -> None:
     """Of git and the helpers that it starts, while the server has their request."""
     seen: dict[str, list[str]] = {"logins": [], "commands": []}
 
@@ -388,7 +382,6 @@ def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.serve_forever).start()
         place = f"127.0.0.1:{server.server_port}"
@@ -403,15 +396,8 @@ def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
     assert place in told and login[-9:] not in told
 
 
-def test_a_folder_that_is_not_there_is_not_to_be_initialised(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="there is no such folder") as caught:
-        hostgit.find_repository(tmp_path / "absent")
-    assert "init" not in caught.value.fix
-
-
 @pytest.mark.parametrize("name", ["index", "packed-refs", "refs/heads/main", "../.gitignore", "../sub/.gitattributes"])
-def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, tmp_path: Path) -> None:
-    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, hostile: Hostile) -> None:
     path = hostile.root / ".git" / name
     path.parent.mkdir(exist_ok=True)
     for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import shutil
 import subprocess
 import sys
@@ -10,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.processes import meter
 from coderepairrl.processes.meter import Meter, Used, total
 
 BUSY = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
-
-
-def test_worked_examples() -> None:
-    assert doctest.testmod(meter).failed == 0
 
 
 def test_processor_time_is_that_of_running_and_of_ended_children(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from coderepairrl import sandbox as sandboxes
+from coderepairrl.grading import Verdict, grade_patch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.types import ExecResult, Task
+from coderepairrl.types import Checks, ExecResult, Task
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
+Files = Mapping[str, bytes | str | None]
+"""Contents by path; None deletes the file."""
 
 
 def git(folder: Path, *args: str, stdin: bytes = b"") -> bytes:
@@ -34,16 +37,19 @@ class Repository:
         self.folder = folder
         git(folder, "init", "-q")
 
-    def commit(self, files: Mapping[str, bytes]) -> None:
+    def commit(self, files: Files) -> None:
         self.put(files)
         git(self.folder, "add", "-A")
         git(self.folder, "commit", "-qm", "base", "--allow-empty")
 
-    def put(self, files: Mapping[str, bytes | None]) -> None:
+    def put(self, files: Files) -> None:
         for name, content in files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def diff(self, *options: str) -> bytes:
         """The change against the commit, as git writes it; the working tree then goes back to it."""
@@ -52,9 +58,14 @@ class Repository:
         git(self.folder, "reset", "-q", "--hard")
         return patch
 
-    def edit(self, files: Mapping[str, bytes | None], *options: str) -> bytes:
+    def edit(self, files: Files, *options: str) -> bytes:
         self.put(files)
         return self.diff(*options)
+
+    def task(self, files: Files, repair: Files, checks: Checks = Checks(), name: str = "t") -> Task:  # noqa: B008
+        """Commit `files`; a task with their change to `repair` as its reference."""
+        self.commit(files)
+        return Task(name, "", "python", f"dir:{self.folder}", self.edit(repair), checks)
 
 
 class Watched:
@@ -89,11 +100,17 @@ class Local(SandboxBackend):
             yield self._wrap(self.opened[-1])
 
 
-def bwrap() -> SandboxBackend:
+async def graded(task: Task, patch: bytes, backend: SandboxBackend | None = None) -> Verdict:
+    """The verdict on `patch` in a fresh sandbox, by default of one that works everywhere."""
+    async with (backend or Local()).open(task) as fresh:
+        return await grade_patch(fresh, task, patch)
+
+
+def bwrap(**options: Any) -> SandboxBackend:
     """The real sandbox, or a skip outside CI where bubblewrap is missing."""
     if shutil.which("bwrap") is None and os.environ.get("CI") != "true":
         pytest.skip("bubblewrap is not installed")
-    return sandboxes.make_backend("bwrap")
+    return sandboxes.make_backend("bwrap", **options)
 
 
 def records(name: str) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,6 @@ def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
     opener, closer = (marks.comments[0], b"") if marks.comments else marks.blocks or (b"#", b"")
     comment = indentation(right) + opener + b" note " + closer + b"\n"
     near = max(block.at + rng.randrange(-3, 4), 0)
-    rewritten = Block(block.at, tuple(shown), tuple(junk for _ in shown))
     moved = [Block(each.at + _FAR, each.removed, each.added) for each in file.blocks]
     noise = Block(file.blocks[-1].at + _FAR, (rng.choice(shown),), (junk,))
     return {
@@ -60,8 +59,6 @@ def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
         "junk in the right file": _diff(file, [Block(elsewhere, (rng.choice(shown),), (junk,))]),
         "junk in the right hunk": _diff(file, [Block(near, (rng.choice(shown),), (junk,))]),
         "junk on the right line": _diff(file, [Block(block.at, block.removed[:1], (junk,))]),
-        "right line typed again": _diff(file, [Block(block.at, (), (right,))]),
-        "whole hunks rewritten": _diff(file, [rewritten]),
         "right edit, wrong place": _diff(file, moved),
         "reference and noise": _diff(file, [*file.blocks, noise]),
         **_on_the_right_lines(files, rng),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.rewards import make_rewards, score, with_patch
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Checks, Command, Score, Task
+from rewards import folder
 from rewards.folder import Local, Repository
 
 SOURCE = b"def add(a, b):\n    return a - b\n"
@@ -47,36 +48,37 @@ WILD = {
     "kills whatever it can": "import os\nos.kill(-1, 9)",
     "fills folders": "import os\nfor n in range(10 ** 6): os.mkdir(f'd{n}')",
 }
+ENDLESS = ("hangs", "forks", "prints without end", "kills whatever it can")
+
+
+def made(repository: Repository, *argv: str, seconds: float = 60.0) -> Task:
+    """The task whose check `argv` runs."""
+    checks = Checks((Command((*argv, "check.py"), seconds),), {"check.py": CHECK})
+    return repository.task({"maths.py": SOURCE}, {"maths.py": SOURCE.replace(b"-", b"+")}, checks)
 
 
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    repository.commit({"maths.py": SOURCE})
-    checks = Checks((Command((sys.executable, "-S", "-B", "check.py"), 60.0),), {"check.py": CHECK})
-    return Task("t/add", "", "python", f"dir:{repository.folder}", PATCH, checks)
+    return made(repository, sys.executable, "-S", "-B")
 
 
 @pytest.fixture(scope="module")
-def bwrap() -> Iterator[Bubblewrap]:
+def bwrap(isolating: None) -> Iterator[Bubblewrap]:
     limits = {"memory": 256 << 20, "disk_bytes": 16 << 20, "tmp_bytes": 16 << 20, "processes": 40, "files": 2000}
-    backend = Bubblewrap(**limits)
-    assert isinstance(backend, Bubblewrap)
-    try:
-        backend.require()
-    except PrerequisiteError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
-    yield backend
-    backend.close()
+    with closing(folder.bwrap(**limits)) as backend:
+        yield backend
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-async def test_any_patch_is_scored(kind: str, task: Task, backend: Local) -> None:
-    scores = await score(make_rewards(dict.fromkeys(COMPARE, 1.0)), task, with_patch(task, HOSTILE[kind]), backend)
+async def test_any_patch_is_scored_and_what_git_does_not_take_fails_the_tests(
+    kind: str, task: Task, backend: Local
+) -> None:
+    rewards = make_rewards(dict.fromkeys((*COMPARE, "tests"), 1.0))
+    *scores, tests = await score(rewards, task, with_patch(task, HOSTILE[kind]), backend)
     assert len(scores) == len(COMPARE) and all(0.0 <= found.value <= 1.0 for found in scores)
     if kind != "no end":
         assert scores[0].value < 0.5, scores  # of the default
+    assert tests.value == 0.0 and tests.note
 
 
 async def test_a_patch_of_a_hundred_megabytes_is_no_repair(task: Task, backend: Local) -> None:
@@ -85,29 +87,17 @@ async def test_a_patch_of_a_hundred_megabytes_is_no_repair(task: Task, backend: 
     assert {(found.value, found.note) for found in scores} == {(0.0, "a patch of 95 MiB")}
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-async def test_what_git_does_not_take_fails_the_tests(kind: str, task: Task, backend: Local) -> None:
-    [found] = await score(make_rewards("tests"), task, with_patch(task, HOSTILE[kind]), backend)
-    assert found.value == 0.0 and found.note
-
-
-@pytest.mark.parametrize("kind", WILD)
+@pytest.mark.parametrize("kind", [*WILD, "a repair"])
 async def test_code_that_runs_wild_fails_its_check_and_nothing_is_left(
     kind: str, repository: Repository, bwrap: Bubblewrap
 ) -> None:
-    repository.commit({"maths.py": SOURCE})
-    seconds = 60.0 if kind in ("fills the disk", "fills the memory", "fills folders") else 2.0
-    checks = Checks((Command(("python3", "check.py"), seconds),), {"check.py": CHECK})
-    task = Task("t/wild", "", "python", f"dir:{repository.folder}", PATCH, checks)
-    patch = repository.edit({"maths.py": f"{WILD[kind]}\n".encode() + SOURCE})
+    """Beside them a repair passes, which is the control."""
+    task = made(repository, "python3", seconds=2.0 if kind in ENDLESS else 60.0)
+    wild = f"{WILD.get(kind)}\n".encode() + SOURCE
+    patch = repository.edit({"maths.py": wild}) if kind in WILD else task.reference
     [found] = await score(make_rewards("tests"), task, with_patch(task, patch), bwrap)
-    assert found.value == 0.0 and found.note.startswith("check failed"), found
+    if kind in WILD:
+        assert found.value == 0.0 and found.note.startswith("check failed"), found
+    else:
+        assert found == Score("tests", 1.0, passed=True)
     assert list(bwrap.state.glob("box-*")) == []
-
-
-async def test_a_repair_passes_beside_them(task: Task, repository: Repository, bwrap: Bubblewrap) -> None:
-    checks = Checks((Command(("python3", "check.py"), 60.0),), {"check.py": CHECK})
-    honest = Task("t/tame", "", "python", task.workspace, PATCH, checks)
-    assert await score(make_rewards("tests"), honest, with_patch(honest, PATCH), bwrap) == (
-        Score("tests", 1.0, passed=True),
-    )

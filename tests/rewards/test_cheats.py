@@ -58,12 +58,9 @@ ENDS_WELL = ("sys.exit", "raise SystemExit", "an exception hook")
 
 
 def made(repository: Repository, check: str) -> Task:
-    repository.commit({"limits.py": SOURCE, "check.py": b"import limits\n"})
-    oracle = repository.edit(
-        {"limits.py": SOURCE.replace(b"> high:\n        return low", b"> high:\n        return high")}
-    )
+    repair = {"limits.py": SOURCE.replace(b"> high:\n        return low", b"> high:\n        return high")}
     checks = Checks((Command((sys.executable, "-S", "-B", "check.py"), 20.0),), {"check.py": check})
-    return Task("t/clamp", "", "python", f"dir:{repository.folder}", oracle, checks)
+    return repository.task({"limits.py": SOURCE, "check.py": "import limits\n"}, repair, checks)
 
 
 async def patch_of(task: Task, script: str, repository: Repository, backend: Local) -> bytes:

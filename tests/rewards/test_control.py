@@ -30,11 +30,13 @@ PYTEST = Command(("python3", "-m", "pytest", "-q", "test_sums.py"), 30.0, "pytes
 PLAIN = Command(("sh", "-c", "python3 -B test_sums.py"), 30.0)
 
 
+MISSING = (Command(("no-such-runner",)), Command(("python3", "-m", "no_such", "-m", "pytest"), 30.0, "pytest"))
+
+
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    repository.commit({"sums.py": SOURCE})
     checks = Checks((PYTEST,), {"test_sums.py": TEST}, ("test_sums.py::test_add",))
-    return Task("t/add", "", "python", f"dir:{repository.folder}", repository.edit({"sums.py": FIXED}), checks)
+    return repository.task({"sums.py": SOURCE}, {"sums.py": FIXED}, checks)
 
 
 def commanded(task: Task, *commands: Command, test: str = TEST) -> Task:
@@ -86,14 +88,12 @@ async def test_what_a_patch_breaks_is_a_zero(kind: str, task: Task, repository: 
 
 
 async def test_a_runner_that_the_patch_deletes_is_a_zero(repository: Repository, backend: Local) -> None:
-    repository.commit({"sums.py": SOURCE, "tools/run": b"#!/bin/sh\npython3 -B check.py\n"})
+    repository.put({"sums.py": SOURCE, "tools/run": "#!/bin/sh\npython3 -B check.py\n"})
     (repository.folder / "tools/run").chmod(0o755)
-    repository.commit({})
-    reference = repository.edit({"sums.py": FIXED})
     # a pattern, so that the command does not name it: what it names, a patch cannot delete
     checks = Checks((Command(("sh", "-c", "exec tools/r*n"), 30.0),), {"check.py": SCRIPT})
-    task = Task("t/tool", "", "python", f"dir:{repository.folder}", reference, checks)
-    assert (await judged(task, reference, backend)).value == 1.0
+    task = repository.task({}, {"sums.py": FIXED}, checks)
+    assert (await judged(task, task.reference, backend)).value == 1.0
     gone = repository.edit({"sums.py": FIXED, "tools/run": None})
     found = await judged(task, gone, backend)
     assert (found.value, "exit code 127" in found.note) == (0.0, True)
@@ -104,10 +104,7 @@ async def test_without_a_reference_the_untouched_tree_is_the_control(
 ) -> None:
     bare = replace(commanded(task, PLAIN, test=SCRIPT), reference=b"")
     assert (await judged(bare, repository.edit({"sums.py": BREAKS["prints it"]}), backend)).value == 0.0
-    for missing in (
-        Command(("no-such-runner",)),
-        Command(("python3", "-m", "no_such", "-m", "pytest"), 30.0, "pytest"),
-    ):
+    for missing in MISSING:
         with pytest.raises(GraderFault, match="untouched repository"):
             await judged(commanded(bare, missing), task.reference, backend)
 
@@ -142,10 +139,7 @@ async def stands(task: Task, change: str, backend: Local, reward: StateTests) ->
 async def test_checks_that_cannot_begin_in_the_workspace_of_an_attempt_are_a_fault(task: Task, backend: Local) -> None:
     """Whatever the attempt did; one that keeps checks from beginning that can, and one that does nothing, earn 0."""
     installed = Command(("sh", "-c", "cat made/answer && no-such-tool"), 30.0)
-    for command in (
-        Command(("no-such-runner",)),
-        Command(("python3", "-m", "no_such", "-m", "pytest"), 30.0, "pytest"),
-    ):
+    for command in MISSING:
         for each in (replace(commanded(task, command), reference=b""), commanded(task, command)):
             for change in ("true", "rm sums.py"):
                 with pytest.raises(GraderFault, match="cannot run in the sandbox"):

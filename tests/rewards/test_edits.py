@@ -44,26 +44,22 @@ def test_the_formula(run: Repository) -> None:
     assert compare(oracle, other) == pytest.approx(written * changed)
 
 
-def test_the_same_edit_further_away_earns_less(run: Repository) -> None:
+def test_the_same_edit_further_away_earns_less_and_edits_elsewhere_cost(run: Repository) -> None:
     oracle = edit(run, {30: FIX})
     values = [compare(oracle, edit(run, {at: FIX})) for at in (30, 31, 33, 36, 48)]
     assert values == sorted(values, reverse=True)
     assert values[0] == 1.0
     assert values[3] < 0.5
     assert values[4] < math.exp(-17 / REACH) + 1e-9
-
-
-def test_edits_elsewhere_cost(run: Repository) -> None:
-    oracle = edit(run, {30: FIX})
     extra = [edit(run, {30: FIX, **dict.fromkeys(range(0, 2 * n, 2), "    log()\n")}) for n in range(5)]
     values = [compare(oracle, patch) for patch in extra]
     assert values[0] == 1.0
     assert all(later < earlier for earlier, later in itertools.pairwise(values))
 
 
-@pytest.mark.parametrize(
-    ("junk", "most"),
-    [
+def test_junk_on_the_right_line(run: Repository) -> None:
+    oracle = edit(run, {30: FIX})
+    for junk, most in (
         ("    raise KeyError\n", 0.1),
         ("    pass\n", 0.1),
         ("", 0.0),  # the right line deleted
@@ -81,10 +77,8 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
         ("    # step_30(total, limit=3)\n", 0.0),
         (BODY[30] + "    # step_30(total, limit=3)\n", 0.0),
         ("    step_30(total)  # step_30(total, limit=3)\n", 0.0),
-    ],
-)
-def test_junk_on_the_right_line(run: Repository, junk: str, most: float) -> None:
-    assert compare(edit(run, {30: FIX}), edit(run, {30: junk})) <= most
+    ):
+        assert compare(oracle, edit(run, {30: junk})) <= most, junk
 
 
 def test_a_line_typed_again_counts_where_the_reference_does_so(run: Repository) -> None:
@@ -95,18 +89,15 @@ def test_a_line_typed_again_counts_where_the_reference_does_so(run: Repository) 
     assert compare(oracle, again) > 0.3
 
 
-def test_deletions_and_files(run: Repository) -> None:
+def test_deletions_files_and_invisible_characters(run: Repository) -> None:
+    marked = edit(run, {30: FIX.replace("limit", "li\u200bmit")})  # a syntax error in most languages
+    assert 0.5 < compare(edit(run, {30: FIX}), marked) < 1.0
     oracle = edit(run, {30: ""})
     assert compare(oracle, edit(run, {30: ""})) == 1.0
     assert compare(oracle, edit(run, {10: ""})) < 0.05
     run.commit({"a.py": source({}), "b.py": b"x = 1\n"})
     both = run.edit({"a.py": source({30: ""}), "b.py": b"x = 2\n"})
     assert compare(oracle, both) == compare(both, oracle) == 0.5
-
-
-def test_an_invisible_character_in_the_repair_costs(run: Repository) -> None:
-    """It is a syntax error in most languages."""
-    assert 0.5 < compare(edit(run, {30: FIX}), edit(run, {30: FIX.replace("limit", "li\u200bmit")})) < 1.0
 
 
 def test_comments_count_where_the_reference_changes_nothing_else(run: Repository) -> None:
@@ -119,15 +110,12 @@ def test_comments_count_where_the_reference_changes_nothing_else(run: Repository
     assert compare(both, edit(run, {30: "    # step_30 needs a limit\n" + BODY[30]})) == 0.0
 
 
-@pytest.mark.parametrize(
-    "lines", ["/* add(a + b); */", "/*\nadd(a + b);\n*/", "/* see\n * add(a + b);\n */", "// add(a + b);"]
-)
-def test_a_repair_typed_as_a_comment_of_several_lines(lines: str, repository: Repository) -> None:
+def test_a_repair_typed_as_a_comment_of_several_lines(repository: Repository) -> None:
     start = "int f() {\n  before();\n%s  after();\n}\n"
-    repository.commit({"A.java": (start % "").encode()})
-    oracle = repository.edit({"A.java": (start % "  add(a + b);\n").encode()})
-    assert compare(oracle, repository.edit({"A.java": (start % f"{lines}\n").encode()})) == 0.0
-    assert compare(oracle, repository.edit({"A.java": (start % "  /* it\n adds */ add(a + b);\n").encode()})) == 1.0
+    oracle = repository.task({"A.java": start % ""}, {"A.java": start % "  add(a + b);\n"}).reference
+    for lines in ("/* add(a + b); */", "/*\nadd(a + b);\n*/", "/* see\n * add(a + b);\n */", "// add(a + b);"):
+        assert compare(oracle, repository.edit({"A.java": start % f"{lines}\n"})) == 0.0, lines
+    assert compare(oracle, repository.edit({"A.java": start % "  /* it\n adds */ add(a + b);\n"})) == 1.0
 
 
 BROKEN = b"def broken(:\n"
@@ -150,10 +138,7 @@ def test_files_beside_the_repair(run: Repository) -> None:
     assert value(**{f"tests__test_{i}": b"x = 1\n" for i in range(20)}) < 0.1
     assert compare(oracle, run.edit({"test_it.py": b"import a\n", "tests/test_a.py": b"x = 2\n"})) == 0.0
 
-
-def test_a_test_that_the_reference_changes_is_part_of_the_repair(run: Repository) -> None:
-    run.commit({"a.py": source({}), "tests/test_a.py": b"x = 1\n"})
-    oracle = run.edit({"a.py": source({30: FIX}), "tests/test_a.py": b"x = 2\n"})
+    oracle = run.edit({"a.py": source({30: FIX}), "tests/test_a.py": b"x = 2\n"})  # here they are part of the repair
     assert compare(oracle, edit(run, {30: FIX})) == 0.5
     assert compare(oracle, oracle) == 1.0
 

@@ -13,8 +13,14 @@ from coderepairrl.rewards.tests import GradedTests
 from coderepairrl.stats import is_resolved
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
-from rewards.test_cheats import CHEATS, ENDS_WELL, FIX, SOURCE, patch_of
 
+LIMITS = """def clamp(value, low, high):
+    if value > high:
+        return {}
+    if value < low:
+        return {}
+    return {}
+"""
 CASES = """import unittest
 from limits import clamp
 
@@ -37,23 +43,14 @@ ASKED = Command((sys.executable, "-B", "-m", "unittest", "check"), 20.0, "unitte
 
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    repository.commit({"limits.py": SOURCE, "check.py": CASES.encode()})
     tests = [f"check.Clamp.test_{name}" for name in ("high", "higher", "low", "middle")]
     checks = Checks((ASKED,), {"check.py": CASES}, tuple(tests[:2]), tuple(tests[2:]))
-    return Task("t/clamp", "", "python", f"dir:{repository.folder}", limits(repository, "high"), checks)
+    return repository.task({**clamp("low"), "check.py": CASES}, clamp("high"), checks, "t/clamp")
 
 
-def limits(repository: Repository, high: str, low: str = "low", middle: str = "value") -> bytes:
-    """The patch after which `clamp` returns these."""
-    returned = SOURCE.replace(b"return low", b"return %s" % low.encode(), 1)
-    first, _, last = returned.rpartition(b"return low")
-    return repository.edit(
-        {
-            "limits.py": (first + b"return " + high.encode() + last).replace(
-                b"return value", b"return %s" % middle.encode()
-            )
-        }
-    )
+def clamp(high: str, low: str = "low", middle: str = "value") -> dict[str, str]:
+    """The function that returns these."""
+    return {"limits.py": LIMITS.format(high, low, middle)}
 
 
 async def earned(task: Task, patch: bytes, backend: Local) -> float:
@@ -65,16 +62,16 @@ async def earned(task: Task, patch: bytes, backend: Local) -> float:
 
 async def test_shares_of_both_lists_are_multiplied(task: Task, repository: Repository, backend: Local) -> None:
     half = "high if value == 10 else low"
-    for patch, value in [
-        (task.reference, 1.0),
-        (limits(repository, half), 0.5),
-        (limits(repository, "high", low="None"), 0.5),
-        (limits(repository, half, low="None"), 0.25),
-        (limits(repository, "high", low="None", middle="None"), 0.0),
-        (limits(repository, "low  # no repair"), 0.0),
-        (b"", 0.0),
+    for files, value in [
+        (clamp("high"), 1.0),
+        (clamp(half), 0.5),
+        (clamp("high", low="None"), 0.5),
+        (clamp(half, low="None"), 0.25),
+        (clamp("high", low="None", middle="None"), 0.0),
+        (clamp("low  # no repair"), 0.0),
+        ({}, 0.0),
     ]:
-        assert await earned(task, patch, backend) == value
+        assert await earned(task, repository.edit(files), backend) == value, files
 
 
 async def test_a_command_that_fails_as_a_whole_earns_nothing(task: Task, backend: Local) -> None:
@@ -82,12 +79,3 @@ async def test_a_command_that_fails_as_a_whole_earns_nothing(task: Task, backend
     assert await earned(built, task.reference, backend) == 0.0
     with pytest.raises(TaskError, match=r"t/clamp has no checks.fail_to_pass"):
         await earned(replace(task, checks=replace(task.checks, fail_to_pass=())), task.reference, backend)
-
-
-@pytest.mark.parametrize("name", [*ENDS_WELL, "an edited test", "start-up code", "nothing is left"])
-async def test_cheats_earn_nothing(name: str, task: Task, repository: Repository, backend: Local) -> None:
-    """Each alone; the repair beside it earns what the tests then say."""
-    script = CHEATS[name]
-    assert await earned(task, await patch_of(task, script, repository, backend), backend) == 0.0
-    if name == "an edited test":
-        assert await earned(task, await patch_of(task, f"{FIX}; {script}", repository, backend), backend) == 1.0

@@ -17,9 +17,9 @@ from coderepairrl.rewards.lines import common_subsequence, line_similarity
 from coderepairrl.rewards.syntax import tokens
 from rewards.folder import Repository
 
-compare, compare_edits = PatchLines().compare, PatchEdits().compare
+compare_lines = PatchLines().compare
 Compare = Callable[[bytes, bytes], float]
-both = pytest.mark.parametrize("compare", [compare, compare_edits], ids=["lines", "edits"])
+both = pytest.mark.parametrize("compare", [compare_lines, PatchEdits().compare], ids=["lines", "edits"])
 
 MATHS = b'''"""Sums."""
 
@@ -58,61 +58,43 @@ def maths(repository: Repository) -> Callable[..., bytes]:
 FIX = (b"a - b", b"a + b")
 
 
+LINE = b"    return a - b\n"
+NO_OPS = (
+    (b'"""Sums."""\n', b'"""Sums."""\n\n'),  # a blank line at the top of the right file
+    (b"    # the sum\n", b"    # the total\n"),
+    (LINE, b"    # return a + b\n" + LINE),
+    (LINE, b"    return a - b  # return a + b\n"),
+    (LINE, b"        return a - b\n"),
+    (LINE, b"    return a - b \n"),
+    (LINE, b"    return a - b\r\n"),
+    (LINE, b"    return a \n        - b\n"),
+)
+"""Beside those of the exam of rewards."""
+ALIKE = ((b"return a * b", b"return a / b"), (b"if not b", b"if not a"), (b"def mul(a, b)", b"def mul(a, c)"))
+"""Changes of other lines, which `patch_lines` does not compare."""
+
+
 @both
-def test_oracle_is_one_and_nothing_is_zero(maths: Callable[..., bytes], compare: Compare) -> None:
+def test_what_is_no_repair_earns_nothing_and_beside_one_costs_nothing(
+    maths: Callable[..., bytes], compare: Compare
+) -> None:
     oracle = maths(FIX)
-    assert compare(oracle, oracle) == 1.0
-    assert compare(oracle, b"") == compare(b"", oracle) == compare(b"", b"") == 0.0
-
-
-@both
-@pytest.mark.parametrize(
-    "change",
-    [
-        (b'"""Sums."""\n', b'"""Sums."""\n\n'),  # a blank line at the top of the right file
-        (b"    return a - b\n", b"\n    return a - b\n"),  # beside the right line
-        (b"    # the sum\n", b"    # the total\n"),
-        (b"    return a - b\n", b"    # return a + b\n    return a - b\n"),
-        (b"    return a - b\n", b"    return a - b  # return a + b\n"),
-        (b"    return a - b\n", b"    return a  -  b\n"),
-        (b"    return a - b\n", b"        return a - b\n"),
-        (b"    return a - b\n", b"    return a - b \n"),
-        (b"    return a - b\n", b"    return a - b\r\n"),
-        (b"    return a - b\n", b"    return a \\\n        - b\n".replace(b"\\", b"")),
-    ],
-)
-def test_no_ops_are_zero(maths: Callable[..., bytes], change: tuple[bytes, bytes], compare: Compare) -> None:
-    assert compare(maths(FIX), maths(change)) == 0.0
-
-
-@pytest.mark.parametrize(
-    "change",
-    [(b"return a * b", b"return a / b"), (b"if not b", b"if not a"), (b"def mul(a, b)", b"def mul(a, c)")],
-)
-def test_other_lines_are_zero_however_alike(maths: Callable[..., bytes], change: tuple[bytes, bytes]) -> None:
-    assert compare(maths(FIX), maths(change)) == 0.0
-
-
-@both
-def test_no_op_beside_the_repair_costs_nothing(maths: Callable[..., bytes], compare: Compare) -> None:
-    assert compare(maths(FIX), maths((b"    return a - b\n", b"\n    # sum\n    return a + b\n"))) == 1.0
+    assert compare(b"", oracle) == compare(b"", b"") == 0.0
+    for change in (*NO_OPS, *(ALIKE if compare is compare_lines else ())):
+        assert compare(oracle, maths(change)) == 0.0, change
+    assert compare(oracle, maths((LINE, b"\n    # sum\n    return a + b\n"))) == 1.0
 
 
 def test_partial_credit_is_ordered(maths: Callable[..., bytes]) -> None:
-    oracle = maths(FIX)
-    junk = compare(oracle, maths((b"return a - b", b"raise KeyError")))
-    near = compare(oracle, maths((b"a - b", b"a * b")))
-    wide = compare(oracle, maths(FIX, (b"return 0", b"raise KeyError"), (b'"""Sums."""', b"import os")))
-    beyond = compare(oracle, maths(FIX, other_py=b"x = 2\n"))
+    oracle, beyond = maths(FIX), maths(FIX, other_py=b"x = 2\n")
+    junk = compare_lines(oracle, maths((b"return a - b", b"raise KeyError")))
+    near = compare_lines(oracle, maths((b"a - b", b"a * b")))
+    wide = compare_lines(oracle, maths(FIX, (b"return 0", b"raise KeyError"), (b'"""Sums."""', b"import os")))
     assert junk == pytest.approx(1 / 3)
     assert junk < near < 1.0
     assert 0.3 < wide < 0.6
-    assert beyond == 0.5
-    assert compare(maths(FIX, other_py=b"x = 2\n"), oracle) == 0.5
-
-
-def test_argument_order_matters(maths: Callable[..., bytes]) -> None:
-    assert compare(maths((b"a - b", b"b - a")), maths((b"a - b", b"a - b, 0"))) < 1.0
+    assert compare_lines(oracle, beyond) == compare_lines(beyond, oracle) == 0.5
+    assert compare_lines(maths((b"a - b", b"b - a")), maths((b"a - b", b"a - b, 0"))) < 1.0  # order matters
     assert line_similarity((b"f", b"(", b"a", b",", b"b", b")"), (b"f", b"(", b"b", b",", b"a", b")")) < 0.5
 
 
@@ -126,36 +108,30 @@ def test_insertion_earns_where_the_oracle_inserts(repository: Repository) -> Non
 
     oracle = insert(5, b"    check(total, limit=3)\n")
     near = b"    check(total, limit=4)\n"
-    assert 0.5 < compare(oracle, insert(5, near)) < 1.0
-    assert compare(oracle, insert(6, near)) > 0.5
-    assert compare(oracle, insert(25, near)) == 0.0
-    assert compare(oracle, insert(5, b"    raise ValueError\n")) == 0.0
-    assert compare(oracle, insert(5, b"\tcheck(total, limit=3)\n")) < 1.0  # indentation is part of a Python line
+    assert 0.5 < compare_lines(oracle, insert(5, near)) < 1.0
+    assert compare_lines(oracle, insert(6, near)) > 0.5
+    assert compare_lines(oracle, insert(25, near)) == 0.0
+    assert compare_lines(oracle, insert(5, b"    raise ValueError\n")) == 0.0
+    assert compare_lines(oracle, insert(5, b"\tcheck(total, limit=3)\n")) < 1.0  # indentation is part of the line
 
 
 @both
-@pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [
-        ("comment", b"x = 1  # one\n# old words here\ny = 2\n", b"x = 1  # one\n# new words there\ny = 2\n"),
-        ("trailing comment", b"x = 1  # one\ny = 2\n", b"x = 1  # two\ny = 2\n"),
-        ("indentation", b"for a in b:\n    f(a)\ng(a)\n", b"for a in b:\n    f(a)\n    g(a)\n"),
-        ("line ending", b"a = 1\r\nb = 2\r\n", b"a = 1\nb = 2\n"),
-        ("end of file", b"a = 1\nb = 2", b"a = 1\nb = 2\n"),
-        ("blank lines", b"a = 1\nb = 2\n", b"a = 1\n\n\nb = 2\n"),
-        ("line break", b"f(a, b)\n", b"f(a,\n  b)\n"),
-    ],
-)
-def test_an_oracle_of_that_class_is_no_no_op(
-    repository: Repository, name: str, before: bytes, after: bytes, compare: Compare
-) -> None:
-    repository.commit({"a.py": before})
-    oracle = repository.edit({"a.py": after})
-    junk = repository.edit({"a.py": b"import os\n" + before})
-    assert compare(oracle, oracle) == 1.0, name
-    assert compare(oracle, junk) < 0.5, name
-    real = repository.edit({"a.py": before.replace(b"a", b"q").replace(b"x", b"q")})
-    assert compare(real, oracle) == 0.0, name  # ... and is one beside an oracle that changes code
+def test_an_oracle_that_changes_no_code_is_no_no_op(repository: Repository, compare: Compare) -> None:
+    for name, before, after in (
+        ("comment", "x = 1  # one\n# old words here\ny = 2\n", "x = 1  # one\n# new words there\ny = 2\n"),
+        ("trailing comment", "x = 1  # one\ny = 2\n", "x = 1  # two\ny = 2\n"),
+        ("indentation", "for a in b:\n    f(a)\ng(a)\n", "for a in b:\n    f(a)\n    g(a)\n"),
+        ("line ending", "a = 1\r\nb = 2\r\n", "a = 1\nb = 2\n"),
+        ("end of file", "a = 1\nb = 2", "a = 1\nb = 2\n"),
+        ("blank lines", "a = 1\nb = 2\n", "a = 1\n\n\nb = 2\n"),
+        ("line break", "f(a, b)\n", "f(a,\n  b)\n"),
+    ):
+        oracle = repository.task({"a.py": before}, {"a.py": after}).reference
+        junk = repository.edit({"a.py": f"import os\n{before}"})
+        assert compare(oracle, oracle) == 1.0, name
+        assert compare(oracle, junk) < 0.5, name
+        real = repository.edit({"a.py": before.replace("a", "q").replace("x", "q")})
+        assert compare(real, oracle) == 0.0, name  # ... and is one beside an oracle that changes code
 
 
 @both
@@ -179,23 +155,14 @@ def test_facts_count(repository: Repository, compare: Compare) -> None:
 
 @both
 def test_languages(repository: Repository, compare: Compare) -> None:
-    sources = {
-        "a.c": b"/*",
-        "a.js": b"//",
-        "a.sql": b"--",
-        "a.sh": b"#",
-        "a.ini": b";",
-        "a.html": b"<!--",
-        "a.tex": b"%",
-    }
-    ends = {b"/*": b" */", b"<!--": b" -->"}
-    repository.commit(dict.fromkeys(sources, b"alpha beta\n"))
-    oracle = repository.edit(dict.fromkeys(sources, b"alpha gamma\n"))
-    comments = {name: mark + b" note" + ends.get(mark, b"") + b"\nalpha beta\n" for name, mark in sources.items()}
+    marks = ("/* note */", "// note", "-- note", "# note", "; note", "<!-- note -->", "% note")
+    comments = dict(zip(("a.c", "a.js", "a.sql", "a.sh", "a.ini", "a.html", "a.tex"), marks, strict=True))
+    repository.commit(dict.fromkeys(comments, "alpha beta\n"))
+    oracle = repository.edit(dict.fromkeys(comments, "alpha gamma\n"))
     assert compare(oracle, oracle) == 1.0
-    assert compare(oracle, repository.edit(comments)) == 0.0
-    swapped = {name: sources["a.sh" if name != "a.sh" else "a.sql"] + b" note\nalpha beta\n" for name in sources}
-    assert compare(repository.edit(swapped), repository.edit(swapped)) == 1.0
+    assert compare(oracle, repository.edit({name: f"{mark}\nalpha beta\n" for name, mark in comments.items()})) == 0.0
+    alien = repository.edit({name: f"{'#' if name != 'a.sh' else '--'} note\nalpha beta\n" for name in comments})
+    assert compare(alien, alien) == 1.0
 
 
 SOURCE = [f"    value_{i} = compute({i}, scale)" for i in range(40)]

@@ -59,8 +59,12 @@ CHECK = Checks(
 
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    repository.commit({"sums.py": SOURCE, "a.txt": b"one\ntwo\n"})
-    return Task("t/sums", "", "python", f"dir:{repository.folder}", repository.edit({"sums.py": FIXED}), CHECK)
+    return repository.task({"sums.py": SOURCE, "a.txt": "one\ntwo\n"}, {"sums.py": FIXED}, CHECK)
+
+
+def swapped(repository: Repository, old: str, new: str) -> bytes:
+    """The patch that makes `new` of the text `old`."""
+    return repository.edit({"sums.py": SOURCE.replace(old.encode(), new.encode())})
 
 
 async def value(name: str, task: Task, episode: Episode | bytes, backend: Local) -> Score:
@@ -79,44 +83,30 @@ def said(task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall]
 
 
 async def test_files_and_functions(task: Task, repository: Repository, backend: Local) -> None:
-    other = repository.edit({"sums.py": SOURCE.replace(b"a * b", b"a / b")})
-    header = repository.edit({"sums.py": SOURCE.replace(b"TOTAL = 0", b"TOTAL = 1")})
-    wide = repository.edit({"sums.py": FIXED, "a.txt": b"three\n", "b.txt": b"x\n"})
-    inserted = repository.edit(
-        {"sums.py": SOURCE.replace(b"        return a - b\n", b"        return a - b\n        pass\n")}
-    )
-    for name, patch, expected in [
-        ("file_match", task.reference, 1.0),
-        ("file_match", other, 1.0),
-        ("file_match", wide, 1 / 3),
-        ("function_match", task.reference, 1.0),
-        ("function_match", inserted, 1.0),
-        ("function_match", other, 0.0),
-        ("function_match", header, 0.0),
-        ("function_match", wide, 1 / 3),
-    ]:
-        assert (await value(name, task, patch, backend)).value == pytest.approx(expected), name
-    for name in ("file_match", "function_match", "draft_similarity", "nano_similarity"):
-        assert (await value(name, task, b"", backend)).value == 0.0
-        assert (await value(name, task, b"I fixed it\n", backend)).value == 0.0
-    assert (
-        make_rewards("file_match")[0][0].compare(b"", b"")
-        == make_rewards("nano_similarity")[0][0].compare(b"", b"")
-        == 1.0
-    )  # type: ignore[attr-defined]
-    assert (await value("nano_similarity", task, wide, backend)).value == 1.0  # the known weakness
-
-
-async def test_draft(task: Task, repository: Repository, backend: Local) -> None:
-    same_function = repository.edit({"sums.py": SOURCE.replace(b"a - b", b"None")})
-    elsewhere = repository.edit({"sums.py": SOURCE.replace(b"return TOTAL", b"return None")})
-    other_file = repository.edit({"a.txt": b"x\n"})
-    values = [
-        (await value("draft_similarity", task, p, backend)).value
-        for p in (task.reference, same_function, elsewhere, other_file)
-    ]
-    assert values[:2] == [1.0, 0.5]  # one of two changed lines
-    assert values[2:] == [0.1, 0.0]
+    patches = {
+        "reference": task.reference,
+        "other function": swapped(repository, "a * b", "a / b"),
+        "header": swapped(repository, "TOTAL = 0", "TOTAL = 1"),
+        "inserted": swapped(repository, "        return a - b\n", "        return a - b\n        pass\n"),
+        "wide": repository.edit({"sums.py": FIXED, "a.txt": "three\n", "b.txt": "x\n"}),
+        "same function": swapped(repository, "a - b", "None"),
+        "elsewhere": swapped(repository, "return TOTAL", "return None"),
+        "other file": repository.edit({"a.txt": "x\n"}),
+        "nothing": b"",
+        "no diff": b"I fixed it\n",
+    }
+    for name, expected in {
+        "file_match": {"reference": 1.0, "other function": 1.0, "wide": 1 / 3},
+        "function_match": {"reference": 1.0, "inserted": 1.0, "other function": 0.0, "header": 0.0, "wide": 1 / 3},
+        # one of two changed lines is the same in the same function
+        "draft_similarity": {"reference": 1.0, "same function": 0.5, "elsewhere": 0.1, "other file": 0.0},
+        "nano_similarity": {"wide": 1.0},  # the known weakness
+    }.items():
+        for which, earned in (expected | {"nothing": 0.0, "no diff": 0.0}).items():
+            found = await value(name, task, patches[which], backend)
+            assert found.value == pytest.approx(earned), (name, which)
+    for name in ("file_match", "nano_similarity"):
+        assert make_rewards(name)[0][0].compare(b"", b"") == 1.0
 
 
 async def test_test_patch(task: Task, repository: Repository, backend: Local) -> None:
@@ -130,35 +120,26 @@ async def test_test_patch(task: Task, repository: Repository, backend: Local) ->
 GOOD = "<think>\nhm\n</think>\n<answer>\nCWE-79\n</answer>"
 
 
-@pytest.mark.parametrize(
-    ("reply", "partial", "strict", "label"),
-    [
-        (GOOD, 1.0, 1.0, 1.0),
-        (GOOD + "x" * 100, 0.9, 0.0, 1.0),
-        ("abc" + GOOD, 0.997, 0.0, 1.0),
-        (GOOD.replace("CWE-79", "two\nlines"), 1.0, 0.0, 0.0),
-        ("<answer>CWE-79", 0.0, 0.0, 1.0),
-        ("<answer>CWE-20</answer>", 0.0, 0.0, 0.0),
-        ("CWE-79", 0.0, 0.0, 0.0),
-        (GOOD + "x" * 2000, 0.0, 0.0, 1.0),
-    ],
-)
-async def test_formats_and_labels(
-    reply: str, partial: float, strict: float, label: float, task: Task, backend: Local
-) -> None:
+FORMATS = {
+    GOOD: (1.0, 1.0, 1.0),
+    GOOD + "x" * 100: (0.9, 0.0, 1.0),
+    f"abc{GOOD}": (0.997, 0.0, 1.0),
+    GOOD.replace("CWE-79", "two\nlines"): (1.0, 0.0, 0.0),
+    "<answer>CWE-79": (0.0, 0.0, 1.0),
+    "<answer>CWE-20</answer>": (0.0, 0.0, 0.0),
+    "CWE-79": (0.0, 0.0, 0.0),
+    GOOD + "x" * 2000: (0.0, 0.0, 1.0),
+}
+"""What a reply earns by its format, strictly, and by its label."""
+
+
+async def test_formats_and_labels(task: Task, backend: Local) -> None:
     detection = replace(task, answer="CWE-79")
-    for name, expected in [
-        ("reasoning_format", partial),
-        ("reasoning_format_strict", strict),
-        ("classification", label),
-    ]:
-        assert (await value(name, detection, said(task, "first", reply), backend)).value == pytest.approx(expected), (
-            name
-        )
-
-
-async def test_a_parsed_thought_is_put_back(task: Task, backend: Local) -> None:
-    episode = said(task, "<answer>\nCWE-79\n</answer>", thought="hm")
+    names = ("reasoning_format", "reasoning_format_strict", "classification")
+    for reply, earned in FORMATS.items():
+        found = [(await value(name, detection, said(task, "first", reply), backend)).value for name in names]
+        assert found == pytest.approx(earned), reply
+    episode = said(task, "<answer>\nCWE-79\n</answer>", thought="hm")  # which is parsed, and put back
     assert (await value("reasoning_format_strict", task, episode, backend)).value == 1.0
     assert (await value("reasoning_format", task, b"", backend)) == Score("reasoning_format", 0.0, note="no reply")
     with pytest.raises(TaskError, match="no label"):
@@ -169,26 +150,20 @@ def block(search: str, new: str) -> str:
     return f"<<<<<<< SEARCH\n{search}\n=======\n{new}\n>>>>>>> REPLACE"
 
 
-def test_blocks_with_blank_lines_are_read() -> None:
+def test_blocks_are_read() -> None:
     text = block("a\n\n  b", "") + "\n\n" + block("c", "=======\nd").replace("<<<<<<<", "<<<")
     assert blocks(text) == [(("a", "", "  b"), ("",)), (("c",), ("=======", "d"))]
     assert blocks("<<<<<<< SEARCH\na\n=======\n") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", 0.0),
-        ("garbage", 0.0),
-        (block("a", "b"), 1.0),
-        (block("a\n\nb", "c"), 1.0),
-        ("<<<<<<< SEARCH\na\n=======\nb\n", 0.45),  # no REPLACE .4, "text" behind SEARCH .05, its end cut short .1
-        (block("a", "b").replace("<<<<<<<", "<<<"), 0.75),
-        (block("a", "b") + "\n\n" + block("c", "d"), 0.8),
-    ],
-)
-def test_block_format(text: str, expected: float) -> None:
-    assert block_format(text) == pytest.approx(expected)
+    for text, expected in {
+        "": 0.0,
+        "garbage": 0.0,
+        block("a", "b"): 1.0,
+        block("a\n\nb", "c"): 1.0,
+        "<<<<<<< SEARCH\na\n=======\nb\n": 0.45,  # no REPLACE .4, "text" behind SEARCH .05, its end cut short .1
+        block("a", "b").replace("<<<<<<<", "<<<"): 0.75,
+        block("a", "b") + "\n\n" + block("c", "d"): 0.8,
+    }.items():
+        assert block_format(text) == pytest.approx(expected), text
 
 
 OLD_PERFECT = re.compile(r"<<<<<<< SEARCH\n.*?\n=======\n.*?\n>>>>>>> REPLACE", re.DOTALL)
@@ -199,18 +174,8 @@ OLD_BLOCK = re.compile(
     r"\n=======\n(?P<replace>(?s:.*?))\n>>>>>>> REPLACE\n```"
 )
 PIECES = (
-    "```",
-    "\n",
-    "### a",
-    "<<<<<<< SEARCH",
-    "<<< SEARCH",
-    "SEARCH",
-    "=======",
-    ">>>>>>> REPLACE",
-    ">>>",
-    "<",
-    " ",
-    "x",
+    *("```", "\n", "### a", " ", "x", "<", ">>>", "======="),
+    *("<<<<<<< SEARCH", "<<< SEARCH", "SEARCH", ">>>>>>> REPLACE"),
 )
 
 
@@ -240,18 +205,14 @@ async def test_no_reply_keeps_a_reward_busy(task: Task, backend: Local, flood: s
     assert time.process_time() - began < 5
 
 
-async def test_edits_that_multiply_a_file_are_refused(task: Task, backend: Local) -> None:
+async def test_edits_that_multiply_a_file_or_make_one_that_cannot_be_are_refused(task: Task, backend: Local) -> None:
     """Each block replaces every line's beginning by two: thirty of them would fill the memory."""
     blocks = "\n".join(f"```\n### sums.py\n{block('', chr(10))}\n```" for _ in range(40))
     reply = f"<think>hm</think>\n<solution>\n{blocks}\n</solution>"
     score = await value("swe_rl", task, said(task, reply), backend)
     assert score.value == -1.0 and "too large" in score.note
-
-
-@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "n/" * 2100])
-async def test_a_file_that_cannot_be_is_none(task: Task, backend: Local, path: str) -> None:
-    score = await value("swe_rl", task, said(task, solution(path, "x", "y")), backend)
-    assert score.value == -1.0
+    for path in ("a\0b", "x" * 300, "n/" * 2100):
+        assert (await value("swe_rl", task, said(task, solution(path, "x", "y")), backend)).value == -1.0
 
 
 async def test_block_similarity(task: Task, backend: Local) -> None:
@@ -265,11 +226,9 @@ async def test_block_similarity(task: Task, backend: Local) -> None:
     assert await similar("garbage") == await similar("") == 0.0
     assert await similar(block("a\n\nb", "x")) == 0.5
     assert await similar(block("a\n\nb", "c") + "\n" + block("more", "lines")) == 0.5
-    hunk = [
-        line[1:] for line in task.reference.decode().splitlines() if line[:1] in " -" and not line.startswith("---")
-    ]
-    fixed = [line.replace("a - b", "a + b") for line in hunk]
-    assert await similar(block("\n".join(hunk), "\n".join(fixed)), task) == 1.0
+    lines = task.reference.decode().splitlines()
+    hunk = "\n".join(line[1:] for line in lines if line[:1] in " -" and not line.startswith("---"))
+    assert await similar(block(hunk, hunk.replace("a - b", "a + b")), task) == 1.0
     with pytest.raises(TaskError, match="reference"):
         await similar(block("a", "b"), replace(task, reference=b"garbage"))
 
@@ -305,9 +264,9 @@ async def test_swe_rl(task: Task, backend: Local) -> None:
 
 
 async def test_build(task: Task, repository: Repository, backend: Local) -> None:
-    broken = repository.edit({"sums.py": SOURCE.replace(b"return a - b", b"return a +")})
-    data = repository.edit({"a.json": b"{", "a.txt": b"free text {\n"})
-    loud = repository.edit({"sums.py": b"raise SystemExit('not run')\n"})
+    broken = swapped(repository, "return a - b", "return a +")
+    data = repository.edit({"a.json": "{", "a.txt": "free text {\n"})
+    loud = repository.edit({"sums.py": "raise SystemExit('not run')\n"})
     for patch, expected in [(task.reference, 1.0), (broken, 0.0), (data, 0.0), (loud, 1.0), (b"", 0.0), (b"no\n", 0.0)]:
         found = await value("build", task, patch, backend)
         assert found.value == expected
@@ -329,20 +288,17 @@ class Bare:
         return await self.inner.exec(argv, **options)  # type: ignore[attr-defined,no-any-return]
 
 
-async def test_a_missing_checker_is_a_fault(task: Task) -> None:
+async def test_a_missing_checker_is_a_fault(task: Task, repository: Repository) -> None:
+    """But for that of a language which the task has not: an agent could cause a fault by adding such a file."""
     with pytest.raises(RewardFault, match="there is no python3") as caught:
         await value("build", task, task.reference, Local(Bare))
     assert "install python3" in caught.value.fix
-
-
-async def test_a_file_of_a_language_that_the_sandbox_lacks_voids_nothing(task: Task, repository: Repository) -> None:
-    """It was a fault, which an agent could cause by adding such a file."""
-    added = repository.edit({"sums.py": SOURCE.replace(b"a - b", b"a + b"), "x.php": b"<?php echo 1;\n"})
+    added = repository.edit({"sums.py": FIXED, "x.php": "<?php echo 1;\n"})
     assert (await value("build", task, added, Local(lambda inner: Bare(inner, "php")))).value == 1.0
 
 
 async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, backend: Local) -> None:
-    other = repository.edit({"sums.py": SOURCE.replace(b"a - b", b"sum((a, b))")})
+    other = swapped(repository, "a - b", "sum((a, b))")
     hybrid = HybridReward()
     groups = [replace(with_patch(task, other), group=f"g{n}", attempt=n % 3) for n in range(400)]
     tested = [hybrid.tested(episode) for episode in groups]
@@ -356,29 +312,23 @@ async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, bac
     assert len(backend.opened) == 1
 
 
-@pytest.mark.parametrize(
-    ("calls", "count"),
-    [
-        ("", 0),
-        ("a- a-", 1),
-        ("a- b- a- b- a-", 3),
-        ("cat+ a- cat+ a- cat+ a-", 2),  # what has been read before is not a progress
-        ("test- edit+ test-", 0),
-        ("test- edit+ test- edit+ test-", 1),  # the same edit twice changes nothing new
-        ("a+ a+ a+", 0),
-    ],
-)
-async def test_a_failing_call_is_repeated_while_nothing_new_succeeds(
-    calls: str, count: int, task: Task, backend: Local
-) -> None:
-    made = [ToolCall(0, "shell", word[:-1], word[-1] == "+") for word in calls.split()]
-    assert (await value("repeats", task, said(task, calls=made), backend)).value == -count
+async def test_a_failing_call_is_repeated_while_nothing_new_succeeds(task: Task, backend: Local) -> None:
+    for calls, count in {
+        "": 0,
+        "a- a-": 1,
+        "a- b- a- b- a-": 3,
+        "cat+ a- cat+ a- cat+ a-": 2,  # what has been read before is no progress
+        "test- edit+ test-": 0,
+        "test- edit+ test- edit+ test-": 1,  # the same edit twice changes nothing new
+        "a+ a+ a+": 0,
+    }.items():
+        made = [ToolCall(0, "shell", word[:-1], word[-1] == "+") for word in calls.split()]
+        assert (await value("repeats", task, said(task, calls=made), backend)).value == -count, calls
 
 
 async def test_costs(task: Task, backend: Local) -> None:
     episode = said(task, "one", "two", calls=[ToolCall(0, "shell", "{}", True, seconds=60.0)])
-    assert (await value("length", task, episode, backend)).value == -1.0
-    assert (await value("time", task, episode, backend)).value == -2.0
+    assert [(await value(name, task, episode, backend)).value for name in ("length", "time")] == [-1.0, -2.0]
 
 
 def shell(*commands: str) -> list[ToolCall]:
@@ -412,9 +362,8 @@ def never_ran(call: ToolCall) -> ToolCall:
     return replace(call, seconds=-1.0)
 
 
-@pytest.mark.parametrize(
-    ("commands", "printed", "habits", "depth"),
-    [
+async def test_habits(task: Task, backend: Local) -> None:
+    for commands, printed, *expected in (
         ([], [], 0.0, 0.0),
         (["ls", "grep -n x .", "head a.py"], ["", "src/a.py:1", ""], 1.0, 0.15),
         (["rg x", "sed -n 1,5p src/a.py"], ["src/a.py"], 0.4, 0.25),
@@ -422,14 +371,12 @@ def never_ran(call: ToolCall) -> ToolCall:
         (["ls", "ls"], ["", "... truncated"], 0.3, 0.0),
         (["find . -name x", "cat", "sed -n '1,5p' a"], [], 0.7, 0.2),
         (["a", "b", "c", "!d", "e", "!f"], [], 0.0, 0.2 * 4 / 6),
-    ],
-)
-async def test_habits(
-    commands: list[str], printed: list[str], habits: float, depth: float, task: Task, backend: Local
-) -> None:
-    episode = looked(task, shell(*commands), printed=[[(f"call_{at}", text) for at, text in enumerate(printed)]])
-    assert (await value("terminal_habits", task, episode, backend)).value == pytest.approx(habits)
-    assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth)
+    ):
+        episode = looked(task, shell(*commands), printed=[[(f"call_{at}", text) for at, text in enumerate(printed)]])
+        names = ("terminal_habits", "exploration_depth")
+        assert [(await value(name, task, episode, backend)).value for name in names] == pytest.approx(expected), (
+            commands
+        )
 
 
 SEARCH, READ, OTHER = shell("grep -n x .", "sed -n 1,5p src/a.py", "cat b")
@@ -438,35 +385,20 @@ CHAINED, UNCHAINED = 0.25, 0.2 + 0.15
 """Depth where the search printed the path that is read later, and where it printed another text."""
 
 
-@pytest.mark.parametrize(
-    ("turns", "printed", "depth"),
-    [
-        ([[SEARCH, OTHER], [READ]], [[("call_1", NOTHING), ("call_0", FOUND)], []], CHAINED),
-        ([[OTHER, SEARCH], [READ]], [[("call_1", FOUND), ("call_0", NOTHING)], []], CHAINED),
-        ([[OTHER, SEARCH], [READ]], [[("call_0", FOUND), ("call_1", NOTHING)], []], UNCHAINED),
-        ([[OTHER, SEARCH], [READ]], [[("call_1", FOUND)], []], CHAINED),
-        ([[SEARCH, OTHER], [READ]], [[("call_1", FOUND)], []], UNCHAINED),
-        ([[never_ran(OTHER), SEARCH], [READ]], [[("call_0", NOTHING), ("call_1", FOUND)], []], CHAINED),
-        ([[SEARCH], [OTHER], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], CHAINED),
-        ([[OTHER], [SEARCH], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], UNCHAINED),
-    ],
-    ids=[
-        "second first",
-        "also second first",
-        "of another",
-        "first missing",
-        "own missing",
-        "refused",
-        "id twice",
-        "id twice, other",
-    ],
-)
-async def test_outputs_belong_to_the_calls_whose_ids_they_name(
-    turns: list[list[ToolCall]], printed: list[list[tuple[str, str]]], depth: float, task: Task, backend: Local
-) -> None:
+async def test_outputs_belong_to_the_calls_whose_ids_they_name(task: Task, backend: Local) -> None:
     """Not to those at the same place: agents answer out of order, refuse calls, and end before an answer."""
-    episode = looked(task, *turns, printed=printed)
-    assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth)
+    for name, (turns, printed, depth) in {
+        "second first": ([[SEARCH, OTHER], [READ]], [[("call_1", NOTHING), ("call_0", FOUND)], []], CHAINED),
+        "also second first": ([[OTHER, SEARCH], [READ]], [[("call_1", FOUND), ("call_0", NOTHING)], []], CHAINED),
+        "of another": ([[OTHER, SEARCH], [READ]], [[("call_0", FOUND), ("call_1", NOTHING)], []], UNCHAINED),
+        "first missing": ([[OTHER, SEARCH], [READ]], [[("call_1", FOUND)], []], CHAINED),
+        "own missing": ([[SEARCH, OTHER], [READ]], [[("call_1", FOUND)], []], UNCHAINED),
+        "refused": ([[never_ran(OTHER), SEARCH], [READ]], [[("call_0", NOTHING), ("call_1", FOUND)], []], CHAINED),
+        "id twice": ([[SEARCH], [OTHER], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], CHAINED),
+        "id twice, other": ([[OTHER], [SEARCH], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], UNCHAINED),
+    }.items():
+        episode = looked(task, *turns, printed=printed)
+        assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth), name
 
 
 def test_names_for_several_rewards() -> None:

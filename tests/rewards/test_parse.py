@@ -74,44 +74,31 @@ def test_names() -> None:
     assert only(b"diff --git a/my file b/my file\nold mode 100644\nnew mode 100755\n").path == "my file"
     assert only(b'diff --git "a/t\\303\\244" "b/t\\303\\244"\nold mode 100644\nnew mode 100755\n').path == "tä"
 
-
-def test_a_quoted_name_may_escape_anything() -> None:
-    for code in range(256):
+    for code in range(256):  # a quoted name may escape anything
         header = b'diff --git "a/\\%c" "b/\\%c"\nold mode 100644\nnew mode 100755\n' % (code, code)
         assert code == ord("\n") or only(header).path
-
-
-def test_a_header_of_many_words_is_read_once() -> None:
-    assert len(parse_patch(b"diff --git " * 100_000)) == 1
+    assert len(parse_patch(b"diff --git " * 100_000)) == 1  # and soon
     assert only(b"diff --git a/a b a/b b/a b a/b\nold mode 100644\nnew mode 100755\n").path == "a b a/b"
-
-
-def test_an_empty_patch_has_no_files() -> None:
     assert parse_patch(b"") == parse_patch(b"\n \n") == ()
 
 
-@pytest.mark.parametrize(
-    ("patch", "line"),
-    [
-        (b"hello\n", 1),
-        (PLAIN[:-3], 6),
-        (PLAIN.replace(b" d\n", b""), 6),
-        (PLAIN.replace(b"+c", b"c"), 6),
-        (PLAIN.replace(b"-1,3", b"-1,2"), 7),
-        (PLAIN + b"+e\n", 8),
-        (PLAIN.replace(b"@@ -1,3 +1,3 @@", b"@@ ... @@"), 3),
-        (PLAIN.replace(b"@@ -1,3 +1,3 @@\n", b""), 3),
-        (b"@@ -1 +1 @@\n-a\n+b\n", 1),
-        (b"diff --cc x\n@@@ -1,1 -1,1 +1,1 @@@\n", 1),
-        (b"diff --git x\n", 1),
-    ],
-)
-def test_refuses_by_line(patch: bytes, line: int) -> None:
-    with pytest.raises(MalformedPatch) as caught:
-        parse_patch(patch)
-    assert caught.value.line == line
-    assert f"line {line}" in str(caught.value)
-    assert caught.value.fix
+def test_refuses_by_line() -> None:
+    for patch, line in {
+        b"hello\n": 1,
+        PLAIN[:-3]: 6,
+        PLAIN.replace(b" d\n", b""): 6,
+        PLAIN.replace(b"+c", b"c"): 6,
+        PLAIN.replace(b"-1,3", b"-1,2"): 7,
+        PLAIN + b"+e\n": 8,
+        PLAIN.replace(b"@@ -1,3 +1,3 @@", b"@@ ... @@"): 3,
+        PLAIN.replace(b"@@ -1,3 +1,3 @@\n", b""): 3,
+        b"@@ -1 +1 @@\n-a\n+b\n": 1,
+        b"diff --cc x\n@@@ -1,1 -1,1 +1,1 @@@\n": 1,
+        b"diff --git x\n": 1,
+    }.items():
+        with pytest.raises(MalformedPatch, match=f"line {line}") as caught:
+            parse_patch(patch)
+        assert caught.value.line == line and caught.value.fix, patch
 
 
 LINE = st.binary(max_size=6).map(lambda raw: raw.replace(b"\n", b"").replace(b"\0", b""))
@@ -135,16 +122,13 @@ def test_blocks_rebuild_the_new_file(tmp_path: Path, old: bytes, new: bytes) -> 
     assert b"".join(lines) == new
 
 
-def test_any_bytes_give_files_or_a_named_line() -> None:
-    @settings(max_examples=200, deadline=None)
-    @given(st.binary(max_size=80), st.integers(0, len(PLAIN)))
-    def check(noise: bytes, at: int) -> None:
-        try:
-            parse_patch(PLAIN[:at] + noise + PLAIN[at:])
-        except MalformedPatch as problem:
-            assert problem.line >= 1
-
-    check()
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=80), st.integers(0, len(PLAIN)))
+def test_any_bytes_give_files_or_a_named_line(noise: bytes, at: int) -> None:
+    try:
+        parse_patch(PLAIN[:at] + noise + PLAIN[at:])
+    except MalformedPatch as problem:
+        assert problem.line >= 1
 
 
 @pytest.mark.parametrize("name", ["swebench/swebench_lite.jsonl.gz", "defects4j/defects4j_patches.jsonl.gz"])

@@ -53,10 +53,8 @@ class NotAReward:
 
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    repository.commit({"maths.py": SOURCE, "check.py": b"assert False\n"})
-    oracle = repository.edit({"maths.py": FIXED})
-    checks = Checks((CHECK,), {"check.py": TEST})
-    return Task("t/add", "add() subtracts.", "python", f"dir:{repository.folder}", oracle, checks)
+    files = {"maths.py": SOURCE, "check.py": "assert False\n"}
+    return repository.task(files, {"maths.py": FIXED}, Checks((CHECK,), {"check.py": TEST}), "t/add")
 
 
 async def test_names_and_weights(task: Task, backend: Local) -> None:
@@ -74,9 +72,8 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
     assert not backend.opened  # comparing texts opens no sandbox
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
+def test_bad_specs_say_what_to_do() -> None:
+    for spec, says in (
         ("patch_line", "did you mean 'patch_lines'?"),
         ("quality", "module:Class"),
         ({}, "known rewards"),
@@ -85,12 +82,10 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
         ({"tests": 10**400}, "tests = 1.0"),
         (f"{__name__}:NotAReward", "define __call__, name"),
         ({f"{__name__}:Constant": 1, f"{__name__}:Twin": 1}, "a `name` of its own"),
-    ],
-)
-def test_bad_specs_say_what_to_do(spec: str | dict[str, float], says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_rewards(spec)
-    assert says in caught.value.fix
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make_rewards(spec)
+        assert says in caught.value.fix, spec
 
 
 def brief(task: Task, episode: Episode) -> float:
@@ -147,13 +142,10 @@ async def test_a_text_reward_tells_its_own_faults_from_the_models(name: str, tas
     assert (await reward(task, with_patch(task, b" \n"), backend)).note == "empty patch"
     unreferenced = await reward(replace(task, reference=b""), with_patch(task, task.reference), backend)
     assert (unreferenced.value, unreferenced.note) == (0.0, "the task has no reference patch")
-
-
-async def test_patch_lines_blames_a_broken_reference_on_the_task(task: Task, backend: Local) -> None:
-    [(reward, _)] = make_rewards("patch_lines")
-    assert "line 1" in (await reward(task, with_patch(task, b"I fixed it!\n"), backend)).note
-    with pytest.raises(TaskError, match="t/add: reference: malformed patch, line"):
-        await reward(replace(task, reference=task.reference[:-20]), with_patch(task, task.reference), backend)
+    if name == "patch_lines":
+        assert "line 1" in malformed.note
+        with pytest.raises(TaskError, match="t/add: reference: malformed patch, line"):
+            await reward(replace(task, reference=task.reference[:-20]), with_patch(task, task.reference), backend)
 
 
 async def judge(task: Task, patch: bytes, backend: Local) -> Score:
@@ -162,13 +154,11 @@ async def judge(task: Task, patch: bytes, backend: Local) -> Score:
 
 async def test_tests_pass_only_for_a_repair(task: Task, repository: Repository, backend: Local) -> None:
     assert await judge(task, task.reference, backend) == Score("tests", 1.0, passed=True)
-    other = repository.edit({"maths.py": b"add = lambda *n: sum(n)\n"})
+    other = repository.edit({"maths.py": "add = lambda *n: sum(n)\n"})
     assert (await judge(task, other, backend)).value == 1.0
     noop = await judge(task, repository.edit({"maths.py": b"\n" + SOURCE}), backend)
-    assert noop.value == 0.0
-    assert "exit code 1" in noop.note
-    workdirs = [sandbox.workdir for sandbox in backend.opened]
-    assert len(set(workdirs)) == 3  # fresh each time
+    assert noop.value == 0.0 and "exit code 1" in noop.note
+    assert len({sandbox.workdir for sandbox in backend.opened}) == 3  # fresh each time
     assert (repository.folder / "maths.py").read_bytes() == SOURCE
 
 
@@ -178,9 +168,10 @@ async def test_empty_and_stale_patches_run_no_check(task: Task, repository: Repo
     stale = task.reference.replace(b"a - b", b"a % b")
     for patch in (stale, b"I fixed it!\n", task.reference[:-20]):
         found = await judge(task, patch, backend)
-        assert found.value == 0.0
-        assert found.note.startswith("the patch does not apply")
+        assert found.value == 0.0 and found.note.startswith("the patch does not apply")
         assert CHECK.argv not in backend.opened[-1].commands
+    with pytest.raises(TaskError, match="no checks"):
+        await judge(replace(task, checks=Checks()), b"", backend)
 
 
 async def test_edited_tests_are_restored(task: Task, repository: Repository, backend: Local) -> None:
@@ -235,17 +226,10 @@ async def test_sampled_tests_say_nothing_of_other_groups(task: Task, backend: Lo
 
 
 async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Local) -> None:
-    repository.commit({"a.bin": b"\0old", "b.txt": b"x\r\ny\r\n"})
-    patch = repository.edit({"a.bin": b"\0new\xff", "b.txt": b"x\r\nz\r\n", "c/d": b"1"}, "--binary")
     code = r"assert open('a.bin','rb').read()==b'\0new\xff' and open('b.txt','rb').read()==b'x\r\nz\r\n'"
-    checks = Checks((Command(("python3", "-c", code)),))
-    task = Task("t/bytes", "", "text", f"dir:{repository.folder}", patch, checks)
-    assert (await judge(task, patch, backend)).value == 1.0
-
-
-async def test_a_task_without_checks_is_refused(task: Task, backend: Local) -> None:
-    with pytest.raises(TaskError, match="no checks"):
-        await judge(replace(task, checks=Checks()), b"", backend)
+    task = repository.task({"a.bin": b"\0old", "b.txt": "x\r\ny\r\n"}, {}, Checks((Command(("python3", "-c", code)),)))
+    patch = repository.edit({"a.bin": b"\0new\xff", "b.txt": "x\r\nz\r\n", "c/d": "1"}, "--binary")
+    assert (await judge(replace(task, reference=patch), patch, backend)).value == 1.0
 
 
 class Dying:
@@ -266,17 +250,21 @@ class Dying:
         return await self.inner.exec(argv, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("at", [0, 1])
-async def test_a_dying_sandbox_is_no_zero(task: Task, at: int) -> None:
-    with pytest.raises(RewardFault, match="the guest is gone") as caught:
-        await judge(task, task.reference, Local(lambda sandbox: Dying(sandbox, at)))
+@pytest.mark.parametrize(
+    ("at", "result", "words"),
+    [
+        (0, None, "the guest is gone"),
+        (1, None, "the guest is gone"),
+        (0, ExecResult(127, b"git: not found"), "git apply"),
+        (0, ExecResult(-9, b"", timed_out=True), "git apply"),
+    ],
+)
+async def test_a_dying_sandbox_or_one_without_git_is_no_zero(
+    task: Task, at: int, result: ExecResult | None, words: str
+) -> None:
+    with pytest.raises(RewardFault, match=words) as caught:
+        await judge(task, task.reference, Local(lambda sandbox: Dying(sandbox, at, result)))
     assert caught.value.boundary == "reward"
-
-
-@pytest.mark.parametrize("result", [ExecResult(127, b"git: not found"), ExecResult(-9, b"", timed_out=True)])
-async def test_a_sandbox_without_git_is_no_zero(task: Task, result: ExecResult) -> None:
-    with pytest.raises(RewardFault, match="git apply"):
-        await judge(task, task.reference, Local(lambda sandbox: Dying(sandbox, 0, result)))
 
 
 async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Local) -> None:
@@ -293,33 +281,22 @@ async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Loca
 
 
 def test_score_files(task: Task, repository: Repository, tmp_path: Path) -> None:
-    oracle, patch, empty = tmp_path / "oracle.diff", tmp_path / "patch.diff", tmp_path / "empty.diff"
-    oracle.write_bytes(task.reference)
-    patch.write_bytes(repository.edit({"maths.py": SOURCE.replace(b"a - b", b"a * b")}))
-    empty.write_bytes(b"")
+    good, other, bad, empty, none = (tmp_path / name for name in ("good", "other", "bad", "empty", "none"))
+    good.write_bytes(task.reference)
+    other.write_bytes(repository.edit({"maths.py": SOURCE.replace(b"a - b", b"a * b")}))
+    bad.write_bytes(b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n")
+    empty.touch()
     for name in ("patch_lines", "patch_similarity"):
-        assert score_files(name, oracle, oracle) == 1.0
-        assert score_files(name, oracle, empty) == 0.0
-        assert 0.0 < score_files(name, oracle, patch) < 1.0
-
-
-def test_score_files_refuses_by_name(task: Task, tmp_path: Path) -> None:
-    good, bad, empty, none = (tmp_path / name for name in ("good", "bad", "empty", "none"))
-    for path, content in ((good, task.reference), (bad, b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n"), (empty, b"")):
-        path.write_bytes(content)
+        assert (score_files(name, good, good), score_files(name, good, empty)) == (1.0, 0.0)
+        assert 0.0 < score_files(name, good, other) < 1.0
     for oracle, patch, says in (
         (none, good, "oracle .*: No such file"), (bad, good, "oracle .*line"), (empty, good, "oracle .*empty"),
         (good, none, "patch .*: No such file"), (good, bad, "patch .*line"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=says):
             score_files("patch_lines", oracle, patch)
-
-
-def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:
-    patch = tmp_path / "a.diff"
-    patch.write_text("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\n+2\n")
     with pytest.raises(UsageError, match="more than two diffs") as caught:
-        score_files("tests", patch, patch)
+        score_files("tests", good, good)
     assert "patch_edits" in caught.value.fix
 
 

@@ -32,10 +32,11 @@ CHECK = Command(("python3", "-B", "check.py"))
 
 @pytest.fixture
 def task(repository: Repository) -> Task:
-    repository.commit({"sums.py": SOURCE})
     checks = Checks((CHECK,), {"check.py": "import sums\nassert sums.add(2, 3) == 5\n"})
-    reference = repository.edit({"sums.py": SOURCE.replace(b"-", b"+")}, *DIFF[1:])
-    return Task("t/add", "", "python", f"dir:{repository.folder}", reference, checks)
+    repair = {"sums.py": SOURCE.replace(b"-", b"+")}
+    return replace(
+        repository.task({"sums.py": SOURCE}, {}, checks, "t/add"), reference=repository.edit(repair, *DIFF[1:])
+    )
 
 
 def asked(task: Task, *names: str) -> list[Trial]:
@@ -129,15 +130,11 @@ async def test_what_held_is_remembered_until_something_changes(
     assert found == [0, 0]
 
 
-async def test_where_nothing_can_be_remembered_it_is_asked_again(task: Task, backend: Local, tmp_path: Path) -> None:
+async def test_what_failed_or_can_be_kept_nowhere_is_asked_again(task: Task, backend: Local, tmp_path: Path) -> None:
     """As in a folder that is another user's: a path that the system refuses, whoever asks."""
-    for _ in range(2):
-        assert await verify_rewards(asked(task, "patch_lines"), backend, cache=tmp_path / ("x" * 300)) == 0
-
-
-async def test_a_failure_is_not_remembered(task: Task, backend: Local, tmp_path: Path) -> None:
     flawed = replace(task, checks=Checks((Command(("true",)),)))
     for _ in range(2):
+        assert await verify_rewards(asked(task, "patch_lines"), backend, cache=tmp_path / ("x" * 300)) == 0
         with pytest.raises(TaskError):
             await verify_rewards(asked(flawed, "tests"), backend, cache=tmp_path)
 

@@ -33,9 +33,7 @@ def test_it_says_what_the_log_says(log: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 700, 4096, 1 << 20])
 def test_a_log_that_grows_is_read_once_and_whole(log: Path, tmp_path: Path, size: int) -> None:
-    data = log.read_bytes()
-    if size == 1:
-        data = data[:3000]
+    data = log.read_bytes()[: 3000 if size == 1 else None]
     growing = tmp_path / "log.jsonl"
     follower = Follower(growing)
     assert list(follower.records()) == [], "a run that has not begun has no log"
@@ -93,15 +91,12 @@ def test_text_is_found_whatever_its_case_and_signs(log: Path, tmp_path: Path) ->
     maker = Maker(tmp_path / "run")
     maker.start()
     first = maker.attempt("g", 0, "train", 1, "t")
-    maker.record("verdict", verdict={**_verdict(first.id), "printed": 'Größe "x"\nKeyError'})
+    about = {"phase": "train", "step": 1, "group": "g", "attempt": 0, "ending": "done"}
+    verdict = {"id": first.id, "task_id": "t", **about, "printed": 'Größe "x"\nKeyError'}
+    maker.record("verdict", verdict=verdict)
     maker.attempt("h", 0, "train", 1, "t")
     maker.log.close()
     follower = Follower(maker.folder.log)
     list(follower.records())
     assert follower.search('"X"\nkeyerror') == [first.id] == follower.search("größe")
     assert follower.search("nowhere") == []
-
-
-def _verdict(name: str) -> dict[str, object]:
-    about = {"phase": "train", "step": 1, "group": "g", "attempt": 0, "ending": "done"}
-    return {"id": name, "task_id": "t", **about}

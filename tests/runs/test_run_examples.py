@@ -64,6 +64,10 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
         write_examples(tmp_path / "x.parquet", breaks())  # type: ignore[arg-type]
     assert read_examples(tmp_path / "x.parquet") == [EXACT]
     assert [each.name for each in tmp_path.iterdir()] == ["x.parquet"]
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
+    for name in ("x.parquet", "missing.parquet"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_examples(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +95,3 @@ def test_damage_is_named(spoil: dict[str, object], says: str, tmp_path: Path) ->
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
     with pytest.raises(UsageError, match=says):
         read_examples(tmp_path / "x.parquet")
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
-    for name in ("x.parquet", "missing.parquet"):
-        with pytest.raises(UsageError, match="cannot be read"):
-            read_examples(tmp_path / name)

@@ -30,6 +30,15 @@ from coderepairrl.types import (
     VersionRange,
 )
 
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run that has begun nothing yet."""
+    made = RunFolder(tmp_path / "run")
+    made.create("", {})
+    return made
+
+
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -53,14 +62,16 @@ def test_codec_is_exact(patch: bytes, logprobs: list[float], text: str) -> None:
     assert codec.restore(Task, json.loads(json.dumps(codec.dump(task)))) == task
 
 
-def test_codec_refuses_unknown_fields() -> None:
+def test_codec_refuses_unknown_fields_and_other_shapes() -> None:
+    """A TypeError is damage that readers name; any other is a traceback."""
     with pytest.raises(ValueError, match="no field 'colour'"):
         codec.restore(Score, {"name": "x", "value": 1.0, "colour": "red"})
+    for data in ([], "text", 5):
+        with pytest.raises(TypeError, match="Episode is a"):
+            codec.restore(Episode, data)
 
 
-def test_log_survives_a_torn_line_and_has_one_writer(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
+def test_log_survives_a_torn_line_and_has_one_writer(run: RunFolder) -> None:
     log = run.writer()
     log.append("one", value=1)
     other = f"from coderepairrl.runs import Log; from pathlib import Path; Log(Path({str(run.log)!r}))"
@@ -71,9 +82,8 @@ def test_log_survives_a_torn_line_and_has_one_writer(tmp_path: Path) -> None:
     with run.log.open("ab") as file:
         file.write(b'{"type": "two", "va')
     assert [record["type"] for record in run.records()] == ["one"]
-    log = run.writer()
-    log.append("three")
-    log.close()
+    with closing(run.writer()) as log:
+        log.append("three")
     assert [record["type"] for record in run.records()] == ["one", "three"]
 
 
@@ -84,9 +94,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
         list(RunFolder(tmp_path).records())
 
 
-def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_version(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
+def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_version(run: RunFolder) -> None:
     with closing(run.writer()) as log:
         log.append("step", step=1, reward=0.25, note=',"sum":"0000000a"}')
     run.add_tasks([Task("a", "x", "c", "dir:/x", b"")])
@@ -128,10 +136,8 @@ except RunError as error:
     assert [record["number"] for record in RunFolder(tmp_path).records()] == list(range(written))
 
 
-def test_tasks_leave_a_trace(tmp_path: Path) -> None:
+def test_tasks_leave_a_trace(run: RunFolder) -> None:
     """Each as it was given, once; one that changed stands there as it was and as it is."""
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
     assert run.tasks() == {}
     checks = Checks((Command(("true",)),), {"f": "\udcff"})
     first = Task("a", "x\u2028", "c", "dir:/x", b"\xff", checks, created="2024-02-29")
@@ -147,9 +153,7 @@ def test_tasks_leave_a_trace(tmp_path: Path) -> None:
     assert run.tasks() == {}
 
 
-def test_a_torn_task_is_written_again_and_any_other_damage_is_named(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
+def test_a_torn_task_is_written_again_and_any_other_damage_is_named(run: RunFolder) -> None:
     first, second = Task("a", "x", "c", "dir:/x", b""), Task("b", "y", "c", "dir:/x", b"")
     run.add_tasks([first, second])
     path = run.path / "tasks.jsonl"
@@ -168,9 +172,7 @@ def test_a_torn_task_is_written_again_and_any_other_damage_is_named(tmp_path: Pa
         assert path.read_bytes() == damage + b"\n" + whole, "nothing is lost that a user might restore"
 
 
-def test_a_run_of_schema_1_opens_and_goes_on_as_schema_2(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("", {"name": "old"})
+def test_a_run_of_schema_1_opens_and_goes_on_as_schema_2(run: RunFolder) -> None:
     about = run.path / "run.json"
     about.write_text(about.read_text().replace('"schema": 2', '"schema": 1'))
     assert open_run(run.path).tasks() == {}
@@ -191,26 +193,21 @@ def test_run_json_has_the_versions_that_numbers_depend_on(tmp_path: Path) -> Non
         assert here[package] == metadata.version(package)
 
 
-def test_episodes_are_put_together_from_the_log(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
+def test_episodes_are_put_together_from_the_log(run: RunFolder) -> None:
     turn = Turn(0, None, TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-0.5,)))
     episode = Episode("e", "t", "train", 1, "g", 0, Ending.DONE, turns=(turn,))
-    log = run.writer()
-    log.append("turn", episode="e", turn=turn)
-    log.append("turn", episode="interrupted", turn=turn)
-    log.append("verdict", verdict=replace(episode, turns=()))
-    log.close()
+    with closing(run.writer()) as log:
+        log.append("turn", episode="e", turn=turn)
+        log.append("turn", episode="interrupted", turn=turn)
+        log.append("verdict", verdict=replace(episode, turns=()))
     assert list(logged_episodes(run.records())) == [episode]
     run.write_episodes("train-00001", [episode])
     assert list(run.episodes()) == [episode]
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run(run: RunFolder) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
-        open_run(tmp_path)
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
+        open_run(run.path.parent)
     about = run.path / "run.json"
     about.write_text(about.read_text().replace('"schema": 2', '"schema": 99'))
     with pytest.raises(UsageError, match="schema 99"):
@@ -239,9 +236,7 @@ def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "config.toml").read_text() == "mine"
 
 
-def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
+def test_a_line_that_another_process_is_writing_is_not_torn(run: RunFolder) -> None:
     with closing(run.writer()) as log:
         log.append("start")
         with run.log.open("ab") as half:
@@ -249,10 +244,3 @@ def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> N
         with pytest.raises(UsageError, match="another process"):
             run.writer()
         assert run.log.read_bytes().endswith(b'{"type":"tu')
-
-
-@pytest.mark.parametrize("data", [[], "text", 5])
-def test_what_has_another_shape_is_no_episode(data: object) -> None:
-    """A TypeError is damage that readers name; any other is a traceback."""
-    with pytest.raises(TypeError, match="Episode is a"):
-        codec.restore(Episode, data)

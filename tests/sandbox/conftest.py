@@ -9,13 +9,18 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from coderepairrl.checks import redteam
+from coderepairrl.checks import sandbox as exam
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.sandbox import make_backend
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.local import UnsafeLocal
@@ -26,6 +31,10 @@ from coderepairrl.types import Task
 from .images import root_file_system
 
 T = TypeVar("T", Bubblewrap, Sandlock)
+Make = Callable[..., Any]
+LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
+"""Limits that the exam reaches soon."""
+FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.attacks()))
 FILES = {
     "app.py": b"def add(a, b):\n    return a - b\n",
     "notes.txt": b"one\r\ntwo\r\n",
@@ -33,6 +42,31 @@ FILES = {
     "logo.bin": bytes(range(256)),
     ".gitattributes": b"* text=auto\n",
 }
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes backends by name and options, which are closed behind the test."""
+    with ExitStack() as made:
+
+        def make(name: str, **options: Any) -> SandboxBackend:
+            backend = make_backend(name, **options)
+            made.callback(backend.close)
+            return backend
+
+        yield make
+
+
+async def pass_exam(backend: SandboxBackend) -> None:
+    """Every question of the exam is asked, and answered right."""
+    checks = await exam.examine_sandbox(backend)
+    assert [check for check in checks if not check.ok] == []
+    assert len(checks) == len(exam.QUESTIONS)
+
+
+async def succeeding(backend: SandboxBackend, family: str) -> list[str]:
+    """The attacks of a family that succeed."""
+    return [each.name for each in await redteam.run_attacks(backend, [family], controls=False) if each.succeeded]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,8 @@ def opened(name: str, binds: list[Path], task: Task, script: str) -> bytes:
         async with backend.open(task) as box:
             return (await box.exec(["bash", "-c", script])).output
 
-    backend = make_backend(name, binds=[str(bind) for bind in binds])
-    assert isinstance(backend, GuestBackend)
-    try:
+    with closing(make_backend(name, binds=[str(bind) for bind in binds])) as backend:
         return asyncio.run(run())
-    finally:
-        backend.close()
 
 
 def test_a_package_below_what_is_shown_is_an_empty_folder(

@@ -12,19 +12,17 @@ from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 
-TASK = Task("t", "", "python", "dir:/nowhere", b"")
+from .conftest import Make
 
 
-async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task, tmp_path: Path) -> None:
+async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task, make: Make) -> None:
     tools = Path("/opt") if Path("/opt").is_dir() else Path("/srv")
     async with bwrap.open(task) as box:
         assert not (await box.exec(["ls", str(tools)])).ok  # control
-    backend = Bubblewrap(binds=[str(tools)], env={"PATH": "/usr/bin", "MINE": "1"})
-    async with backend.open(task) as box:
+    async with make("bwrap", binds=[str(tools)], env={"PATH": "/usr/bin", "MINE": "1"}).open(task) as box:
         assert (await box.exec(["ls", str(tools)])).ok
         assert not (await box.exec(["touch", f"{tools}/x"])).ok
         assert (await box.exec(["bash", "-c", "echo $PATH $MINE"])).output == b"/usr/bin 1\n"
-    backend.close()
 
 
 @pytest.mark.parametrize(
@@ -38,22 +36,21 @@ def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
         sandbox.make_backend("bwrap", binds=["/opt", "checks"])
 
 
-def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap) -> None:
-    backend = Bubblewrap(binds=["/nowhere"])
+def test_what_cannot_be_bound_or_found_is_named(bwrap: Bubblewrap, make: Make) -> None:
     with pytest.raises(PrerequisiteError, match="nowhere") as caught:
-        backend.require()
+        make("bwrap", binds=["/nowhere"]).require()
     assert "sandbox.options.binds" in caught.value.fix
-    backend.close()
+    with pytest.raises(PrerequisiteError, match="no nonsense here"):
+        make("bwrap", commands=["nonsense"]).require()
 
 
-async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Task) -> None:
+async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Task, make: Make) -> None:
     """The commands of the original's shell, and ways to what is not among them."""
     allowed = ["ls", "cd", "pwd", "find", "cat", "head", "tail", "grep", "awk", "sed", "sort", "git"]
     others = ("touch x", "python3 -c pass", "env true", "perl -e 1")
     async with bwrap.open(task) as box:
         assert [(await box.exec(["bash", "-c", command])).ok for command in others[:3]] == [True] * 3  # control
-    backend = Bubblewrap(commands=allowed)
-    async with backend.open(task) as box:
+    async with make("bwrap", commands=allowed).open(task) as box:
         script = "cd bin && pwd && cd .. && find . -name app.py | head -1 && grep -c return app.py && git status -s"
         done = await box.exec(["bash", "-c", f"{script}; git log --oneline | awk '{{ print NF }}'"])
         assert done.output == b"/workspace/bin\n./app.py\n1\n2\n", done.output
@@ -62,18 +59,18 @@ async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Ta
         assert not (await box.exec(["cat", "x"])).ok
         await box.write("app.py", b"x\n")
         assert b"+x\n" in await box.diff()
-    backend.close()
-    with pytest.raises(PrerequisiteError, match="no nonsense here"):
-        Bubblewrap(commands=["nonsense"]).require()
 
 
-@pytest.mark.parametrize("options", [{"memry": 1}, {"memory": "2G"}, {"processes": 0}])
-def test_limits_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        sandbox.make_backend("bwrap", **options)
-
-
-@pytest.mark.parametrize("limit", ["processes", "tmp_bytes"])
-def test_unsafe_local_refuses_limits_it_could_not_keep(limit: str) -> None:
-    with pytest.raises(ConfigError, match=f"cannot bound {limit}"):
-        sandbox.make_backend("unsafe-local", **{limit: 8})
+@pytest.mark.parametrize(
+    ("name", "limits", "words"),
+    [
+        ("bwrap", {"memry": 1}, "memry"),
+        ("bwrap", {"memory": "2G"}, "memory"),
+        ("bwrap", {"processes": 0}, "processes"),
+        ("unsafe-local", {"processes": 8}, "cannot bound processes"),
+        ("unsafe-local", {"tmp_bytes": 8}, "cannot bound tmp_bytes"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(name: str, limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sandbox.make_backend(name, **limits)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.sandbox import cgroups, make_backend
-from coderepairrl.sandbox.backend import GuestBackend, StateFolder, _sweep
+from coderepairrl.sandbox import cgroups
+from coderepairrl.sandbox.backend import StateFolder, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sweeping import swept
+
+from .conftest import Make
 
 
 @pytest.fixture
@@ -26,9 +28,9 @@ def hierarchy(root: Path, *, controllers: str) -> Path:
     """Version 2 as systemd lays it out for a user: a delegated manager, and us in a scope below."""
     scope = root / "user.slice" / "user@7.service" / "app.slice" / "run.scope"
     scope.mkdir(parents=True)
-    for folder in (root / "user.slice", *(scope.parents[1], scope.parents[0], scope)):
-        (folder / "cgroup.type").write_text("domain\n")
-    for folder in (root, root / "user.slice", scope.parents[1], scope.parents[0], scope):
+    for folder in (root, *(scope.parents[at] for at in (2, 1, 0)), scope):
+        if folder != root:
+            (folder / "cgroup.type").write_text("domain\n")
         (folder / "cgroup.procs").write_text("")
         (folder / "cgroup.subtree_control").write_text(controllers if folder != scope else "")
     (root.parent / "cgroup").write_text("0::/user.slice/user@7.service/app.slice/run.scope\n")
@@ -72,13 +74,13 @@ def test_groups_of_a_killed_process_are_swept(
     assert not state.path.exists() and not any(folder.exists() for folder in group.folders)
 
 
-async def test_a_sandbox_is_in_a_group_with_its_limits(groups: cgroups.Groups, bwrap: Bubblewrap, task: Task) -> None:
-    backend = make_backend("bwrap", processes=50, cpus=1)
-    assert isinstance(backend, GuestBackend)
+async def test_a_sandbox_is_in_a_group_with_its_limits(
+    groups: cgroups.Groups, bwrap: Bubblewrap, task: Task, make: Make
+) -> None:
+    backend = make("bwrap", processes=50, cpus=1)
     async with backend.open(task) as box:
         inside = Path(f"/proc/{box.guest.pid}/cgroup").read_text()
         assert inside.count(f"{backend.state.name}-box-1") == len(set(groups.parents.values()))
     assert "control groups" in backend.how_limits_are_kept()
     left = [path for parent in groups.parents.values() for path in parent.glob(f"{backend.state.name}-*")]
     assert left == []
-    backend.close()

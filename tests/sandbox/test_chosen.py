@@ -54,28 +54,23 @@ def crrl(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.Com
     return subprocess.run([*CRRL, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
 
 
-def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) -> None:
-    """One step of ``crrl hello`` was done, evaluated and trained on, all in the sandbox `name`."""
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["episodes"] == 2 * 4 + 2 * 6
-    run = open_run(folder / told["run"])
-    records = list(run.records())
-    assert [record["sandbox"] for record in records if record["type"] == "start"] == [name]
-    [step] = [record for record in records if record["type"] == "step"]
-    assert step["version"] == 1 and step["metrics"]["void"] == 0
-    # tools and tests ran: a policy that was warm-started repairs some of these, and none by chance
-    assert told["tool_success"]["before"] > 0.5 and told["tests_passing"]["before"] > 0
-
-
 def test_bubblewrap_is_chosen_where_it_works(bwrap: Bubblewrap) -> None:
     """A whole run in it, which says so once: `tests/stages/hello/test_shown.py`."""
     assert sandbox.choose() == sandbox.Choice("bwrap", "the strongest that works here")
 
 
 def test_hello_without_bubblewrap_runs_in_sandlock(sandlock: Sandlock, tmp_path: Path, path_without_bwrap: str) -> None:
+    """One step is done, evaluated and trained on, all in it."""
     done = crrl(tmp_path, path_without_bwrap, "hello", *ONE_STEP, "--json")
-    check_step(done, tmp_path, "sandlock")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["episodes"] == 2 * 4 + 2 * 6
+    records = list(open_run(tmp_path / told["run"]).records())
+    assert [record["sandbox"] for record in records if record["type"] == "start"] == ["sandlock"]
+    [step] = [record for record in records if record["type"] == "step"]
+    assert step["version"] == 1 and step["metrics"]["void"] == 0
+    # tools and tests ran: a policy that was warm-started repairs some of these, and none by chance
+    assert told["tool_success"]["before"] > 0.5 and told["tests_passing"]["before"] > 0
     [line] = [line for line in done.stderr.splitlines() if line.startswith("sandbox ")]
     assert line.startswith("sandbox sandlock: bubblewrap is not installed; inside, nothing can listen")
     assert line.endswith(install_command("bubblewrap"))

@@ -13,17 +13,15 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import grading, sandbox
+from coderepairrl import grading
 from coderepairrl.checks import redteam
-from coderepairrl.checks import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import container
 from coderepairrl.sandbox.container import Container
 from coderepairrl.types import Task
 
+from .conftest import FAMILIES, LIMITS, Make, pass_exam, succeeding
 from .images import import_image
-
-LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
 
 
 @pytest.fixture(scope="session")
@@ -69,35 +67,24 @@ def podman(root: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(params=["docker", "podman"])
-def made(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return request.param, request.getfixturevalue(request.param)
+def runtime(request: pytest.FixtureRequest, make: Make) -> Make:
+    """Makes backends of one of the two."""
+    options = request.getfixturevalue(request.param)
+    return lambda **changed: make(request.param, **options | changed)
 
 
-def make(made: tuple[str, dict[str, Any]], **limits: int) -> Container:
-    backend = sandbox.make_backend(made[0], **made[1], **limits)
-    assert isinstance(backend, Container)
-    return backend
+async def test_the_exam(runtime: Make) -> None:
+    await pass_exam(runtime(**LIMITS))
 
 
-async def test_the_exam(made: tuple[str, dict[str, Any]]) -> None:
-    backend = make(made, **LIMITS)
-    checks = await exam.examine_sandbox(backend)
-    backend.close()
-    assert [check for check in checks if not check.ok] == []
-    assert len(checks) == len(exam.QUESTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_no_attack_succeeds(runtime: Make, family: str) -> None:
+    assert await succeeding(runtime(**redteam.TIGHT), family) == []
 
 
-@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
-async def test_no_attack_succeeds(made: tuple[str, dict[str, Any]], family: str) -> None:
-    backend = make(made, **redteam.TIGHT)
-    outcomes = await redteam.run_attacks(backend, [family], controls=False)
-    backend.close()
-    assert [outcome for outcome in outcomes if outcome.succeeded] == []
-
-
-async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str, Any]]) -> None:
-    backend = make((made[0], made[1] | {"image": ""}))
-    task = Task("t", "", "python", f"image:{made[1]['image']}", b"")
+async def test_the_workspace_of_a_task_can_be_an_image(runtime: Make) -> None:
+    backend = runtime(image="")
+    task = Task("t", "", "python", f"image:{runtime()._image}", b"")
     async with backend.open(task) as box:
         assert box.workdir == "/testbed"
         listed = await box.exec(["bash", "-c", "git ls-files; git log --all --oneline | wc -l; ./run; cat .git/file"])
@@ -110,36 +97,31 @@ async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str
     with pytest.raises(PrerequisiteError, match="no image"):
         async with backend.open(Task("t", "", "python", "image:nothing:1", b"")):
             pass
-    backend.close()
 
 
 async def test_an_image_that_has_this_package_shows_no_answers(
-    made: tuple[str, dict[str, Any]], root: Path, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+    runtime: Make, root: Path, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As images of Python have it in which somebody installed it."""
-    name, options = made
+    plain = runtime()
     subprocess.run(["cp", "-al", root, tmp_path / "root"], check=True)
     answer = tmp_path / "root/usr/local/lib/python3.12/site-packages/coderepairrl/tasks/add/fix.patch"
     answer.parent.mkdir(parents=True)
     answer.write_text("the answer\n")
-    import_image([name, *options["flags"]], tmp_path / "root", "crrl-answers:1")
-    where = options["image"].replace("test", "answers")
+    import_image([plain.name, *plain._flags], tmp_path / "root", "crrl-answers:1")
 
     async def found() -> bytes:
-        backend = sandbox.make_backend(name, **options | {"image": where})
-        async with backend.open(task) as box:
-            said = (await box.exec(["find", "/usr/local", "-name", "fix.patch"])).output
-        backend.close()  # type: ignore[attr-defined]
-        return said
+        async with runtime(image=plain._image.replace("test", "answers")).open(task) as box:
+            return (await box.exec(["find", "/usr/local", "-name", "fix.patch"])).output
 
     assert await found() == b""
     monkeypatch.setattr(container, "_NEEDED", "")
     assert b"fix.patch" in await found(), "control"
 
 
-async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], task: Task) -> None:
+async def test_nothing_is_left_of_a_container(runtime: Make, task: Task) -> None:
     """Neither when it was closed, nor when the program that started it was killed."""
-    backend = make(made)
+    backend = runtime()
     for kill in (False, True):
         async with backend.open(task) as box:
             assert (await box.exec(["git", "status", "--porcelain"])).output == b""
@@ -149,16 +131,14 @@ async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], 
         assert backend._call("ps", "--quiet").stdout == ""
         while backend._call("ps", "--all", "--quiet").stdout:  # the daemon removes what has ended in its own time
             pass
-    backend.close()
 
 
-async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]], task: Task) -> None:
-    backend = make(made)
+async def test_a_guest_that_is_killed_is_a_fault(runtime: Make, task: Task) -> None:
+    backend = runtime()
     async with backend.open(task) as box:
         backend._call("kill", backend._name(box.box))
         with pytest.raises(SandboxFault):
             await box.exec(["true"])
-    backend.close()
 
 
 FAKE = """#!/bin/sh

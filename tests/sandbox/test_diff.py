@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import grading
+from coderepairrl.checks.attacks import probes
 from coderepairrl.processes import hostgit
 from coderepairrl.sandbox import workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
+
+from .conftest import Make
 
 
 async def snapshot(box: GuestSandbox) -> dict[str, tuple[str, bytes]]:
@@ -54,46 +57,10 @@ async def round_trip(backend: GuestBackend, task: Task, script: str) -> bytes:
     return patch
 
 
-TAMPERING = {
-    "nothing": "true",
-    "committed": "git add -A && git commit -qm done",
-    "orphaned": "git checkout -q --orphan x && git add -A && git commit -qm x",
-    "git deleted": "rm -rf .git",
-    "git a link": "rm -rf .git; ln -s /nonexistent .git",
-    "index broken": "echo x > .git/index",
-    "assumed unchanged": "git update-index --assume-unchanged app.py notes.txt",
-    "ignored": "echo '*' > .git/info/exclude",
-    "excludes file": "git config core.excludesFile /tmp/x; echo '*' > /tmp/x",
-    "hooks": "printf '#!/bin/sh\\ntouch RAN\\n' > .git/hooks-x; mkdir -p .git/hooks;"
-    "for h in pre-commit post-index-change; do cp .git/hooks-x .git/hooks/$h; chmod +x .git/hooks/$h; done",
-    "fsmonitor": "git config core.fsmonitor 'touch RAN; false'",
-    "filter": "git config filter.x.clean 'touch RAN; echo gone'; echo '* filter=x' > .git/info/attributes",
-    "textconv": "git config diff.x.textconv 'touch RAN; echo gone'; echo '* diff=x' > .git/info/attributes",
-    "external diff": "git config diff.external 'touch RAN'",
-    "worktree moved": "git config core.worktree /tmp",
-    "old times": "touch -d 2000-01-01 app.py notes.txt added; touch -r notes.txt app.py",
-    "mode 000": "chmod 000 app.py",
-    "folder mode 000": "mkdir shut; echo x > shut/file; chmod 000 shut",
-}
 EDIT = "sed -i 's/a - b/a + b/' app.py; printf 'one\\r\\n2\\r\\n' > notes.txt; echo new > added; rm link;"
-
-
-@pytest.mark.parametrize("name", TAMPERING)
-async def test_no_tampering_loses_or_adds_anything(bwrap: Bubblewrap, task: Task, name: str) -> None:
-    async with bwrap.open(task) as box:
-        assert (await box.exec(["bash", "-c", EDIT + TAMPERING[name]])).exit_code == 0
-        patch = await box.diff()
-        ran = await box.exec(["ls", "RAN"])
-    assert ran.exit_code != 0 and b"RAN" not in patch, "the diff ran the agent's code"
-    for part in (b"+    return a + b\n", b"-two\r\n+2\r\n", b"b/added\n", b"deleted file mode 120000"):
-        assert part in patch
-    async with bwrap.open(task) as fresh:
-        assert not await grading.apply_patch(fresh, patch)
-        assert await fresh.read("notes.txt") == b"one\r\n2\r\n"
-        assert await fresh.read("app.py") == b"def add(a, b):\n    return a + b\n"
-
-
 SHAPES = {
+    "old times": f"{EDIT} touch -d 2000-01-01 app.py notes.txt added; touch -r notes.txt app.py",
+    "excludes of the user": f"{EDIT} git config core.excludesFile /tmp/x; echo '*' > /tmp/x",
     "nested repository": "git init -q sub; echo x > sub/file; git -C sub add file;"
     "git -C sub -c user.name=a -c user.email=a commit -qm x",
     "submodule": "mkdir in; echo x > in/file; git -C in init -q; git -C in add -A; "
@@ -121,21 +88,25 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 async def test_every_shape_of_change_applies_back_exactly(bwrap: Bubblewrap, task: Task, name: str) -> None:
-    assert await round_trip(bwrap, task, SHAPES[name])
+    """What only hides changes from git, the red team's family ``diff`` does."""
+    patch = await round_trip(bwrap, task, SHAPES[name])
+    if EDIT in SHAPES[name]:
+        for part in (b"+    return a + b\n", b"-two\r\n+2\r\n", b"b/added\n", b"deleted file mode 120000"):
+            assert part in patch
+    assert patch
 
 
-async def test_what_is_no_file_and_what_tools_drop_is_left_out(bwrap: Bubblewrap, task: Task) -> None:
+async def test_what_is_no_file_and_what_tools_drop_is_left_out(bwrap: Bubblewrap, task: Task, folder: Path) -> None:
+    """But for what the task tracks."""
     script = "mkfifo pipe; mkdir -p a/__pycache__ .pytest_cache empty; touch a/__pycache__/x.pyc .pytest_cache/y b.pyc"
     async with bwrap.open(task) as box:
         assert (await box.exec(["bash", "-c", script])).ok
         assert await box.diff() == b""
-
-
-async def test_droppings_that_the_task_tracks_count(bwrap: Bubblewrap, folder: Path) -> None:
-    (folder / "__pycache__").mkdir()
-    (folder / "__pycache__/kept").write_text("1\n")
-    task = Task("t", "", "python", f"dir:{folder}", b"")
-    assert b"-1\n+2\n" in await round_trip(bwrap, task, "echo 2 > __pycache__/kept")
+    (folder / "a/__pycache__").mkdir(parents=True)
+    (folder / "a/__pycache__/x.pyc").write_text("1\n")
+    async with bwrap.open(replace(task, workspace=f"dir:{folder}/a")) as box:
+        await box.write("__pycache__/x.pyc", b"2\n")
+        assert b"-1\n+2\n" in await box.diff()
 
 
 async def test_what_attempts_change_alike_is_compared_once(
@@ -152,13 +123,11 @@ async def test_what_attempts_change_alike_is_compared_once(
     assert diffs[0] == diffs[1] and len(set(diffs)) == len(compared) == 4
 
 
-async def test_a_tree_too_large_for_a_diff_keeps_what_counts(task: Task, bwrap: Bubblewrap) -> None:
-    backend = Bubblewrap(diff_bytes=100_000, diff_files=3)
-    async with backend.open(task) as box:
+async def test_a_tree_too_large_for_a_diff_keeps_what_counts(task: Task, bwrap: Bubblewrap, make: Make) -> None:
+    async with make("bwrap", diff_bytes=100_000, diff_files=3).open(task) as box:
         await box.exec(["bash", "-c", "head -c 300000 /dev/zero > aaa; for i in 1 2 3 4 5; do echo > f$i; done"])
         await box.write("app.py", b"fixed\n")
         patch = await box.diff()
-    backend.close()
     assert b"+fixed" in patch and b"b/aaa" not in patch
     assert patch.count(b"new file mode") == 3
 
@@ -173,39 +142,23 @@ async def test_a_patch_that_does_not_fit_changes_nothing(bwrap: Bubblewrap, task
         assert await snapshot(box) == before
 
 
-async def test_plain_git_applies_it_to_a_checkout(bwrap: Bubblewrap, task: Task, tmp_path: Path, folder: Path) -> None:
-    """Nothing but git is needed to use a diff."""
-    (folder / ".gitattributes").unlink()
-    async with bwrap.open(task) as box:
-        await box.exec(
-            ["bash", "-c", "rm -f .gitattributes;" + EDIT + "chmod +x app.py; head -c 999 /dev/urandom > bin/b"]
-        )
-        patch = await box.diff()
-        wanted = await box.read("bin/b")
-    done = subprocess.run(["git", "apply", "--exclude=.gitattributes"], input=patch, cwd=folder, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert (folder / "notes.txt").read_bytes() == b"one\r\n2\r\n"
-    assert (folder / "bin/b").read_bytes() == wanted
-    assert os.access(folder / "app.py", os.X_OK)
-
-
 # -- any change at all
 
+TAMPERING = (
+    *("a commit", "another HEAD", "no repository", "no HEAD", "a repository elsewhere", "a worktree elsewhere"),
+    *("a broken index", "unchanged by declaration", "the exclude file", "a hook", "fsmonitor", "a clean filter"),
+    *("textconv", "an external diff"),
+)
 names = st.sampled_from(["app.py", "notes.txt", "bin/run", "logo.bin", "new", "bin/new", "d/e/f", "ü", "a b"])
 lines = st.lists(st.sampled_from([b"a\n", b"b\r\n", b"\n", b"return a - b\n", b"c", b"\x00\xff", b"\r"]), max_size=8)
 contents = st.one_of(lines.map(b"".join), st.binary(max_size=40))
 edits = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), names, contents),
-        st.tuples(st.just("append"), names, contents),
-        st.tuples(st.just("delete"), names, st.just(b"")),
-        st.tuples(st.just("mode"), names, st.just(b"")),
-        st.tuples(st.just("link"), names, st.just(b"")),
-        st.tuples(st.just("plain"), names, st.just(b"")),
+        *(st.tuples(st.just(what), names, contents) for what in ("write", "append", "nest")),
+        *(st.tuples(st.just(what), names, st.just(b"")) for what in ("delete", "mode", "link", "plain")),
         st.tuples(st.just("rename"), names, names.map(str.encode)),
-        st.tuples(st.just("nest"), names, contents),
         st.tuples(st.sampled_from(["stage", "commit"]), st.just("."), st.just(b"")),
-        st.tuples(st.just("tamper"), st.sampled_from([name for name in TAMPERING if "mode" not in name]), st.just(b"")),
+        st.tuples(st.just("tamper"), st.sampled_from(TAMPERING), st.just(b"")),
     ),
     max_size=8,
 )
@@ -225,7 +178,7 @@ def as_shell(what: str, name: str, data: bytes) -> str:
         "link": f"mkdir -p $(dirname {path}); ln -sfn somewhere {path}",
         "stage": "git add -A",
         "commit": "git add -A; git commit -qm x",
-        "tamper": TAMPERING.get(name, ""),
+        "tamper": probes.DIFF.get(name, ""),
     }[what]
 
 

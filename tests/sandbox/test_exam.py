@@ -12,34 +12,30 @@ import pytest
 
 import coderepairrl
 from coderepairrl.checks import sandbox as exam
-from coderepairrl.sandbox import make_backend, sandlock
-from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox import sandlock
 from coderepairrl.sandbox.fake import ScriptedBackend
 
-from .conftest import python_for_all
+from .conftest import LIMITS, Make, pass_exam, python_for_all
 
-LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
 SOMEBODY = 12345
 
 
-async def test_bubblewrap_passes_every_question(bwrap: Bubblewrap) -> None:
-    checks = await exam.examine_sandbox(make_backend("bwrap", **LIMITS))
-    assert [check for check in checks if not check.ok] == []
-    assert len(checks) == len(exam.QUESTIONS)
+@pytest.mark.parametrize("name", ["bwrap", "sandlock"])
+async def test_every_question_is_passed(name: str, request: pytest.FixtureRequest, make: Make) -> None:
+    request.getfixturevalue(name)
+    limits = {limit: value for limit, value in LIMITS.items() if name == "bwrap" or limit != "disk_bytes"}
+    await pass_exam(make(name, **limits))
 
 
-async def test_the_exam_finds_that_there_is_no_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The positive control of the isolation questions as a whole: without isolation, each of them fails."""
-    monkeypatch.setattr(exam, "QUESTIONS", (exam.commands, exam.diffs, exam.bridge, exam.no_daemons))
-    assert all(check.ok for check in await exam.examine_sandbox(make_backend("unsafe-local")))
+async def test_the_exam_finds_that_there_is_no_isolation(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control: without isolation its questions fail, or are not tried, lest they hit the whole machine."""
+    local = make("unsafe-local")
+    monkeypatch.setattr(exam, "QUESTIONS", (*exam.BEHAVIOUR, exam.no_daemons))
+    assert [check for check in await exam.examine_sandbox(local) if not check.ok] == []
     monkeypatch.setattr(exam, "QUESTIONS", (exam.no_secrets, exam.no_network, exam.no_kernel_doors))
-    assert not any(check.ok for check in await exam.examine_sandbox(make_backend("unsafe-local")))
-
-
-async def test_what_would_hit_the_whole_machine_is_not_tried_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(check.ok for check in await exam.examine_sandbox(local))
     monkeypatch.setattr(exam, "QUESTIONS", exam.DANGEROUS)
-    checks = await exam.examine_sandbox(make_backend("unsafe-local"))
-    assert [check.detail.split(":")[0] for check in checks] == ["not tried"] * len(exam.DANGEROUS)
+    assert {check.detail.split(":")[0] for check in await exam.examine_sandbox(local)} == {"not tried"}
 
 
 async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +62,7 @@ def test_it_passes_as_an_ordinary_user(name: str, request: pytest.FixtureRequest
         "from coderepairrl.checks import sandbox as exam; from coderepairrl.sandbox import make_backend\n"
         "assert os.getuid() != 0\n"
         "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
-        f"print(json.dumps(asyncio.run(exam.examine(make('{name}')))))"
+        f"print(json.dumps(asyncio.run(exam.examine_sandbox(make_backend('{name}')))))"
     )
     ids = [f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
     done = subprocess.run(

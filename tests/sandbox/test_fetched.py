@@ -14,8 +14,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault
 from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import git
 from coderepairrl.sandbox.commits import commit_folder
-
-WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
+from rewards.folder import Repository
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +27,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def mirror(tmp_path: Path) -> tuple[str, list[str]]:
     """The URL of a repository, and its commits."""
     work, commits = tmp_path / "mirror", []
-    subprocess.run(["git", "init", "-q", "-b", "main", work], check=True)
+    work.mkdir()
+    repository = Repository(work)
     for number in range(2):
-        (work / "blob").write_bytes(os.urandom(200_000))
-        (work / "number").write_text(str(number))
-        for words in (["add", "-A"], [*WHO, "commit", "-qm", "x"]):
-            subprocess.run(["git", "-C", work, *words], check=True)
+        repository.commit({"blob": os.urandom(200_000), "number": str(number)})
         commits.append(git("rev-parse", "HEAD", folder=work / ".git").decode().strip())
     return f"file://{work}", commits
 
@@ -83,14 +80,11 @@ def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
     number(url, first)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-
-    def waiting(lock: int, fifo: Path) -> None:
-        git("hash-object", str(fifo), folder=Path("/dev/null"), lock=lock)
-
     [lock] = git_cache().glob("*.lock")
     with lock.open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
-        gits = threading.Thread(target=waiting, args=(ours.fileno(), fifo))
+        options = {"folder": Path("/dev/null"), "lock": ours.fileno()}
+        gits = threading.Thread(target=git, args=("hash-object", str(fifo)), kwargs=options)
         gits.start()
         with fifo.open("wb") as end:  # it runs now, until this is closed
             ours.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -53,14 +54,15 @@ class Box(SandboxBackend):
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"mine_{tmp_path.name}".replace("-", "_").replace("[", "_").replace("]", "_")
+    name = f"mine_{os.getpid()}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     return name
 
 
-async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str, task: Task) -> None:
+async def test_what_it_raises_beside_its_contract_is_a_fault(mine: str, task: Task) -> None:
+    """Checked, opened, used and ended."""
     backend = sandbox.make_backend(f"{mine}:Box")
     backend.require()
     async with backend.open(task) as box:
@@ -76,9 +78,6 @@ async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str
     with pytest.raises(ZeroDivisionError):
         async with backend.open(task):
             raise ZeroDivisionError("of whoever uses it")
-
-
-async def test_so_is_what_checking_opening_and_ending_it_raises(mine: str, task: Task) -> None:
     for fails in ("open", "end"):
         with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be {fails}ed"):
             async with sandbox.make_backend(f"{mine}:Box", fails=fails).open(task):

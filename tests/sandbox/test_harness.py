@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
+from rewards.folder import Repository
 
 from .images import import_image, root_file_system
 from .test_container import docker  # noqa: F401
@@ -39,16 +38,6 @@ GOLD = "--- a/app.py\n+++ b/app.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    retur
 WRONG, ALIEN = GOLD.replace("a + b", "a * b"), GOLD.replace("a - b", "a / b")
 
 
-def predictions(folder: Path, **patches: str) -> Path:
-    rows = [
-        {"instance_id": "crrl__mini-1", "model_name_or_path": model.replace("_", "/"), "model_patch": patch}
-        for model, patch in patches.items()
-    ]
-    path = folder / "predictions.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def image(docker: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
     root = tmp_path / "root"
@@ -59,15 +48,7 @@ def image(docker: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bed = root / "testbed"
     shutil.rmtree(bed)
     bed.mkdir()
-    (bed / "app.py").write_text("def add(a, b):\n    return a - b\n")
-    for words in (
-        ["init", "-q"],
-        ["add", "-A"],
-        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "base"],
-    ):
-        subprocess.run(
-            ["git", "-C", str(bed), *words], check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
-        )
+    Repository(bed).commit({"app.py": "def add(a, b):\n    return a - b\n"})
     import_image(["docker", *docker["flags"]], root, str(ROW["image"]))
     monkeypatch.setenv("DOCKER_HOST", docker["flags"][1])
     return str(ROW["image"])
@@ -78,21 +59,15 @@ def test_the_harness_itself_on_a_miniature_instance(image: str, tmp_path: Path) 
     rows = tmp_path / "rows.jsonl"
     gone = {**ROW, "instance_id": "crrl__gone-1", "image": "crrl-test:absent"}
     rows.write_text("".join(json.dumps(row) + "\n" for row in (ROW, gone)))
-    made = predictions(tmp_path, org_gold=GOLD, wrong=WRONG, alien=ALIEN, empty="")
-    with made.open("a") as file:
-        file.write(
-            json.dumps({"instance_id": "crrl__gone-1", "model_name_or_path": "wrong", "model_patch": GOLD}) + "\n"
-        )
+    patches = {"org/gold": GOLD, "wrong": WRONG, "alien": ALIEN, "empty": ""}
+    predictions = [("crrl__mini-1", *each) for each in patches.items()] + [("crrl__gone-1", "wrong", GOLD)]
+    made, fields = tmp_path / "predictions.jsonl", ("instance_id", "model_name_or_path", "model_patch")
+    made.write_text("".join(json.dumps(dict(zip(fields, each, strict=True))) + "\n" for each in predictions))
     words = ["grade", str(made), str(rows), "--harness", "swebench", "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1, "the image of one is not there"
     found = {each["model"]: each for each in json.loads(done.stdout.splitlines()[-1])["models"]}
-    assert {model: each["resolved"] for model, each in found.items()} == {
-        "org/gold": 1,
-        "wrong": 0,
-        "alien": 0,
-        "empty": 0,
-    }
+    assert {model: each["resolved"] for model, each in found.items()} == dict.fromkeys(patches, 0) | {"org/gold": 1}
     assert list(found["wrong"]["faults"]) == ["crrl__gone-1"]
     verdicts = [json.loads(line) for line in (tmp_path / "predictions.graded.jsonl").read_text().splitlines()]
     problems = {each["model_name_or_path"]: each["problem"] for each in verdicts}

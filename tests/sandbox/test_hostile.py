@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import make_backend, session, workspace
+from coderepairrl.sandbox import session, workspace
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.contents import Entry
@@ -28,6 +28,8 @@ from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.sandbox.workspace import Prepared
 from coderepairrl.types import Task
+
+from .conftest import Make
 
 WALKS = 20
 """In one sandbox, one after another."""
@@ -67,25 +69,9 @@ HOSTILE = (
     "mkdir -p way; ln -s / way/out; ln -s /proc/self/fd/0 way/in; chmod 6777 app.py; exec -a $'\\e]0;x\\a' sleep 0.01",
 )
 PATHS = (
-    "app.py",
-    "new/file",
-    "",
-    ".",
-    "..",
-    "/",
-    "bin",
-    "a\0b",
-    "x" * 300,
-    DEEP + "f",
-    "n/" * 2100,
-    "l1",
-    "full",
-    "\udcff",
-    "app.py/x",
-    "pipe",
-    "way/out/tmp/x",
-    "way/in",
-    ".git/HEAD",
+    *("app.py", "new/file", "bin", "app.py/x", ".git/HEAD", "", ".", "..", "/", "a\0b", "\udcff"),
+    *("x" * 300, DEEP + "f", "n/" * 2100),
+    *("l1", "full", "pipe", "way/out/tmp/x", "way/in"),  # what `HOSTILE` makes
 )
 STEPS = st.one_of(
     st.tuples(st.just("exec"), st.sampled_from(HOSTILE)),
@@ -214,18 +200,12 @@ def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.M
         walks.end()
 
 
-def test_nothing_an_agent_does_puts_the_guest_out_of_step(
-    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fuzz(bwrap, task, 100, monkeypatch)
-
-
-@pytest.mark.by_hand
 @pytest.mark.timeout(14_400)
-def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_hours(
-    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.by_hand, id="for hours")])
+def test_nothing_an_agent_does_puts_the_guest_out_of_step(
+    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
-    fuzz(bwrap, task, 10_000, monkeypatch)
+    fuzz(bwrap, task, examples, monkeypatch)
 
 
 async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandbox) -> None:
@@ -237,24 +217,17 @@ async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandb
     assert b"+mended" in await box.diff()
 
 
-async def test_folders_deeper_than_python_recurses(box: GuestSandbox) -> None:
+async def test_folders_deeper_than_python_recurses_or_a_path_reaches(box: GuestSandbox) -> None:
+    """A file with a path that the kernel takes is in the diff; one that has none is left out."""
     await box.write(DEEP + "file", b"deep\n")
     assert await box.read(DEEP + "file") == b"deep\n"
-    assert b"+deep" in await box.diff()
-
-
-async def test_what_lies_deeper_than_a_path_reaches_is_left_out(box: GuestSandbox) -> None:
-    """The folder has a path that the kernel takes, and its file has none."""
-    await box.write("app.py", b"mended\n")
     assert (await box.exec(["bash", "-c", LONG])).ok
     patch = await box.diff()
-    assert b"+mended" in patch and b"fff" not in patch
+    assert b"+deep" in patch and b"fff" not in patch
 
 
-async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap: Bubblewrap) -> None:
-    backend = make_backend("bwrap", disk_bytes=4 << 20)
-    assert isinstance(backend, GuestBackend)
-    async with backend.open(task) as box:
+async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap: Bubblewrap, make: Make) -> None:
+    async with make("bwrap", disk_bytes=4 << 20).open(task) as box:
         await box.write("app.py", b"before\n")
         full = await box.exec(["bash", "-c", "head -c 64M /dev/zero > filler"])
         assert b"No space left" in full.output
@@ -267,7 +240,6 @@ async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap:
         result = await tools.apply_patch(call)
         assert not result.ok and "No space left" in result.text
         assert b"+before" in await box.diff()
-    backend.close()
 
 
 async def test_a_link_that_git_refuses_does_not_cost_the_rest(
@@ -281,11 +253,9 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
         assert await fresh.read("app.py") == b"mended\n"
 
 
-async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap) -> None:
+async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap, make: Make) -> None:
     """The guest has no more than one command."""
-    backend = make_backend("bwrap", memory=64 << 20)
-    assert isinstance(backend, GuestBackend)
-    async with backend.open(task) as box:
+    async with make("bwrap", memory=64 << 20).open(task) as box:
         with pytest.raises(OSError) as refused:
             await box.write("large", bytes(40 << 20))
         assert refused.value.errno == errno.ENOMEM
@@ -297,16 +267,12 @@ async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblew
             await box.read("large")
         assert b"+mended" in await box.diff()
         await in_step(box)
-    backend.close()
 
 
-async def test_names_that_are_long_and_many_fill_no_memory(task: Task, bwrap: Bubblewrap) -> None:
-    backend = make_backend("bwrap", memory=64 << 20)
-    assert isinstance(backend, GuestBackend)
+async def test_names_that_are_long_and_many_fill_no_memory(task: Task, bwrap: Bubblewrap, make: Make) -> None:
     many = "import os\nfor _ in range(16): os.mkdir('e' * 240); os.chdir('e' * 240)\n"
     many += "for n in range(60_000): os.close(os.open(str(n) + 'f' * 100, os.O_CREAT))"
-    async with backend.open(task) as box:
+    async with make("bwrap", memory=64 << 20).open(task) as box:
         await box.write("app.py", b"mended\n")
         assert (await box.exec(["python3", "-ISc", many])).ok
         assert b"+mended" in await box.diff()
-    backend.close()

@@ -5,51 +5,38 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
-from coderepairrl import sandbox
 from coderepairrl.checks import redteam
 from coderepairrl.checks.attacks import probes
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import backend as backends
-from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.cgroups import Groups
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 
-FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.attacks()))
+from .conftest import FAMILIES, Make, succeeding
+
 QUICK = ("escapes", "secrets", "network")
 """Whose controls are run by default; those of the others take a while."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_no_attack_succeeds_on_the_default_backend(bwrap: Bubblewrap, family: str) -> None:
-    backend = sandbox.make_backend("bwrap", **redteam.TIGHT)
-    outcomes = await redteam.run_attacks(backend, [family], controls=family in QUICK)
+async def test_no_attack_succeeds_on_the_default_backend(bwrap: Bubblewrap, family: str, make: Make) -> None:
+    outcomes = await redteam.run_attacks(make("bwrap", **redteam.TIGHT), [family], controls=family in QUICK)
     assert len(outcomes) > 5
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
-    backend.close()  # type: ignore[attr-defined]
 
 
 def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
     """Whose exam it is would work on at the lowest priority, with no way back."""
     user = 60_999 if os.geteuid() == 0 else None  # nobody
     ours, theirs = socket.socketpair()
-    python = "/usr/bin/python3"
-    keeper = [
-        "nice",
-        "-n",
-        "5",
-        python,
-        "-c",
-        probes.CONTROLS,
-        "keeper",
-        str(theirs.fileno()),
-        probes.LIFETIME["its priority"],
-    ]
+    command = ["nice", "-n", "5", "/usr/bin/python3", "-c", probes.CONTROLS, "keeper", str(theirs.fileno())]
+    keeper = [*command, probes.LIFETIME["its priority"]]
     with ours, theirs, subprocess.Popen(["sleep", "60"], user=user, cwd="/") as bystander:
         before = os.getpriority(os.PRIO_PROCESS, bystander.pid)
         env = {"PATH": os.environ["PATH"], "A": "seen", "B": "it"}
@@ -62,37 +49,18 @@ def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in QUICK])
-async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, family: str) -> None:
-    outcomes = await redteam.run_attacks(bwrap, [family]) if family != "limits" else await _tight(family)
+async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, family: str, make: Make) -> None:
+    outcomes = await redteam.run_attacks(make("bwrap", **redteam.TIGHT) if family == "limits" else bwrap, [family])
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
 
 
-async def _tight(family: str) -> list[redteam.AttackResult]:
-    backend = sandbox.make_backend("bwrap", **redteam.TIGHT)
-    outcomes = await redteam.run_attacks(backend, [family])
-    backend.close()  # type: ignore[attr-defined]
-    return outcomes
-
-
-Succeeding = Callable[[str, Iterable[str]], Awaitable[list[str]]]
-
-
-@pytest.fixture
-def succeeding(monkeypatch: pytest.MonkeyPatch) -> Succeeding:
-    """Which of the named attacks on limits succeed on a backend."""
-
-    async def run(name: str, attacks: Iterable[str]) -> list[str]:
-        wanted = tuple(attack for attack in redteam.attacks() if attack.name in attacks)
-        assert len(wanted) == len(tuple(attacks))
-        backend = sandbox.make_backend(name, **redteam.tight(name))
-        assert isinstance(backend, GuestBackend)
-        with monkeypatch.context() as only:
-            only.setattr(redteam, "attacks", lambda: wanted)
-            outcomes = await redteam.run_attacks(backend, controls=False)
-        backend.close()
-        return [outcome.name for outcome in outcomes if outcome.succeeded]
-
-    return run
+async def of_those(names: Iterable[str], backend: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the named attacks on limits succeed."""
+    wanted = tuple(attack for attack in redteam.attacks() if attack.name in names)
+    assert len(wanted) == len(tuple(names))
+    with monkeypatch.context() as only:
+        only.setattr(redteam, "attacks", lambda: wanted)
+        return await succeeding(backend, "limits")
 
 
 UNBOUNDED = (
@@ -108,30 +76,27 @@ TOGETHER = ("processes that have left", "memory of many processes", "memory that
 
 
 async def test_without_control_groups_sandlock_bounds_processes_together(
-    sandlock: Sandlock, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
+    sandlock: Sandlock, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
-    assert await succeeding("sandlock", TOGETHER) == []
+    assert await of_those(TOGETHER, make("sandlock", **redteam.tight("sandlock")), monkeypatch) == []
 
 
 async def test_without_control_groups_bwrap_bounds_everything(
-    bwrap: Bubblewrap, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
+    bwrap: Bubblewrap, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "find_cgroups", lambda: Groups({}))
-    limits = [attack.name for attack in redteam.attacks() if attack.family == "limits"]
-    assert await succeeding("bwrap", limits) == []
+    assert await succeeding(make("bwrap", **redteam.TIGHT), "limits") == []
     monkeypatch.setattr(backends, "_SOCKET_BYTES", 1 << 60)
-    assert await succeeding("bwrap", ["memory in sockets"]) == ["memory in sockets"], "control"
+    sockets = ["memory in sockets"]
+    assert await of_those(sockets, make("bwrap", **redteam.TIGHT), monkeypatch) == sockets, "control"
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str) -> None:
+async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str, make: Make) -> None:
     """But for what fills the disk, which it cannot bound, and says so."""
-    backend = sandbox.make_backend("sandlock", **redteam.tight("sandlock"))
-    outcomes = await redteam.run_attacks(backend, [family], controls=False)
-    assert {outcome.name for outcome in outcomes if outcome.succeeded} <= set(UNBOUNDED)
-    backend.close()  # type: ignore[attr-defined]
+    assert set(await succeeding(make("sandlock", **redteam.tight("sandlock")), family)) <= set(UNBOUNDED)
 
 
 async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:

@@ -16,14 +16,12 @@ import coderepairrl
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
 
-from .conftest import python_for_all
+from .conftest import FAMILIES, LIMITS, python_for_all
 from .images import import_image
 
-LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
 Run = Callable[[str], Any]
 PREAMBLE = """
 import asyncio, json, os
-from coderepairrl import sandbox
 from coderepairrl.checks import redteam
 from coderepairrl.checks import sandbox as exam
 from coderepairrl.sandbox.container import Podman
@@ -43,11 +41,8 @@ def rootless(root: Path) -> Iterator[Run]:
     home = Path(f"~{name}").expanduser()
     ids = ["setpriv", f"--reuid={name}", f"--regid={name}", "--init-groups", "--"]
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "XDG_RUNTIME_DIR": str(home / "run")}
-    flags = [
-        "--cgroup-manager=cgroupfs",
-        "--storage-driver=overlay",
-        *(["--runtime=runc"] if shutil.which("runc") else []),
-    ]
+    runtime = ["--runtime=runc"] if shutil.which("runc") else []
+    flags = ["--cgroup-manager=cgroupfs", "--storage-driver=overlay", *runtime]
 
     def as_user(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*ids, *argv], env=env | {"PYTHONPATH": str(home)}, cwd=home, **options)
@@ -73,16 +68,16 @@ def rootless(root: Path) -> Iterator[Run]:
 
 
 def test_the_exam(rootless: Run) -> None:
-    checks = rootless(f"say(asyncio.run(exam.examine(make(**{LIMITS}))))")
+    checks = rootless(f"say(asyncio.run(exam.examine_sandbox(make(**{LIMITS}))))")
     assert [check for check in checks if not check[1]] == []
     assert len(checks) == len(exam.QUESTIONS)
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_no_attack_succeeds(rootless: Run, family: str) -> None:
     """Controls that take root are not shown here; those of all others are."""
-    program = f"say([r._asdict() for r in asyncio.run(redteam.run(make(**redteam.TIGHT), [{family!r}]))])"
+    program = f"say([r._asdict() for r in asyncio.run(redteam.run_attacks(make(**redteam.TIGHT), [{family!r}]))])"
     outcomes = [redteam.AttackResult(**outcome) for outcome in rootless(program)]
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
     assert any(outcome.control for outcome in outcomes)

@@ -16,17 +16,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from coderepairrl import sandbox
-from coderepairrl.checks import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.sandlock import MACHINES, PACKAGE, PORTS, Sandlock
+from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
 
-from .conftest import until_marked
+from .conftest import Make, until_marked
 
-LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20}
-SOMEBODY = 12345
 TRY = """
 import os, socket, ctypes, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -38,10 +35,15 @@ def call(*values):
 """
 
 
-async def attempt(backend: Sandlock, task: Task, code: str) -> list[str]:
+async def say(box: GuestSandbox, code: str) -> list[str]:
     """What a program prints inside, by line."""
+    return (await box.exec(["python3", "-c", TRY + code])).output.decode().splitlines()
+
+
+async def attempt(backend: Sandlock, task: Task, code: str) -> list[str]:
+    """What it prints in a sandbox of its own."""
     async with backend.open(task) as box:
-        return (await box.exec(["python3", "-c", TRY + code])).output.decode().splitlines()
+        return await say(box, code)
 
 
 def outside(backend: Sandlock, public: Path, code: str) -> list[str]:
@@ -60,38 +62,7 @@ def public(sandlock: Sandlock) -> Iterator[Path]:
         yield Path(name)
 
 
-async def test_every_question_of_the_exam(sandlock: Sandlock) -> None:
-    checks = await exam.examine_sandbox(sandbox.make_backend("sandlock", **LIMITS))
-    assert [check for check in checks if not check.ok] == []
-    assert len(checks) == len(exam.QUESTIONS)
-
-
-# -- isolation
-
-
-async def test_files_of_the_host_by_any_road(sandlock: Sandlock, task: Task, public: Path) -> None:
-    """Links, relative paths, ``/proc``'s magic links, descriptors of folders, a race on the path."""
-    secret = public / "secret"
-    secret.write_text("a secret")
-    if sandlock.user is not None:
-        os.chown(secret, sandlock.user, sandlock.user)
-    code = f"""
-s = {str(secret)!r}
-def read(path, **options):
-    fd = os.open(path, os.O_RDONLY, **options)
-    return os.read(fd, 99).decode()
-def link(): os.symlink(s, "crrl-link"); return read("crrl-link")
-def hard(): os.link(s, "crrl-hard"); return read("crrl-hard")
-roads = [s, "/proc/self/root" + s, "/proc/thread-self/root" + s, f"/proc/{{os.getpid()}}/root" + s, "../" * 20 + s]
-print(*[tries(read, road) for road in roads], tries(link), tries(hard))
-print(tries(lambda: read(s.lstrip("/"), dir_fd=os.open("/", os.O_PATH))), tries(os.listdir, os.path.dirname(s)))
-print(tries(os.truncate, s, 0), tries(os.rename, s, "crrl-moved"))
-"""
-    said = await attempt(sandlock, task, code)
-    assert set(" ".join(said).split()) == {"refused"}
-    assert secret.read_text() == "a secret"
-    control = outside(sandlock, public, code)
-    assert " ".join(control).count("a secret") == 8 and "refused" not in " ".join(control)
+# -- isolation: what the red team does not try, for only here there is something to fear
 
 
 async def test_a_race_on_a_path_of_proc_reads_no_other_process(sandlock: Sandlock, task: Task, public: Path) -> None:
@@ -126,8 +97,8 @@ print(seen, opened > 0)
         holder.wait()
 
 
-async def test_modes_times_and_owners_elsewhere_stay(sandlock: Sandlock, task: Task, public: Path) -> None:
-    """Landlock governs none of these; another sandbox's files belong to the same user."""
+async def test_modes_times_owners_and_lengths_elsewhere_stay(sandlock: Sandlock, task: Task, public: Path) -> None:
+    """Landlock governs few of these; another sandbox's files belong to the same user."""
     mine = public / "mine"
     mine.write_text("x")
     mine.chmod(0o644)
@@ -142,10 +113,11 @@ print(tries(os.chmod, m, 0o600), tries(os.utime, m, (1, 1)), tries(os.setxattr, 
       tries(call, 452, fd, b"", 0o600, 0x1000))
 os.symlink(m, "crrl-way")
 print(tries(os.chmod, "crrl-way", 0o600), tries(os.utime, "crrl-way", (1, 1)))
+print(tries(os.truncate, m, 0), tries(os.rename, m, m + "-moved"))
 """
     assert set(" ".join(await attempt(sandlock, task, code)).split()) == {"refused"}
     after = mine.stat()
-    assert (after.st_mode, after.st_mtime) == (before.st_mode, before.st_mtime)
+    assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, 1)
     assert set(" ".join(outside(sandlock, public, code)).split()) == {"done"}
 
 
@@ -159,12 +131,8 @@ print(os.lstat("l").st_mtime, os.stat("l").st_mtime)
 with open("app.py", "a") as f: os.fchmod(f.fileno(), 0o600); os.utime(f.fileno())
 print(oct(os.stat("app.py").st_mode), os.stat("app.py").st_mtime > 9)
 """
-    assert await attempt(sandlock, task, code) == [
-        "0o100755 2.0",
-        "0o100700 refused 0o40700",
-        "5.0 2.0",
-        "0o100600 True",
-    ]
+    said = ["0o100755 2.0", "0o100700 refused 0o40700", "5.0 2.0", "0o100600 True"]
+    assert await attempt(sandlock, task, code) == said
 
 
 async def test_links_and_renames_between_folders(sandlock: Sandlock, task: Task) -> None:
@@ -214,16 +182,15 @@ async def test_the_bridge_is_one_address_and_there_are_few(sandlock: Sandlock, t
         spare = box.guest.doors[0].getsockname()[1]
         port = int((await box.reach(str(address))).rpartition(":")[2])
         with socket.create_server(("127.0.0.2", port)):
-            code = (
-                TRY
-                + f"""
+            said = await say(
+                box,
+                f"""
 def get(host, port):
     with socket.create_connection((host, port), 5) as s: return s.recv(9).decode()
 print(tries(get, "127.0.0.1", {port}), tries(get, "127.0.0.2", {port}), tries(get, "127.0.0.1", {spare}))
-"""
+""",
             )
-            said = (await box.exec(["python3", "-c", code])).output
-        assert said == b"hello refused refused\n"
+        assert said == ["hello refused refused"]
         for _ in range(PORTS - 1):
             await box.reach(str(address))
         with pytest.raises(SandboxFault):
@@ -234,9 +201,7 @@ async def test_two_sandboxes_do_not_see_each_other(sandlock: Sandlock, task: Tas
     async with sandlock.open(task) as first, sandlock.open(task) as second:
         sleeping = asyncio.create_task(second.exec(["bash", "-c", f"exec -a {marker} sleep 1000"]))
         [pid] = await until_marked(marker)
-        code = (
-            TRY
-            + f"""
+        code = f"""
 other, pid = {second.workdir!r}, {pid}
 print(tries(lambda: open(other + "/app.py").read()), tries(os.listdir, other), tries(os.chmod, other + "/app.py", 0))
 print(tries(os.kill, pid, 9), tries(lambda: open(f"/proc/{{pid}}/cmdline").read()), str(pid) in os.listdir("/proc"))
@@ -244,9 +209,8 @@ import resource
 print(tries(resource.prlimit, pid, resource.RLIMIT_CPU, (1, 1)), tries(os.sched_setaffinity, pid, {{0}}),
       tries(os.setpriority, os.PRIO_PROCESS, pid, 19))
 """
-        )
-        said = (await first.exec(["python3", "-c", code])).output.decode().splitlines()
-        assert said == ["refused refused refused", "refused refused False", "refused refused refused"]
+        said = ["refused refused refused", "refused refused False", "refused refused refused"]
+        assert await say(first, code) == said
         os.kill(pid, signal.SIGKILL)
         assert (await sleeping).exit_code == 137
         assert (await second.exec(["cat", "app.py"])).ok
@@ -311,13 +275,13 @@ def test_an_old_kernel_is_refused(monkeypatch: pytest.MonkeyPatch, abi: int, wor
 @pytest.mark.parametrize(
     ("hole", "words"),
     [
-        ('"readable": self._readable', "reads a file of the host"),
-        ('"ports": ports', "reaches the host's loopback"),
-        ('"writable": ["/dev/null", tmp, work]', "writes outside the workspace"),
+        ("readable", "reads a file of the host"),
+        ("ports", "reaches the host's loopback"),
+        ("writable", "writes outside the workspace"),
     ],
 )
 def test_a_promise_that_does_not_hold_is_refused(
-    sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, hole: str, words: str
+    sandlock: Sandlock, make: Make, monkeypatch: pytest.MonkeyPatch, hole: str, words: str
 ) -> None:
     """A supervisor with a hole stands for a kernel that does not enforce what it was asked for."""
     supervised = Sandlock._supervised
@@ -325,16 +289,9 @@ def test_a_promise_that_does_not_hold_is_refused(
     def leaky(self: Sandlock, box: Path, argv: list[str], ports: list[int], control: int) -> list[str]:
         *command, text = supervised(self, box, argv, ports, control)
         settings = json.loads(text)
-        if "readable" in hole:
-            settings["readable"].append(str(box))
-        elif "ports" in hole:
-            settings["ports"].append(int(argv[-1]))
-        else:
-            settings["writable"].insert(0, str(box))
+        settings[hole].insert(0, int(argv[-1]) if hole == "ports" else str(box))
         return [*command, json.dumps(settings)]
 
     monkeypatch.setattr(Sandlock, "_supervised", leaky)
-    backend = Sandlock()
     with pytest.raises(PrerequisiteError, match=words):
-        backend.require()
-    backend.close()
+        make("sandlock").require()

@@ -34,7 +34,10 @@ def refused(code: int) -> int:
     return 0x00050000 | code
 
 
-@pytest.mark.parametrize(("machine", "arch"), [("x86_64", X86), ("aarch64", ARM)])
+both_machines = pytest.mark.parametrize(("machine", "arch"), [("x86_64", X86), ("aarch64", ARM)])
+
+
+@both_machines
 def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
     program = seccomp.program(machine)
     here = seccomp._MACHINES[machine]
@@ -63,7 +66,7 @@ def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
     assert all(verdict(program, arch, n) == ALLOW for n in range(470) if n not in used | special)
 
 
-@pytest.mark.parametrize(("machine", "arch"), [("x86_64", X86), ("aarch64", ARM)])
+@both_machines
 def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch: int) -> None:
     program, plain = seccomp.program(machine, shared=True), seccomp.program(machine)
     here = seccomp._MACHINES[machine]
@@ -82,11 +85,7 @@ def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch:
     assert all(verdict(program, arch, n) == verdict(plain, arch, n) for n in range(470) if n not in special)
 
 
-def test_a_machine_whose_numbers_are_not_known_is_refused() -> None:
+def test_neither_an_unknown_machine_nor_the_x32_interface_is_a_way_round() -> None:
     with pytest.raises(PrerequisiteError):
         seccomp.program("riscv64")
-
-
-def test_the_x32_interface_is_no_way_round() -> None:
-    program = seccomp.program("x86_64")
-    assert verdict(program, X86, 0x40000000 | 101) == refused(errno.ENOSYS)
+    assert verdict(seccomp.program("x86_64"), X86, 0x40000000 | 101) == refused(errno.ENOSYS)

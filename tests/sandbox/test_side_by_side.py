@@ -62,29 +62,16 @@ async def three(box: GuestSandbox, kind: str) -> int:
 
 @pytest.mark.parametrize("kind", ["watchers", "signals", "timers"])
 async def test_what_is_counted_by_user_is_limited_in_each_sandbox(
-    kind: str, bwrap: Bubblewrap, task: Task, marker: str
+    kind: str, bwrap: Bubblewrap, task: Task, marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Message queues are refused. The control is of signals: without their limit one sandbox takes all."""
     async with bwrap.open(task) as box, taking(bwrap, task, kind, marker):
-        assert await three(box, kind) == 3
-
-
-async def test_without_its_limit_one_sandbox_takes_all(
-    bwrap: Bubblewrap, task: Task, marker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the test above."""
-    limits = ResourceLimits.rlimits
-
-    def unlimited(self: ResourceLimits, *, per_user: bool) -> dict[str, int]:
-        return limits(self, per_user=per_user) | {"SIGPENDING": 1 << 30}
-
-    monkeypatch.setattr(ResourceLimits, "rlimits", unlimited)
-    async with bwrap.open(task) as box, taking(bwrap, task, "signals", marker):
-        assert await three(box, "signals") == 0
-
-
-async def test_message_queues_are_refused(bwrap: Bubblewrap, task: Task) -> None:
-    async with bwrap.open(task) as box:
-        assert await three(box, "queues") == 0
+        assert (await three(box, kind), await three(box, "queues")) == (3, 0)
+    if kind == "signals":
+        limits = ResourceLimits.rlimits
+        monkeypatch.setattr(ResourceLimits, "rlimits", lambda *a, **k: limits(*a, **k) | {"SIGPENDING": 1 << 30})
+        async with bwrap.open(task) as box, taking(bwrap, task, kind, marker):
+            assert await three(box, kind) == 0
 
 
 async def test_the_gateway_is_reached_while_another_has_many_descriptors_on_their_way(

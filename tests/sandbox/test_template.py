@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
 from coderepairrl.sandbox.guest import main as guest
 from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
+
+from .conftest import Make
 
 LOOK = """
 id; hostname; pwd; umask; ulimit -a; env | sort; ls -ld / /tmp /dev /dev/shm "$PWD" | tr -s ' ' | cut -d' ' -f1-4
@@ -29,14 +32,22 @@ done
 
 
 @pytest.fixture
-def forking(bwrap: Bubblewrap) -> Iterator[Bubblewrap]:
-    backend = Bubblewrap()
+def forking(bwrap: Bubblewrap, make: Make) -> Bubblewrap:
+    backend = make("bwrap")
     backend.require()
     if not backend._forks:
         assert os.environ.get("CI") != "true", backend._no_fork
         pytest.skip(backend._no_fork)
-    yield backend
-    backend.close()
+    return backend
+
+
+async def until_empty(left: Callable[[], Any]) -> None:
+    """Wait until nothing is left, for 20 seconds: a busy machine takes its time to end processes."""
+    for _ in range(400):
+        if not any(found := left()):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"still there: {found}")
 
 
 def naming(folder: Path) -> list[int]:
@@ -51,17 +62,15 @@ def naming(folder: Path) -> list[int]:
     return found
 
 
-async def test_a_forked_sandbox_looks_like_a_started_one(forking: Bubblewrap, task: Task) -> None:
-    started = Bubblewrap(fork=False)
+async def test_a_forked_sandbox_looks_like_a_started_one(forking: Bubblewrap, task: Task, make: Make) -> None:
     looks, mounts = [], []
-    for backend in (forking, started):
+    for backend in (forking, make("bwrap", fork=False)):
         async with backend.open(task) as box:
             assert (box.guest.process is None) == (backend is forking)
             looks.append((await box.exec(["bash", "-c", LOOK])).output.decode())
             lines = [line.split() for line in (await box.exec(["cat", "/proc/mounts"])).output.decode().splitlines()]
             ours = {at: (kind, options.split(",")) for _, at, kind, options, *_ in lines}  # the one on top
             mounts.append({at: (kind, *sorted(options)) for at, (kind, options) in ours.items()})
-    started.close()
     assert looks[0] == looks[1]
     assert mounts[1].pop("/run/workspace")  # which a forked guest is handed open, and closes before any command
     kind, *options = mounts[0]["/proc/sys"]
@@ -124,13 +133,8 @@ async def test_cancelled_while_it_is_forked_leaves_nobody(forking: Bubblewrap, t
         await asyncio.sleep(0.001 * number)
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
-    for _ in range(400):  # a busy machine takes its time to end them
-        left = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-        boxes = list(forking.state.glob("box-*"))
-        if not (left or boxes):
-            break
-        await asyncio.sleep(0.05)
-    assert (left, boxes) == ("", [])
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    await until_empty(lambda: (children.read_text(), list(forking.state.glob("box-*"))))
 
 
 async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: Task) -> None:
@@ -140,19 +144,15 @@ async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: 
         pid = box.guest.pid
     assert not Path(f"/proc/{pid}").exists()
     forking.close()
-    for _ in range(200):  # bubblewrap has ended; the kernel ends what is in it
-        if not (left := naming(state)):
-            break
-        await asyncio.sleep(0.05)
-    assert left == []
+    await until_empty(lambda: naming(state))  # bubblewrap has ended; the kernel ends what is in it
 
 
-async def test_where_the_kernel_refuses_every_guest_is_started(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_the_kernel_refuses_every_guest_is_started(
+    task: Task, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Template, "refusal", lambda *_: "unshare: Operation not permitted")
-    backend = Bubblewrap()
-    async with backend.open(task) as box:
+    async with make("bwrap").open(task) as box:
         assert box.guest.process is not None and (await box.exec(["true"])).ok
-    backend.close()
 
 
 FLOOD = """
@@ -168,10 +168,10 @@ sys.stdin.read()
 """
 
 
-async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_opening(task: Task) -> None:
+async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_opening(task: Task, make: Make) -> None:
     """They count against the limit of open files of whoever sends some for the same user."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    backend = Bubblewrap(open_files=1000)
+    backend = make("bwrap", open_files=1000)
     try:
         open_here = len(list(Path("/proc/self/fd").iterdir()))  # many tests may leave some hundreds
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(open_here + 150, 900), hard))
@@ -190,7 +190,6 @@ async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_open
             work.cancel()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        backend.close()
 
 
 async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +202,8 @@ async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monk
         forked.confine()
 
 
-def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, tried = Bubblewrap(), []
+def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tried = make("bwrap"), []
 
     def fails(*_: object) -> None:
         tried.append(1)
@@ -215,4 +214,3 @@ def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, monkeypatch: pyte
         with pytest.raises(PrerequisiteError, match="no room"):
             backend.require()
     assert len(tried) == 2
-    backend.close()

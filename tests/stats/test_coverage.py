@@ -7,17 +7,27 @@ worse, better, or stay) with intra-cluster correlation `icc`. 2,000 simulations 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coderepairrl.stats import Interval, mean_interval
+from coderepairrl.stats import mean_interval
+from intervals import within
 
 SIMULATIONS = 2_000
 
 
-def holds(interval: Interval, truth: float) -> bool:
-    return interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
+def coverage(
+    draw: Callable[[], NDArray[np.float64]], labels: NDArray[np.int64], truth: float, *, share: bool = True
+) -> float:
+    """How often the interval of what `draw` gives holds `truth`."""
+    clusters = labels.tolist()
+    intervals = (mean_interval(draw().tolist(), clusters, share=share) for _ in range(SIMULATIONS))
+    held = sum(within(truth, each) for each in intervals) / SIMULATIONS
+    print(f"{len(set(clusters))} clusters, {len(clusters)} values, truth {truth}: {held:.3f}")
+    return held
 
 
 def chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int) -> NDArray[np.float64]:
@@ -46,13 +56,12 @@ def chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int)
 def test_shares(clusters: int, size: int, icc: float, p: float, least: float) -> None:
     rng = np.random.default_rng(clusters + size)
     labels = np.repeat(np.arange(clusters), size)
-    held = 0
-    for _ in range(SIMULATIONS):
+
+    def draw() -> NDArray[np.float64]:
         chance = chances(rng, [p, 1 - p], icc, clusters)[labels, 0]
-        values = (rng.random(len(labels)) < chance).astype(float).tolist()
-        held += holds(mean_interval(values, labels.tolist(), share=True), p)
-    print(f"share: {clusters} clusters of {size}, icc {icc}, p {p}: {held / SIMULATIONS:.3f}")
-    assert least <= held / SIMULATIONS <= 0.99
+        return (rng.random(len(labels)) < chance).astype(float)
+
+    assert least <= coverage(draw, labels, p) <= 0.99
 
 
 @pytest.mark.parametrize("clusters", [5, 20, 62])
@@ -60,22 +69,17 @@ def test_similarities(clusters: int) -> None:
     """Shares that are not all or nothing: 40 % are 0, the rest anything, and a cluster has something in common."""
     rng = np.random.default_rng(clusters)
     labels = np.repeat(np.arange(clusters), 2)
-    held = 0
-    for _ in range(SIMULATIONS):
+
+    def draw() -> NDArray[np.float64]:
         level = rng.beta(2.0, 2.0, clusters)[labels]  # mean 1/2
-        values = np.where(rng.random(len(labels)) < 0.4, 0.0, rng.beta(4 * level, 4 * (1 - level))).tolist()
-        held += holds(mean_interval(values, labels.tolist(), share=True), 0.3)
-    print(f"similarity: {clusters} clusters of 2: {held / SIMULATIONS:.3f}")
-    assert 0.93 <= held / SIMULATIONS <= 0.98
+        return np.where(rng.random(len(labels)) < 0.4, 0.0, rng.beta(4 * level, 4 * (1 - level)))
+
+    assert 0.93 <= coverage(draw, labels, 0.3) <= 0.98
 
 
 def test_counts_are_no_shares() -> None:
     """Turns of an episode, whose clusters differ in their mean."""
     rng = np.random.default_rng(9)
     labels = np.repeat(np.arange(20), 4)
-    held = 0
-    for _ in range(SIMULATIONS):
-        values = rng.poisson(rng.gamma(4.0, 2.0, 20)[labels]).astype(float).tolist()
-        held += holds(mean_interval(values, labels.tolist(), share=False), 8.0)
-    print(f"count: 20 clusters of 4, mean 8: {held / SIMULATIONS:.3f}")
-    assert 0.92 <= held / SIMULATIONS <= 0.97
+    draw = lambda: rng.poisson(rng.gamma(4.0, 2.0, 20)[labels]).astype(float)  # noqa: E731
+    assert 0.92 <= coverage(draw, labels, 8.0, share=False) <= 0.97

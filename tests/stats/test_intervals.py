@@ -8,24 +8,12 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from coderepairrl.stats import (
-    Interval,
-    intervals,
-    mean_interval,
-    paired_difference,
-    sign_flip_test,
-    tango,
-    wilson,
-)
-from coderepairrl.stats.intervals import median_interval
+from coderepairrl.stats import mean_interval, paired_difference, sign_flip_test, tango, wilson
+from coderepairrl.stats.intervals import median_interval, student
 from coderepairrl.stats.paired import holm
+from intervals import ends, width
 
 Z = NormalDist().inv_cdf(0.975)
-
-
-def ends(interval: Interval) -> tuple[float, float]:
-    assert interval.low is not None and interval.high is not None
-    return interval.low, interval.high
 
 
 def test_wilson_of_the_thesis() -> None:
@@ -53,33 +41,30 @@ def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int
     assert high == 1 or statistic(high) == pytest.approx(-Z, abs=0.01)
 
 
-def test_no_pair_that_differs_leaves_what_wilson_leaves() -> None:
-    """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed."""
+def test_what_wilson_leaves() -> None:
+    """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed. Singletons are
+    a plain proportion but for Student's t."""
     low, high = ends(tango(0, 0, 20))
     assert high == -low == pytest.approx(ends(wilson(0, 20))[1])
-
-
-def test_singletons_are_a_plain_proportion_but_for_students_t() -> None:
     found = mean_interval([1.0] * 40 + [0.0] * 60, range(100), share=True)
     assert ends(found) == pytest.approx(ends(wilson(0.4 * 99, 99, 1.9842)), abs=1e-4)
 
 
 def test_the_quantiles_are_those_of_the_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {n: intervals.student(n) for n in table} == pytest.approx(table, abs=6e-4)
-    assert intervals.student(10**6) == pytest.approx(Z, abs=1e-5)
+    assert {n: student(n) for n in table} == pytest.approx(table, abs=6e-4)
+    assert student(10**6) == pytest.approx(Z, abs=1e-5)
 
 
 def test_clusters_widen() -> None:
     rng = np.random.default_rng(0)
     shared = np.repeat(rng.random(30) < 0.4, 8)
     values = [float(v) for v in np.where(rng.random(240) < 0.8, shared, ~shared)]
-    low, high = ends(mean_interval(values, [at // 8 for at in range(240)], share=True))
-    narrow = ends(mean_interval(values, range(240), share=True))
-    assert high - low > 1.5 * (narrow[1] - narrow[0])
+    wide, narrow = (mean_interval(values, [at // size for at in range(240)], share=True) for size in (8, 1))
+    assert width(wide) > 1.5 * width(narrow)
     # What is by chance more even than independent values would be counts no more than these.
     even = mean_interval([0.0, 1.0] * 20, [at // 2 for at in range(40)], share=True)
-    assert ends(even) == pytest.approx(ends(wilson(20, 40, intervals.student(19))))
+    assert ends(even) == pytest.approx(ends(wilson(20, 40, student(19))))
 
 
 def test_equal_values_count_one_for_each_cluster() -> None:
@@ -144,7 +129,7 @@ def test_pairing_removes_what_tasks_share() -> None:
     after = before + 0.2 + 0.01 * rng.normal(size=100)
     gain = paired_difference(list(before), list(after), range(100), share=False)
     assert gain.value == pytest.approx(0.2, abs=0.01)
-    assert 0 < ends(gain)[1] - ends(gain)[0] < 0.01
+    assert 0 < width(gain) < 0.01
 
 
 def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
@@ -164,12 +149,9 @@ def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
 def test_values_that_hardly_differ_have_no_interval_without_width(least: float) -> None:
     """`patch_edits` gives an edit far from the place 1e-9: 0.000 [0.000, 0.000] was said of four tasks."""
     for values in ([0.0, 0.0, 0.0, least], [1.0, 1.0, 1.0, 1.0 - least]):
-        found = mean_interval(values, "abcd", share=True)
-        assert found.low is not None and found.high is not None
-        assert found.high - found.low > 0.4
-        moved = paired_difference([values[0]] * 4, values, "abcd", share=True)
-        assert moved.low is not None and moved.high is not None
-        assert moved.low < -0.4 < 0.4 < moved.high
+        assert width(mean_interval(values, "abcd", share=True)) > 0.4
+        low, high = ends(paired_difference([values[0]] * 4, values, "abcd", share=True))
+        assert low < -0.4 < 0.4 < high
 
 
 def test_the_order_of_episodes_changes_no_bit() -> None:

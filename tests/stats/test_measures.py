@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.stats import Interval, measures, pair, paired_changes, summarise
+from coderepairrl.stats import measures, pair, paired_changes, summarise
 from coderepairrl.stats.intervals import slices
 from coderepairrl.types import Ending, Episode, Score, ToolCall
+from intervals import width
 
 
 def episode(
@@ -49,7 +50,7 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
         summarise([episode(task, float(at % 3 == 0)) for at, task in enumerate(tasks)]).values["tests"]
         for tasks in (apart, bugs)
     )
-    assert narrow.value == wide.value and _width(wide) > 2 * _width(narrow)
+    assert narrow.value == wide.value and width(wide) > 2 * width(narrow)
     early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
     assert pair(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
     assert not paired_changes(early, late)["tests"].above(0), "one function of three has got better"
@@ -64,7 +65,7 @@ def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> No
 
     none = [replace(each, repository="") for each in of(3)]
     plain, one, three = (summarise(each).values["tests"] for each in (none, of(1), of(3)))
-    assert plain == one and _width(three) > 2 * _width(one)
+    assert plain == one and width(three) > 2 * width(one)
     assert pair(of(3), of(3))["tests"].clusters == ["r0", "r1", "r2"] * 8
     assert pair(of(3), none)["tests"].clusters == ["r0", "r1", "r2"] * 8, "a run of an older version"
     assert slices(of(3)).keys() == {"repository r0", "repository r1", "repository r2"} and not slices(of(1))
@@ -80,8 +81,3 @@ def test_measures_that_are_counts_are_no_shares() -> None:
     assert calls.value == 0.5 and calls.low == 0 and calls.high is not None and calls.high > 1
     change = paired_changes(episodes, [replace(each, tool_calls=()) for each in episodes])["calls"]
     assert change.low is not None and change.low < -0.5, "a change may be negative"
-
-
-def _width(interval: Interval) -> float:
-    assert interval.low is not None and interval.high is not None
-    return interval.high - interval.low

@@ -14,22 +14,13 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 from statsmodels.stats.weightstats import ttost_paired
 
-from coderepairrl.stats import Interval, paired_difference, sign_flip_test, wilson
+from coderepairrl.stats import paired_difference, sign_flip_test, wilson
 from coderepairrl.stats.outcomes import curves, pass_at_k, pass_hat_k
 from coderepairrl.stats.paired import cohens_d, cohens_h, difference, equivalence, holm, mcnemar, mcnemar_p
 from coderepairrl.stats.power import detectable, needed_tasks, spread_of_shares
+from intervals import ends, within
 
 CLOSE = {"rel": 1e-9, "abs": 1e-12}
-
-
-def ends(interval: Interval | None) -> tuple[float, float]:
-    assert interval is not None and interval.low is not None and interval.high is not None
-    return interval.low, interval.high
-
-
-def within(value: float, interval: Interval) -> bool:
-    low, high = ends(interval)
-    return low <= value <= high
 
 
 def shares(rng: np.random.Generator, count: int, p: float) -> list[float]:
@@ -50,11 +41,6 @@ def test_mcnemar_is_that_of_statsmodels_and_scipy(lost: int, gained: int) -> Non
     here = scipy_stats.binom.pmf(min(lost, gained), lost + gained, 0.5)
     assert mid_p == pytest.approx(min(1, 2 * (tails - here / 2)), **CLOSE)
     assert mid_p <= exact
-
-
-def test_mcnemar_counts() -> None:
-    found = mcnemar([True, True, False, False, True], [True, False, True, False, False])
-    assert found[:4] == (1, 2, 1, 1) and found.exact == 1
 
 
 @pytest.mark.parametrize("p", [(0.01, 0.04, 0.03), (0.5,), (0.2, 0.2, 0.001, 0.9), (1.0, 1.0), ()])
@@ -111,7 +97,10 @@ def test_the_sign_flip_test_is_scipys_permutation_test(seed: int) -> None:
 
 def test_sign_flips_of_tasks_that_stand_for_themselves_are_mcnemars_exact_test() -> None:
     before, after = [1.0, 0, 0, 0, 0, 1, 1, 0, 0], [0.0, 1, 1, 1, 1, 1, 1, 0, 0]
-    assert sign_flip_test(before, after, range(9)) == pytest.approx(mcnemar_p(1, 4)[0], **CLOSE)
+    counted = mcnemar([*map(bool, before)], [*map(bool, after)])
+    assert counted[:4] == (2, 1, 4, 2)
+    assert sign_flip_test(before, after, range(9)) == pytest.approx(counted.exact, **CLOSE)
+    assert counted.exact == mcnemar_p(1, 4)[0]
 
 
 def test_pass_at_k_is_the_mean_over_all_choices() -> None:
@@ -152,10 +141,8 @@ def test_the_bootstrap_holds_the_truth_for_few_repositories_of_unequal_size() ->
     for _ in range(400):
         own = rng.normal(0.1, 0.1, 12)[labels]
         before = rng.normal(0, 0.5, len(labels))
-        low, high = ends(
-            difference(before.tolist(), (before + own + rng.normal(0, 0.3, len(labels))).tolist(), labels.tolist())
-        )
-        held += low <= 0.1 <= high
+        after = before + own + rng.normal(0, 0.3, len(labels))
+        held += within(0.1, difference(before.tolist(), after.tolist(), labels.tolist()))
     assert 0.90 <= held / 400 <= 0.98
 
 
@@ -190,15 +177,6 @@ def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float)
     assert 0.76 <= shown / 4000 <= 0.9
 
 
-def test_clusters_that_agree_count_as_one_task() -> None:
-    rng = np.random.default_rng(6)
-    first, last = ([[value] for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2))
-    found = spread_of_shares(first, last, [at // 5 for at in range(500)])
-    assert found.design == pytest.approx(5, rel=0.05)
-    alone = spread_of_shares(first, last, range(500))
-    assert alone.design == pytest.approx(1, rel=0.01)
-
-
 def test_two_attempts_tell_what_is_chance() -> None:
     """Policies that are equal, and fail or solve by chance alone: with k attempts the disagreement falls to 1 / k."""
     rng = np.random.default_rng(5)
@@ -206,11 +184,14 @@ def test_two_attempts_tell_what_is_chance() -> None:
     found = spread_of_shares(*sides, range(4000))
     assert found.at(1).value == pytest.approx(2 * 0.24, abs=0.03)
     for attempts in (2, 4, 8):
-        low, high = ends(found.at(attempts))
-        assert low <= 2 * 0.24 / attempts <= high
+        assert within(2 * 0.24 / attempts, found.at(attempts))
     single = spread_of_shares(*([[attempt[0]] for attempt in side] for side in sides), range(4000))
     low, high = ends(single.at(4))
     assert low == pytest.approx(0.12, abs=0.01) and high == pytest.approx(0.48, abs=0.03)  # a range, not an estimate
+    agreeing = [[[value] for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2)]
+    for size in (5, 1):
+        design = spread_of_shares(*agreeing, [at // size for at in range(500)]).design
+        assert design == pytest.approx(size, rel=0.05), "clusters that agree count as one task"
 
 
 # -- the edges
@@ -234,20 +215,13 @@ def test_nothing_that_varies_leaves_no_number_without_an_interval(same: float, t
     assert mcnemar(outcomes, outcomes)[4:] == (1, 1)
     square = spread_of_shares([[same]] * tasks, [[same]] * tasks, labels).square
     assert square.value == 0 and (tasks == 1 or ends(square)[1] > 0)
-    points = curves(
-        {str(at): [*outcomes[at:], True] for at in labels},
-        {str(at): [True] * 3 for at in labels},
-        {str(at): at for at in labels},
-        [1],
-    )
+    first, last = {str(at): [*outcomes[at:], True] for at in labels}, {str(at): [True] * 3 for at in labels}
+    points = curves(first, last, {str(at): at for at in labels}, [1])
     assert all(tasks == 1 or ends(point.change)[0] < ends(point.change)[1] for point in points)
 
 
-def test_one_repository_has_no_bootstrap() -> None:
+def test_too_few_repositories_or_tasks_can_show_nothing() -> None:
     assert difference([0, 1, 0], [1, 1, 0], "aaa") == (pytest.approx(1 / 3), None, None)
-
-
-def test_too_few_tasks_can_show_nothing() -> None:
     assert detectable(5, 0.5) is None
     seen: Sequence[float | None] = [detectable(tasks, 0.0) for tasks in (100, 500)]
     assert [round(value, 3) for value in seen if value] == [0.077, 0.016]  # 8 tasks: fewer are chance

@@ -8,8 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,12 @@ from coderepairrl.config import Config, load_config
 from coderepairrl.config.schema import Lora, Route
 from coderepairrl.engines import make_engine
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings
+from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.devices import check_route
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Chunk, Sample, Sampling
+from learners import started_learner
 
 torch.set_num_threads(1)
 WAIT = 280.0
@@ -72,15 +72,6 @@ class Held:
     async def close(self) -> None: ...
 
 
-@asynccontextmanager
-async def learner(model: Path, tmp_path: Path, settings: LearnSettings) -> AsyncIterator[Learner]:
-    running = await Learner.start(model, settings, log_dir=tmp_path / "logs", publish_dir=tmp_path / "weights")
-    try:
-        yield running
-    finally:
-        await running.close()
-
-
 def rows() -> list[Sample]:
     ids, on = tuple(range(20)), (False,) + (True,) * 19
     old, versions = (0.0,) + (-5.0,) * 19, (-1,) + (0,) * 19
@@ -110,7 +101,7 @@ async def test_what_arrives_is_what_a_file_would_have(
 ) -> None:
     held = Held(workers)
     assert (await held.receivers())[0] == workers
-    async with learner(miniature, tmp_path, settings) as trained:
+    async with started_learner(miniature, tmp_path, settings) as trained:
         engine = Streamed(held, trained.send)
         routes: tuple[Route, ...] = ("gloo", "ipc")
         for version, route in enumerate(routes, 1):
@@ -131,7 +122,7 @@ async def test_what_arrives_is_what_a_file_would_have(
 
 async def test_a_load_that_cannot_be_leaves_learner_and_engine_as_they_were(miniature: Path, tmp_path: Path) -> None:
     held = Held()
-    async with learner(miniature, tmp_path, PLAIN) as trained:
+    async with started_learner(miniature, tmp_path, PLAIN) as trained:
         engine = Streamed(held, trained.send)
         await trained.step(rows())
         first = await trained.offer("gloo")
@@ -164,7 +155,7 @@ async def test_the_reason_of_the_end_that_broke_off_first_is_told(tmp_path: Path
 
 async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Path) -> None:
     held = Held()
-    async with learner(miniature, tmp_path, PLAIN) as trained:
+    async with started_learner(miniature, tmp_path, PLAIN) as trained:
         offer = await trained.offer("gloo")
         trained._children[0].process.kill()
         with pytest.raises(LearnerFault, match="died during send"):

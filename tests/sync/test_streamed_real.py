@@ -12,32 +12,22 @@ import pytest
 import pytest_asyncio
 
 from coderepairrl.config.schema import Route
-from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync.weights import Streamed
 from coderepairrl.types import Sample, Sampling
-from engines.conftest import require_vllm
+from engines.conftest import ask, real_vllm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 PROMPT = list(range(40, 140))
 GREEDY = Sampling(temperature=0.0, max_tokens=20)
-Answer = tuple[list[int], list[float], set[int]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    require_vllm()
-    log = tmp_path_factory.mktemp("vllm")
-    engine = await Vllm(slots=8, context=4096, start_seconds=1500).start(miniature, log_dir=log)
-    yield engine
-    await engine.close()
-
-
-async def ask(engine: VllmEngine) -> Answer:
-    chunks = [chunk async for chunk in engine.generate(PROMPT, GREEDY, 0)]
-    ids = [token for chunk in chunks for token in chunk.ids]
-    return ids, [logprob for chunk in chunks for logprob in chunk.logprobs], {chunk.version for chunk in chunks}
+    async with real_vllm(miniature, tmp_path_factory.mktemp("vllm"), slots=8, context=4096) as engine:
+        yield engine
 
 
 def rows(seed: int) -> list[Sample]:
@@ -53,7 +43,7 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
     learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
     try:
         streamed = Streamed(real, learner.send)
-        before = await ask(real)
+        before = await ask(real, PROMPT, GREEDY)
         version = 0
         routes: tuple[Route, ...] = ("gloo", "ipc")
         for route in routes:
@@ -65,8 +55,8 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
                 stream = real.generate([1, 2, 3], Sampling(max_tokens=4000), 1)
                 chunks = [await anext(stream)]
                 assert await streamed.load(*offer) == version
-                after = await ask(real)
-                assert after[2] == {version} and after[1] != before[1]
+                after = await ask(real, PROMPT, GREEDY)
+                assert {*after[2]} == {version} and after[1] != before[1]
                 [truth] = await learner.logprobs([[*PROMPT, *after[0]]])
                 assert max(abs(a - b) for a, b in zip(after[1], truth[len(PROMPT) - 1 :], strict=True)) < 1e-4
                 before = after
@@ -79,7 +69,7 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
         path, _, checksum = await learner.offer("ipc")
         with pytest.raises(EngineFault, match=f"what arrived has checksum .* version {version} stays"):
             await streamed.load(path, version, checksum[::-1])
-        assert await ask(real) == before
+        assert await ask(real, PROMPT, GREEDY) == before
         os.kill(learner.pids[0], signal.SIGSTOP)  # it dies while the workers wait for it
         loading = asyncio.create_task(streamed.load(path, version, checksum))
         while not (path / "meet-ready-1").exists():
@@ -87,6 +77,6 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
         os.kill(learner.pids[0], signal.SIGKILL)
         with pytest.raises(LearnerFault, match="died during send"):
             await loading
-        assert await ask(real) == before, "a transfer that broke off changed what is served"
+        assert await ask(real, PROMPT, GREEDY) == before, "a transfer that broke off changed what is served"
     finally:
         await learner.close()

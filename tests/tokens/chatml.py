@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+SYSTEM = (
+    r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content %}{%- set rest = messages[1:] %}"
+    r"{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}"
+)
 HERMES_TOOLS = (
     r"{{- '\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
     r"function signatures within <tools></tools> XML tags:\n<tools>' }}"
@@ -56,6 +60,11 @@ QWEN3 = chatml(
     prompt=r"{%- if enable_thinking is defined and enable_thinking is false %}"
     r"{{- '<think>\n\n</think>\n\n' }}{%- endif %}",
 )
+_ARGUMENTS = (
+    r"{%- for name, value in call.function.arguments | items %}{{- '<parameter=' + name + '>\n' }}"
+    r"{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
+    r"{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}"
+)
 QWEN3_CODER = chatml(
     lead="'You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks.' if tools else ''",
     tools=r"{{- '\n\n# Tools\n\nYou have access to the following functions:\n\n<tools>' }}{%- for tool in tools %}"
@@ -66,19 +75,11 @@ QWEN3_CODER = chatml(
     r"reply in the following format with NO suffix:\n\n<tool_call>\n<function=example_function_name>\n"
     r"<parameter=example_parameter_1>\nvalue_1\n</parameter>\n</function>\n</tool_call>' }}",
     calls=r"{%- if m.content %}{{- '\n' + m.content | trim + '\n' }}{%- endif %}{%- for call in m.tool_calls %}"
-    r"{{- '\n<tool_call>\n<function=' + call.function.name + '>\n' }}"
-    r"{%- for name, value in call.function.arguments | items %}{{- '<parameter=' + name + '>\n' }}"
-    r"{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
-    r"{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}{%- endfor %}",
+    r"{{- '\n<tool_call>\n<function=' + call.function.name + '>\n' }}" + _ARGUMENTS + r"{%- endfor %}",
     prompt="",
     result=r"{%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user\n' }}{%- endif %}"
     r"{{- '<tool_response>\n' + m.content + '\n</tool_response>\n' }}"
     r"{%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}",
-)
-_ARGUMENTS = (
-    r"{%- for name, value in call.function.arguments | items %}{{- '<parameter=' + name + '>\n' }}"
-    r"{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
-    r"{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}"
 )
 QWEN35 = (
     r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content | trim %}{%- set rest = messages[1:] %}"
@@ -112,8 +113,7 @@ QWEN35 = (
 )
 # Every reply begins with thoughts, perhaps empty ones; those before a user's last message are emptied.
 NEMOTRON3 = (
-    r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content %}{%- set rest = messages[1:] %}"
-    r"{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}{{- '<|im_start|>system\n' + first }}"
+    SYSTEM + r"{{- '<|im_start|>system\n' + first }}"
     r"{%- if tools %}{{- '\n\n# Tools\n\nYou have access to the following functions:\n\n<tools>' }}"
     r"{%- for tool in tools %}{{- '\n<function>\n<name>' + tool.function.name + '</name>' }}"
     r"{{- '\n<parameters>' + tool.function.parameters | tojson + '</parameters>\n</function>' }}{%- endfor %}"

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+
+from architectures import ARCHITECTURES, Architecture
+from coderepairrl.tokens import Codec, Reply
+from coderepairrl.tokens.verify import OPENING, TOOLS
 
 
 @dataclass(frozen=True)
 class Family:
     """What a miniature is made of, and what must come of it."""
 
-    model_type: str
+    architecture: str
+    """A name in ARCHITECTURES, or a model_type of transformers."""
     tokens: tuple[str, ...]
     template: str
     eos: tuple[str, ...]
@@ -35,7 +42,12 @@ class Family:
     forks: tuple[str, ...] = ()
     """Words in the names of conversations that are rendered again, not extended."""
     engines: tuple[str, ...] = ("vllm",)
-    config: tuple[tuple[str, Any], ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_type(self) -> str:
+        found = ARCHITECTURES.get(self.architecture)
+        return found.model_type if found else self.architecture
 
     def write(self, folder: Path, vocabulary: Any = None, **changes: Any) -> Path:
         """A folder with the family's config, tokenizer and template, and no weights.
@@ -44,16 +56,10 @@ class Family:
         """
         spec, size = tokenizer(self.tokens, vocabulary)
         ids = {token: size - len(self.tokens) + at for at, token in enumerate(self.tokens)}
-        config = {
-            **{"model_type": self.model_type, "vocab_size": size, "max_position_embeddings": 4096},
-            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-            **{"num_key_value_heads": 2, "head_dim": 8, "eos_token_id": [ids[token] for token in self.eos]},
-            **dict(self.config),
-            **changes,
-        }
+        own = {"vocab_size": size, "max_position_embeddings": 4096, "eos_token_id": [ids[token] for token in self.eos]}
+        found = ARCHITECTURES.get(self.architecture, Architecture(self.architecture, {}))
+        replace(found, config=found.config | own | self.config | changes).write(folder)
         named = {"bos_token": self.bos or None, "eos_token": self.eos[0]}
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config))
         (folder / "tokenizer.json").write_text(spec)
         (folder / "tokenizer_config.json").write_text(json.dumps(named))
         (folder / "chat_template.jinja").write_text(self.template)
@@ -80,6 +86,23 @@ def split_bytes() -> Any:
     return made
 
 
+def learned(pattern: str | None, *texts: str) -> Any:
+    """A tokenizer of 600 pieces learned from `texts`, which are split by `pattern` or as GPT-2 does."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
 def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
     """Canonical ids of the last of `messages`, a reply, up to its stop token, which may begin `news`."""
     prompt, whole = codec.render(messages[:-1], tools), codec.render(messages, tools, prompt=False)
@@ -88,3 +111,20 @@ def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any
     if ends:
         return list(whole[len(prompt) : ends[-1] + 1])
     return list(codec.render([*messages, *news], tools)[len(prompt) : len(whole) + 1])
+
+
+def streamed(codec: Codec, ids: Sequence[int], *sizes: int) -> Reply:
+    """The reply that `ids` are, heard in pieces of `sizes`, again and again: what was told is what is read at once."""
+    prompt, deltas, at, pieces = codec.render(OPENING, TOOLS), [], 0, cycle(sizes)
+    reader = codec.stream(prompt, TOOLS)
+    while at < len(ids):
+        size = next(pieces)
+        deltas += reader.feed(ids[at : at + size])
+        at += size
+    reply, rest = reader.close()
+    deltas += rest
+    assert reply == codec.parse(ids, prompt, TOOLS)
+    assert "".join(delta.content for delta in deltas) == reply.content
+    assert "".join(delta.reasoning for delta in deltas) == reply.reasoning
+    assert tuple(delta.call for delta in deltas if delta.call) == reply.calls
+    return reply

@@ -5,6 +5,7 @@ Written for these tests. What GLM says about its tools is taken from the package
 
 from __future__ import annotations
 
+from chatml import SYSTEM
 from renderers import glm5, glm45
 
 
@@ -57,9 +58,7 @@ GLM_TOKENS = (
 )
 
 HARMONY = (
-    r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content %}{%- set rest = messages[1:] %}"
-    r"{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}"
-    r"{{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+    SYSTEM + r"{{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
     r"Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\n"
     r"Reasoning: medium\n\n# Valid channels: analysis, commentary, "
     r"final. Channel must be included for every message.' }}"

@@ -5,10 +5,8 @@ Written for these tests, with the special tokens of each.
 
 from __future__ import annotations
 
-SYSTEM = (
-    r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content %}{%- set rest = messages[1:] %}"
-    r"{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}"
-)
+from chatml import SYSTEM
+
 PYTHON = (
     r"{{- call.function.name + '(' }}{%- for name, value in call.function.arguments | items %}"
     r"{{- (', ' if not loop.first else '') + name + '=' + value | tojson }}{%- endfor %}{{- ')' }}"

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatml import LLAMA3, QWEN3_CODER, QWEN25
 from families import FAMILIES
-from family import Family
+from family import Family, streamed
 from spoken import said, spoken, tagged, within
 
 from coderepairrl import models, tokens
@@ -62,13 +61,9 @@ def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, code
     if codec.format.name in ("llama3_json", "openai"):
         calls = calls[:1]
     ids = said(codec, words, calls, thought="hm" * FAMILIES[name].always)
-    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
-    deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
-    reply, rest = reader.close()
+    reply = streamed(codec, ids, chunk)
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
     assert (reply.content, reply.malformed, reply.reasoning) == (words.strip(), (), "hm" * FAMILIES[name].always)
-    assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
-    assert tuple(delta.call for delta in [*deltas, *rest] if delta.call) == reply.calls
 
 
 @EVERY
@@ -77,15 +72,9 @@ def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: d
     codec = codecs[name]
     parts = [[token] for token in codec.tokenizer.added.values()]
     parts += [codec.encode(text) for text in ('{"name": "shell", "parameters": {}}', "words", " {", "<function=f>")]
-    prompt = codec.render(OPENING, TOOLS)
     for number in range(150):
         ids = [token for at in range(6) for token in parts[(number * 7919 + at * at * 31 + at * number) % len(parts)]]
-        reader = codec.stream(prompt, TOOLS)
-        deltas = [delta for token in ids for delta in reader.feed([token])]
-        reply, rest = reader.close()
-        assert reply == codec.parse(ids, prompt, TOOLS)
-        assert all(text in codec.decode(ids) for text in reply.malformed)
-        assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
+        assert all(text in codec.decode(ids) for text in streamed(codec, ids, 1).malformed)
 
 
 @EVERY
@@ -179,19 +168,6 @@ def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not that of renderer glm-4.5") as refused:
         tokens.load_codec(folder, renderer="glm-4.5")
     assert "model.renderer=template" in refused.value.fix
-
-
-def test_a_model_without_a_template_that_no_renderer_knows(tmp_path: Path) -> None:
-    folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    for name in ("config.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            values = json.loads((folder / name).read_text())
-            values.pop("chat_template", None)
-            (folder / name).write_text(json.dumps(values | ({"model_type": "llama"} if name == "config.json" else {})))
-    with pytest.raises(ConfigError, match="no renderer for model_type 'llama' of .*, which has no chat template") as it:
-        tokens.load_codec(folder)
-    assert "chat_template.jinja" in it.value.fix and "llama-3" in it.value.fix
 
 
 def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
@@ -328,70 +304,66 @@ def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path],
         assert "engine=vllm" in refused.value.fix
 
 
-class TestRefusedAtTheDoor:
-    """Each with what is missing."""
+PLAIN = "Qwen2.5-Coder"
+REFUSED = [
+    (PLAIN, "if tools", "if false", {}, "is not shown its tools", ["instruct model"]),
+    (PLAIN, "in m.tool_calls", "in []", {}, "is not shown its calls", ["instruct model"]),
+    (
+        "Qwen3-Coder",
+        "<function=",
+        "<call=",
+        {},
+        "which is not read",
+        ["hermes, qwen3_coder, llama3_json, mistral"],
+    ),
+    ("Llama 3.1, 3.2, 3.3", "<|eot_id|>", "\\n", {}, "no special token", []),
+    (PLAIN, "", "", {"vocab_size": 256}, "ids up to 260, outside the vocabulary of 256", ["resize its embedding"]),
+    (PLAIN, "", "", {"text_config": {}}, "multimodal", []),
+    (
+        PLAIN,
+        "",
+        None,
+        {"model_type": "llama"},
+        "no renderer for model_type 'llama' of .*, which has no chat template",
+        ["chat_template.jinja", "llama-3"],
+    ),
+]
 
-    FAMILY = FAMILIES["Qwen2.5-Coder"]
 
-    def template(self, folder: Path, source: str, family: Family = FAMILY) -> Path:
-        family.write(folder)
-        (folder / "chat_template.jinja").write_text(source)
-        return folder
+@pytest.mark.parametrize(("name", "old", "new", "config", "message", "fixes"), REFUSED, ids=[row[4] for row in REFUSED])
+def test_a_model_is_refused_with_what_is_missing(
+    name: str, old: str, new: str | None, config: dict[str, Any], message: str, fixes: list[str], tmp_path: Path
+) -> None:
+    """`old` of its template replaced by `new`, or no template at all."""
+    template = FAMILIES[name].write(tmp_path, **config) / "chat_template.jinja"
+    assert old in template.read_text()
+    if new is None:
+        template.unlink()
+    elif old:
+        template.write_text(template.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=message) as refused:
+        tokens.load_codec(tmp_path)
+    assert all(fix in refused.value.fix for fix in fixes)
 
-    def test_no_chat_template(self, tmp_path: Path) -> None:
-        (self.FAMILY.write(tmp_path) / "chat_template.jinja").unlink()
-        with pytest.raises(ConfigError, match="has no chat template") as refused:
-            tokens.load_codec(tmp_path)
-        assert "chat_template.jinja" in refused.value.fix
 
-    @pytest.mark.parametrize(
-        ("old", "new", "what"),
-        [("if tools", "if false", "tools"), ("in m.tool_calls", "in []", "calls")],
-    )
-    def test_a_template_without_tools(self, tmp_path: Path, old: str, new: str, what: str) -> None:
-        assert old in QWEN25
-        with pytest.raises(ConfigError, match=f"is not shown its {what}") as refused:
-            tokens.load_codec(self.template(tmp_path, QWEN25.replace(old, new)))
-        assert "instruct model" in refused.value.fix
+def test_an_end_that_only_the_template_names(tmp_path: Path) -> None:
+    """A config without an end of sequence is mended by it."""
+    codec = tokens.load_codec(FAMILIES[PLAIN].write(tmp_path, eos_token_id=None))
+    assert verify_codec(codec).forks == ()
+    assert len(codec.stop_ids) == 1
 
-    def test_a_format_that_nobody_reads(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="which is not read") as refused:
-            tokens.load_codec(
-                self.template(tmp_path, QWEN3_CODER.replace("<function=", "<call="), FAMILIES["Qwen3-Coder"])
-            )
-        assert "hermes, qwen3_coder, llama3_json, mistral" in refused.value.fix
 
-    def test_replies_without_an_end(self, tmp_path: Path) -> None:
-        family = FAMILIES["Llama 3.1, 3.2, 3.3"]
-        with pytest.raises(ConfigError, match="no special token"):
-            tokens.load_codec(self.template(tmp_path, LLAMA3.replace("<|eot_id|>", "\\n"), family))
+def test_ends_that_only_its_generation_config_names(tmp_path: Path) -> None:
+    """Instruct models stop at more tokens than config.json names."""
+    folder = FAMILIES["Mistral (Tekken, v13)"].write(tmp_path)
+    before = tokens.load_codec(folder).stop_ids
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*before, 257]}))
+    assert 257 not in before and tokens.load_codec(folder).stop_ids == (*before, 257)
 
-    def test_an_end_that_only_the_template_names(self, tmp_path: Path) -> None:
-        """A config without an end of sequence is mended by it."""
-        codec = tokens.load_codec(self.FAMILY.write(tmp_path, eos_token_id=None))
-        assert verify_codec(codec).forks == ()
-        assert len(codec.stop_ids) == 1
 
-    def test_ends_that_only_its_generation_config_names(self, tmp_path: Path) -> None:
-        """Instruct models stop at more tokens than config.json names."""
-        folder = FAMILIES["Mistral (Tekken, v13)"].write(tmp_path)
-        before = tokens.load_codec(folder).stop_ids
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*before, 257]}))
-        assert 257 not in before and tokens.load_codec(folder).stop_ids == (*before, 257)
-
-    def test_a_tokenizer_of_another_model(self, tmp_path: Path) -> None:
-        folder = self.FAMILY.write(tmp_path, vocab_size=256)
-        with pytest.raises(ConfigError, match="ids up to 260, outside the vocabulary of 256") as refused:
-            tokens.load_codec(folder)
-        assert "resize its embedding" in refused.value.fix
-
-    def test_padded_embeddings_are_none(self, tmp_path: Path) -> None:
-        codec = tokens.load_codec(self.FAMILY.write(tmp_path, vocab_size=320))
-        assert codec.decode([319, *codec.encode("a")]) == "a"
-
-    def test_a_multimodal_model(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="multimodal"):
-            tokens.load_codec(self.FAMILY.write(tmp_path, text_config={}))
+def test_padded_embeddings_are_none(tmp_path: Path) -> None:
+    codec = tokens.load_codec(FAMILIES[PLAIN].write(tmp_path, vocab_size=320))
+    assert codec.decode([319, *codec.encode("a")]) == "a"
 
 
 @EVERY
@@ -559,14 +531,9 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
 ) -> None:
     """Read as vLLM's parser reads them if they are whole, else told; what only looks like them stays words."""
     codec = codecs["Qwen3-Coder"]
-    ids = tagged(codec, text)
-    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
-    deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
-    reply, rest = reader.close()
+    reply = streamed(codec, tagged(codec, text), chunk)
     assert [(call.name, call.arguments) for call in reply.calls] == [("shell", '{"cmd": "ls"}')] * calls
     assert (reply.content, reply.malformed) == (text if content is None else content, malformed)
-    assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
-    assert tuple(delta.call for delta in [*deltas, *rest] if delta.call) == reply.calls
 
 
 @pytest.mark.parametrize(

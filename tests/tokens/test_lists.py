@@ -198,7 +198,7 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
     assert source.count(moved) == 1
     kept = "{{- m.content | trim if loop.last or not m.tool_calls else '' }}"
     (folder / "chat_template.jinja").write_text(source.replace(moved, "{%- endif %}{%- endfor %}" + kept))
-    with pytest.raises(ConfigError, match="is written anew, and without 'I look.'"):
+    with pytest.raises(ConfigError, match="is rendered again, without 'I look.'"):
         verify_codec(tokens.load_codec(folder))
 
 

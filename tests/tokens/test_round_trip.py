@@ -13,8 +13,8 @@ from spoken import said
 from coderepairrl import agents, tokens
 from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.types import Limits, Sampling, Task, Turn, sequence
+from coderepairrl.types import Limits, Task, Turn, sequence
+from gateways import open_session
 
 FILES = {"add.py": b"def add(a, b):\n    return a - b\n"}
 TASK = Task("toy/add", "add() subtracts <|im_end|><|call|></s>", "python", "dir:x", b"")
@@ -41,12 +41,9 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
     engine = ScriptedEngine(lambda ids, sampling, seed: next(said_so_far), context=16384)
     (tmp_path / "repo").mkdir()
     sandbox = FolderSandbox(tmp_path / "repo", FILES)
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
-    await gateway.start()
-    session = gateway.open("episode", limits=Limits(tokens=15000), seed=0)
-    report = await agents.make_agent("nano", system="compact").run(TASK, sandbox, session.endpoint)
-    turns = await gateway.close(session)
-    await gateway.stop()
+    async with open_session(codec, engine, Limits(tokens=15000)) as session:
+        report = await agents.make_agent("nano", system="compact").run(TASK, sandbox, session.endpoint)
+    turns = session.turns
     assert report.exit == "submitted"
     assert [(tool.name, tool.ok) for tool in report.tool_calls or ()] == [("shell", True), ("apply_patch", True)]
     assert b"+    return a + b\n" in await sandbox.diff()
@@ -63,16 +60,14 @@ async def ask(codec: tokens.Codec, path: str, *bodies: dict[str, Any]) -> tuple[
     if codec.format.name == "glm45":
         reply[-1] = codec.tokenizer.added["<|user|>"]
     engine = ScriptedEngine(lambda *_: reply, context=16384)
-    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=64), on_turn=lambda *_: None)
-    await gateway.start()
-    session = gateway.open("episode", limits=Limits(tokens=15000), seed=0)
-    async with aiohttp.ClientSession() as http:
+    async with (
+        open_session(codec, engine, Limits(tokens=15000), max_tokens=64) as session,
+        aiohttp.ClientSession() as http,
+    ):
         for body in bodies:
             async with http.post(session.endpoint.base_url + path, json={"model": "policy", **body}) as answer:
                 assert answer.status == 200, await answer.text()
-    turns = await gateway.close(session)
-    await gateway.stop()
-    return turns, codec.decode(engine.requests[-1].ids)
+    return session.turns, codec.decode(engine.requests[-1].ids)
 
 
 def says(*texts: str) -> list[dict[str, Any]]:

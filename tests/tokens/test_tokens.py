@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chatml import QWEN3
+from chatml import CHATML_TOKENS
+from families import FAMILIES
+from family import Family, learned, streamed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,38 +30,12 @@ def codec(miniature: Path) -> tokens.Codec:
 
 
 @pytest.fixture(scope="module")
-def merging(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The miniature with a tokenizer that merges, Qwen's way: regex pre-tokenizer, NFC, a trained BPE."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    folder = tmp_path_factory.mktemp("merging")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(r"\s*[\r\n]+|\s+(?!\S)|\s?\w+|[^\s\w]+"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+def merging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A miniature with a tokenizer that merges, Qwen's way."""
     text = Path(__file__).read_text()
-    tokenizer.train_from_iterator([text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start"], trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[:3]])
-    rest = (*SPECIAL[3:], "<tool_response>", "</tool_response>")
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in rest])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.loads((miniature / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": tokenizer.get_vocab_size()}))
-    return folder
-
-
-def test_loading_imports_no_torch_and_no_transformers(miniature: Path) -> None:
-    program = (
-        "import sys; from coderepairrl import tokens; from coderepairrl.tokens.verify import verify_codec;"
-        "verify_codec(tokens.load_codec(sys.argv[1]));"
-        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(miniature)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    pattern = r"\s*[\r\n]+|\s+(?!\S)|\s?\w+|[^\s\w]+"
+    vocabulary = learned(pattern, text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start")
+    return FAMILIES["Qwen3"].write(tmp_path_factory.mktemp("merging"), vocabulary)
 
 
 @pytest.mark.parametrize("folder", ["miniature", "merging"])
@@ -164,7 +138,7 @@ def test_lone_surrogates_are_refused(codec: tokens.Codec) -> None:
         ),
         max_size=12,
     ),
-    sizes=st.lists(st.integers(1, 9), min_size=400),
+    sizes=st.lists(st.integers(1, 9), min_size=1),
 )
 def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
     codec: tokens.Codec, parts: list[str], sizes: list[int]
@@ -176,22 +150,7 @@ def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
         for part in parts
         for token in ([added[part]] if part in added else half if part == HALF else codec.encode(part))
     ]
-    _check_stream(codec, codec.render(OPENING, TOOLS), output, sizes)
-
-
-def _check_stream(codec: tokens.Codec, prompt: list[int], output: list[int], sizes: list[int]) -> None:
-    stream = codec.stream(prompt, TOOLS)
-    deltas, at = [], 0
-    for size in sizes:
-        deltas += stream.feed(output[at : at + size])
-        at += size
-    stream.feed(output[at:])
-    reply, rest = stream.close()
-    deltas += rest
-    assert reply == codec.parse(output, prompt, TOOLS)
-    assert "".join(delta.content for delta in deltas) == reply.content
-    assert "".join(delta.reasoning for delta in deltas) == reply.reasoning
-    assert tuple(delta.call for delta in deltas if delta.call) == reply.calls
+    streamed(codec, output, *sizes)
 
 
 def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: tokens.Codec) -> None:
@@ -205,24 +164,16 @@ def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: t
     assert codec.decode(ids[: stream.cut]) == "I act\nObserve\nObservation:"
 
 
-@pytest.mark.parametrize(
-    "body", ['{"name": "shell", "arguments": {"cmd": "l', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "{}", "3", ""]
-)
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_broken_call_is_content_and_said_to_be_malformed(codec: tokens.Codec, body: str, closed: bool) -> None:
-    added = codec.tokenizer.added
-    output = [*codec.encode("See:"), added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    reply = codec.parse([*output, added["<|im_end|>"]], codec.render(OPENING, TOOLS), TOOLS)
-    assert reply.calls == ()
-    assert len(reply.malformed) == 1
-    assert reply.content.startswith("See:")
-    assert body in reply.content
-    assert ("</tool_call>" in reply.content) is closed
-
-
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("thinks", [True, False])
-@pytest.mark.parametrize("body", ['{"name": "she', '  {"a":\t1}\n\n', "", " \n", "3", "é 🛠️ \n\n x", '\n{"name": 3}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *('{"name": "she', '  {"a":\t1}\n\n', "", " \n", "3", "é 🛠️ \n\n x", '\n{"name": 3}', "{}"),
+        *('{"name": "shell", "arguments": {"cmd": "l', "[" * 100_000, '{"a": ' + "9" * 5000 + "}"),
+    ],
+    ids=lambda body: body[:20],
+)
 def test_a_broken_call_is_told_character_for_character(
     codec: tokens.Codec, body: str, closed: bool, thinks: bool
 ) -> None:
@@ -232,13 +183,10 @@ def test_a_broken_call_is_told_character_for_character(
     good = '\n{"name": "shell", "arguments": {}}\n'
     before += [*codec.encode("See:"), added["<tool_call>"], *codec.encode(good), added["</tool_call>"]]
     call = [added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    stream = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
-    told = "".join(delta.content for delta in stream.feed([*before, *call, added["<|im_end|>"]]))
-    reply, rest = stream.close()
+    reply = streamed(codec, [*before, *call, added["<|im_end|>"]], 1 << 20)
     assert [call.name for call in reply.calls] == ["shell"]
     assert reply.malformed == (codec.decode(call),)
     assert reply.content == f"See:\n{codec.decode(call)}"
-    assert told + "".join(delta.content for delta in rest) == reply.content
 
 
 class TestBadModels:
@@ -250,12 +198,12 @@ class TestBadModels:
         return folder
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"config\.json and no tokenizer\.json"):
-            tokens.load_codec(tmp_path)
-
-    def test_a_name_is_no_folder(self) -> None:
-        with pytest.raises(ConfigError, match=r"nobody/nothing has no config\.json"):
-            tokens.load_codec("nobody/nothing")
+        for folder, message in (
+            (tmp_path, r"config\.json and no tokenizer\.json"),
+            ("nobody/nothing", r"nobody/nothing has no config\.json"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                tokens.load_codec(folder)
 
     def test_an_unknown_family(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.copy(miniature, tmp_path, "config.json", model_type="gpt2")
@@ -279,53 +227,14 @@ class TestBadModels:
         with pytest.raises(ConfigError, match="other ids than its file says"):
             tokens.load_codec(folder)
 
-    def test_a_vocabulary_too_small_for_the_stop_tokens(self, miniature: Path, tmp_path: Path) -> None:
-        folder = self.copy(miniature, tmp_path, "config.json", vocab_size=200)
-        with pytest.raises(ConfigError, match="outside the vocabulary"):
-            verify_codec(tokens.load_codec(folder))
 
-
-CHATML = (
-    "{%- if tools %}{{ '<|im_start|>system\\n' + messages[0].content + '\\n\\n# Tools\\n\\nYou may call one or more "
-    "functions to assist with the user query.\\n\\nYou are provided with function signatures within <tools></tools> "
-    "XML tags:\\n<tools>' }}{%- for tool in tools %}{{ '\\n' + tool | tojson }}{%- endfor %}{{ '\\n</tools>\\n\\n"
-    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
-    'tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n\' }}'
-    "{%- set messages = messages[1:] %}{%- endif %}"
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
-    "{{ '<|im_start|>assistant\\n' }}"
-)
-THOUGHT = r"<think>\n\n</think>\n\n"
-
-
-class TestTheModelsOwnTemplate:
-    def folder(self, miniature: Path, folder: Path, template: str) -> Path:
-        for file in ("config.json", "tokenizer.json"):
-            shutil.copy(miniature / file, folder)
-        (folder / "chat_template.jinja").write_text(template)
-        return folder
-
-    def test_a_hybrid_model_gets_an_empty_thought(self, miniature: Path, tmp_path: Path) -> None:
-        codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3))
-        assert codec.family == "qwen3"
-        assert codec.decode(codec.render(OPENING)).endswith("<think>\n\n</think>\n\n")
-        assert verify_codec(codec).forks == ()
-
-    def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
-        assert THOUGHT in QWEN3
-        codec = tokens.load_codec(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
-        assert codec.family == "qwen3"
-        assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
-
-    def test_another_dialect_is_refused(self, miniature: Path, tmp_path: Path) -> None:
-        folder = self.folder(miniature, tmp_path, CHATML.replace("# Tools", "## Tools"))
-        with pytest.raises(ConfigError, match="not shown its calls"):
-            tokens.load_codec(folder)  # in its own words, then, which are none for calls
-        assert verify_codec(tokens.load_codec(folder, renderer="qwen3")).forks == ()
-
-    def test_a_template_that_fails_is_reported(self, miniature: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="no luck"):
-            tokens.load_codec(self.folder(miniature, tmp_path, "{{ raise_exception('no luck') }}"))
+def test_a_model_that_never_thinks_gets_no_empty_thought(tmp_path: Path) -> None:
+    template, thought = FAMILIES["Qwen3"].write(tmp_path) / "chat_template.jinja", r"<think>\n\n</think>\n\n"
+    assert thought in template.read_text()
+    template.write_text(template.read_text().replace(thought, ""))
+    codec = tokens.load_codec(tmp_path)
+    assert codec.family == "qwen3"
+    assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -384,66 +293,48 @@ OTHER = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-class TestOtherFamilies:
-    """Models without a renderer of their own are prompted by their own template, if that can be extended exactly."""
+def with_template(folder: Path, template: str = OTHER) -> tokens.Codec:
+    """Of a model without a renderer: it is prompted by its own template, if that can be extended exactly."""
+    marks = (*CHATML_TOKENS, "<tool_response>", "</tool_response>")
+    family = Family("Qwen2", marks, template.strip(), ("<|im_end|>", "<|endoftext|>"))
+    return tokens.load_codec(family.write(folder))
 
-    def folder(self, merging: Path, folder: Path, template: str = OTHER) -> Path:
-        self.drop(merging, folder, "think")
-        config = json.loads((merging / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
-        (folder / "chat_template.jinja").write_text(template.strip())
-        return folder
 
-    def drop(self, merging: Path, folder: Path, name: str) -> None:
-        """The tokenizer without some added tokens."""
-        spec = json.loads((merging / "tokenizer.json").read_text())
-        first = spec["added_tokens"][0]["id"]
-        kept = [token for token in spec["added_tokens"] if name not in token["content"]]
-        spec["added_tokens"] = [token | {"id": first + number} for number, token in enumerate(kept)]
-        (folder / "tokenizer.json").write_text(json.dumps(spec))
+def test_a_shape_that_the_template_refuses_is_written_as_another(tmp_path: Path) -> None:
+    """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
+    codec = with_template(tmp_path)
+    system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
+    joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
+    for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
+        assert codec.render(opening) == codec.render(joined)
+        assert codec.changes(opening) == [(opening.index(late), "several system messages")]
+    answered = [*OPENING, {"role": "assistant", "content": "b"}]
+    assert codec.render([*answered, late]) == codec.render([*answered, {"role": "user", "content": "a"}])
+    assert codec.changes([*answered, late]) == [(3, "a late system message")]
+    assert codec.changes(answered) == []
 
-    def test_a_shape_that_the_template_refuses_is_written_as_another(self, merging: Path, tmp_path: Path) -> None:
-        """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
-        codec = tokens.load_codec(self.folder(merging, tmp_path))
-        system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
-        joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
-        for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
-            assert codec.render(opening) == codec.render(joined)
-            assert codec.changes(opening) == [(opening.index(late), "several system messages")]
-        answered = [*OPENING, {"role": "assistant", "content": "b"}]
-        assert codec.render([*answered, late]) == codec.render([*answered, {"role": "user", "content": "a"}])
-        assert codec.changes([*answered, late]) == [(3, "a late system message")]
-        assert codec.changes(answered) == []
 
-    @pytest.mark.parametrize(
-        ("change", "why"),
-        [
-            (
-                ("'<|im_start|>system\\n'", "'<|im_start|>system %d\\n' % (messages | length)"),
-                "is not a prefix|cannot be extended",
-            ),
-            (("+ m.content }}\n{%- for call", "+ m.content.upper() }}\n{%- for call"), "what a reply says"),
-            (("{{- '<|im_end|>\\n' }}\n{%- endif %}\n{%- endfor %}", "{%- endif %}\n{%- endfor %}"), "no special"),
-            (("m.tool_calls or []", "[]"), "not shown"),
-            (
-                ("{%- if add_generation_prompt %}", "{%- if messages | length == 2 %}"),
-                "not a prefix|not the conversation",
-            ),
-        ],
-    )
-    def test_a_template_that_cannot_be_extended_is_refused(
-        self, merging: Path, tmp_path: Path, change: tuple[str, str], why: str
-    ) -> None:
-        broken = OTHER.replace(*change)
-        assert broken != OTHER
-        with pytest.raises(ConfigError, match=why):
-            verify_codec(tokens.load_codec(self.folder(merging, tmp_path, broken)))
-
-    def test_no_tokens_for_calls(self, merging: Path, tmp_path: Path) -> None:
-        folder = self.folder(merging, tmp_path)
-        self.drop(merging, folder, "tool_call")
-        with pytest.raises(ConfigError, match="<tool_call>"):
-            tokens.load_codec(folder)
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "'<|im_start|>system\\n'",
+            "'<|im_start|>system %d\\n' % (messages | length)",
+            "is no prefix|cannot be extended",
+        ),
+        ("+ m.content }}\n{%- for call", "+ m.content.upper() }}\n{%- for call", "what a reply says"),
+        ("{{- '<|im_end|>\\n' }}\n{%- endif %}\n{%- endfor %}", "{%- endif %}\n{%- endfor %}", "no special"),
+        ("m.tool_calls or []", "[]", "not shown"),
+        ("{%- if add_generation_prompt %}", "{%- if messages | length == 2 %}", "no prefix|not the conversation"),
+        (OTHER, "{{ raise_exception('no luck') }}", "no luck"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_template_that_cannot_be_extended_is_refused(tmp_path: Path, old: str, new: str, why: str) -> None:
+    broken = OTHER.replace(old, new)
+    assert broken != OTHER
+    with pytest.raises(ConfigError, match=why):
+        verify_codec(with_template(tmp_path, broken))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from family import learned
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -19,20 +20,8 @@ EVERY = pytest.mark.parametrize("name", PATTERNS)
 
 
 def spec(pattern: str | None) -> dict[str, Any]:
-    """A BPE of 600 pieces, trained on this file."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pattern is not None:
-        split = pre_tokenizers.Split(Regex(pattern), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator([Path(__file__).read_text()] * 2, trainer)
+    """Of a tokenizer learned from this file."""
+    tokenizer = learned(pattern, *[Path(__file__).read_text()] * 2)
     tokenizer.add_tokens(["<think>"])
     found: dict[str, Any] = json.loads(tokenizer.to_str())
     return found

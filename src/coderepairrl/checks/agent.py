@@ -162,13 +162,20 @@ async def _repair(attempt: _Attempt) -> list[Finding]:
         later["messages"][: len(earlier["messages"])] == earlier["messages"] for earlier, later in pairwise(requests)
     )
     return [
-        Finding("submits", trial.ending == "submitted", trial.ending),
-        Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
-        Finding("names the model", all(request.get("model") == "policy" for request in requests)),
+        *_submitted(trial),
         Finding("states the issue", is_mentioned(requests[:1], PROMPT)),
         Finding("shows what commands print", is_mentioned(requests, "return a - b")),
         Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
-        Finding("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
+    ]
+
+
+def _submitted(trial: _Trial) -> list[Finding]:
+    requests, diff = trial.requests, trial.diff
+    return [
+        Finding("submits", trial.ending == "submitted", trial.ending),
+        Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
+        Finding("names the model", all(request.get("model") == "policy" for request in requests)),
+        Finding("edits arrive in the diff", b"+    return a + b" in diff, diff.decode(errors="replace")),
     ]
 
 
@@ -182,12 +189,9 @@ async def _repair_by_edits(attempt: _Attempt) -> list[Finding]:
     requests = trial.requests
     stated = bool(requests) and all(is_mentioned([request], PROMPT) for request in requests)
     return [
-        Finding("submits", trial.ending == "submitted", trial.ending),
-        Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
-        Finding("names the model", all(request.get("model") == "policy" for request in requests)),
+        *_submitted(trial),
         Finding("states the issue", stated, f"{len(requests)} requests"),
         Finding("shows the code", is_mentioned(requests, "return a - b")),
-        Finding("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
     ]
 
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,18 +62,20 @@ def freeze(root: int) -> list[int]:
     """Stop `root` and descendants, so that none starts another; return ids."""
     stopped: list[int] = []
     while fresh := [pid for pid in (root, *live_descendants(root)) if pid not in stopped]:
-        for pid in fresh:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        _signal(fresh, signal.SIGSTOP)
         stopped += fresh
     return stopped
 
 
 def kill_all(root: int) -> None:
     """Kill `root` and descendants."""
-    for pid in (root, *live_descendants(root)):
+    _signal((root, *live_descendants(root)), signal.SIGKILL)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 @contextmanager
@@ -89,9 +91,7 @@ def adopting() -> Iterator[None]:
 
 
 def _kill_children() -> None:
-    for pid in live_descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _signal(live_descendants(os.getpid()), signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -302,9 +302,7 @@ class _Trial:
                 [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _victim_pids(process.pid, kill.victim)[:1]
             )
         kill.at = time.time()
-        for target in targets:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(target, signal.SIGKILL)
+        _signal(targets, signal.SIGKILL)
         if process.pid in targets:
             process.wait()
             await all_gone(kill)

@@ -46,6 +46,17 @@ class Answer(NamedTuple):
     logprobs: list[float]
     versions: list[int]
 
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk."""
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.versions.extend([chunk.version] * len(chunk.ids))
+
+    async def read(self, stream: AsyncGenerator[Chunk, None]) -> None:
+        """Add all chunks of `stream`."""
+        async for chunk in stream:
+            self.add(chunk)
+
 
 class Failed(Exception):
     """Missing property; the message shows how."""
@@ -126,11 +137,12 @@ class _Candidate:
 
     async def ask(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Answer:
         answer = Answer([], [], [])
-        async for chunk in self.stream(ids, sampling, seed):
-            answer.ids.extend(chunk.ids)
-            answer.logprobs.extend(chunk.logprobs)
-            answer.versions.extend([chunk.version] * len(chunk.ids))
+        await answer.read(self.stream(ids, sampling, seed))
         return answer
+
+    async def ask_all(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        """Greedy answers to `prompts`, asked at once."""
+        return await asyncio.gather(*(self.ask(prompt, GREEDY) for prompt in prompts))
 
     async def load(self, path: Path) -> int:
         """Load under the next version, which the engine must return."""
@@ -139,6 +151,14 @@ class _Candidate:
         if acknowledged != self._version:
             raise Failed(f"a load of version {self._version} was acknowledged as {acknowledged}")
         return acknowledged
+
+    async def refused(self, path: Path, version: int, checksum: str, otherwise: str) -> None:
+        """Load what the engine must refuse."""
+        try:
+            await self.engine.load(path, version, checksum)
+        except EngineFault:
+            return
+        raise Failed(otherwise)
 
     async def off(self, prompts: Sequence[list[int]], answers: Sequence[Answer], temperature: float = 1.0) -> float:
         """Largest difference between the answers' logprobs and the learner's, in nats."""
@@ -192,7 +212,7 @@ async def _concurrency(candidate: _Candidate) -> str:
     # A difference is forgiven if the learner sees a tie.
     prompts = [candidate.prompt(size) for size in (5, 17, 40, 64, 65, 90, 130, 200, 33, 1, 77, 128)]
     serial = [await candidate.ask(prompt, GREEDY) for prompt in prompts]
-    together = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    together = await candidate.ask_all(prompts)
     ties = 0
     for prompt, one, many in zip(prompts, serial, together, strict=True):
         if one.ids == many.ids:
@@ -235,12 +255,8 @@ async def _loads(candidate: _Candidate) -> str:
         (truncated, hashlib.sha256(truncated.read_bytes()).hexdigest()),
         (missing, "0" * 64),
     ):
-        try:
-            await candidate.engine.load(path, version + 1000, checksum)
-        except EngineFault:
-            pass
-        else:
-            raise Failed(f"{path.name} was accepted in spite of its checksum or content")
+        otherwise = f"{path.name} was accepted in spite of its checksum or content"
+        await candidate.refused(path, version + 1000, checksum, otherwise)
         after = await candidate.ask(prompt, GREEDY)
         _require(_is_same(after, before), f"the refused {path.name} changed what is served")
     _require((await candidate.engine.health())["version"] == version, "health reports a refused version")
@@ -249,14 +265,13 @@ async def _loads(candidate: _Candidate) -> str:
 
 async def _stale(candidate: _Candidate) -> str:
     prompts = [candidate.prompt(150), candidate.prompt(60)]
-    old = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    old = await candidate.ask_all(prompts)
     prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
     await candidate.load(candidate.relabelled)
-    answers = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
-    off = await candidate.off_relabelled(prompts, answers)
+    off = await candidate.off_relabelled(prompts, await candidate.ask_all(prompts))
     _require(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
     await candidate.load(candidate.own)
-    back = await candidate.off(prompts, await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts)))
+    back = await candidate.off(prompts, await candidate.ask_all(prompts))
     _require(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
     return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
 
@@ -294,18 +309,13 @@ async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
     streams = [
         candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
     ]
-    seen: list[list[int]] = [[] for _ in streams]
-    for mine, stream in zip(seen, streams, strict=True):
-        chunk = await anext(stream)
-        mine.extend([chunk.version] * len(chunk.ids))
+    answers = [Answer([], [], []) for _ in streams]
+    for answer, stream in zip(answers, streams, strict=True):
+        answer.add(await anext(stream))
     new = await candidate.load(candidate.relabelled)
-
-    async def rest(mine: list[int], stream: AsyncGenerator[Chunk, None]) -> None:
-        async for chunk in stream:
-            mine.extend([chunk.version] * len(chunk.ids))
-
-    await asyncio.gather(*map(rest, seen, streams))
+    await asyncio.gather(*map(Answer.read, answers, streams))
     await candidate.load(candidate.own)
+    seen = [answer.versions for answer in answers]
     old = seen[0][0]
     for mine in seen:
         _require(len(mine) == length, f"a stream of {length} tokens ended after {len(mine)}")
@@ -318,7 +328,7 @@ async def _sleep(candidate: _Candidate) -> str:
     # The engine wakes with the same weights, then with others.
     length = min(1000, candidate.engine.context // 2)
     prompts = [candidate.prompt(150), candidate.prompt(31)]
-    told = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    told = await candidate.ask_all(prompts)
     for _ in range(_TRIES):
         met, answers, late = await _through_a_sleep(candidate, prompts, length, candidate.engine.wake)
         off = await candidate.off(prompts, answers)
@@ -338,8 +348,8 @@ async def _sleep(candidate: _Candidate) -> str:
     _require({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
     _require({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
     longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, told, strict=True)]
-    after = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in [*prompts, *longer]))
-    off_after = await candidate.off_relabelled([*prompts, *longer], after)
+    after = [*prompts, *longer]
+    off_after = await candidate.off_relabelled(after, await candidate.ask_all(after))
     _require(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
     await candidate.load(candidate.own)
     return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
@@ -351,14 +361,7 @@ async def _through_a_sleep(
     """Whether requests ran as the engine fell asleep, their answers, and a late one."""
     streams = [candidate.stream(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
     answers = [Answer([], [], []) for _ in streams]
-
-    async def read(answer: Answer, stream: AsyncGenerator[Chunk, None]) -> None:
-        async for chunk in stream:
-            answer.ids.extend(chunk.ids)
-            answer.logprobs.extend(chunk.logprobs)
-            answer.versions.extend([chunk.version] * len(chunk.ids))
-
-    reading = [asyncio.ensure_future(read(*pair)) for pair in zip(answers, streams, strict=True)]
+    reading = [asyncio.ensure_future(answer.read(stream)) for answer, stream in zip(answers, streams, strict=True)]
     while not all(answer.ids for answer in answers):
         await asyncio.sleep(0.001)
     await candidate.engine.sleep()
@@ -427,12 +430,7 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
     path, version, checksum = await publish(int((await candidate.engine.health())["version"]))
     moved = await candidate.off([prompt], [before])
     _require(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
-    try:
-        await candidate.engine.load(path, version, checksum[::-1])
-    except EngineFault:
-        pass
-    else:
-        raise Failed("what arrived was accepted under another checksum")
+    await candidate.refused(path, version, checksum[::-1], "what arrived was accepted under another checksum")
     _require(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     acknowledged = await candidate.engine.load(path, version, checksum)
     _require(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")

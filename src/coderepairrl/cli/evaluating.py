@@ -38,7 +38,7 @@ def eval(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="a task source, a TOML file, a shipped config or a run; --resume: an evaluation; --merge: shards",
+            help="task source, TOML file, shipped config or run; with --resume the evaluation, with --merge its shards",
         ),
     ],
     given: Settings = None,
@@ -88,7 +88,7 @@ def collect(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="a task source, a TOML file, a shipped config or a run; --resume: a collection; --select: runs",
+            help="task source, TOML file, shipped config or run; with --resume the collection, with --select runs",
         ),
     ],
     given: Settings = None,
@@ -99,7 +99,7 @@ def collect(
     output: NewRun = None,
     resume: Resume = False,
     select: Annotated[
-        bool, typer.Option("--select", help="keep some of the attempts that exist, by filters keep.NAME=VALUE")
+        bool, typer.Option("--select", help="filter existing attempts by keep.NAME=VALUE; make none")
     ] = False,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
@@ -107,7 +107,7 @@ def collect(
     jobs: PoliciesAtOnce = 1,
     as_json: Json = False,
 ) -> None:
-    """Attempt the held-out share of training tasks with any policy, and keep what is worth learning from."""
+    """Attempt training tasks (the share tasks.holdout) with any policy, and keep what is worth learning from."""
     from coderepairrl.stages import arguments
     from coderepairrl.stages import collect as collecting
 

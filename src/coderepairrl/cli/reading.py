@@ -29,12 +29,12 @@ def compare(
         bool, typer.Option("--other-conditions", help="allow different limits or environments")
     ] = False,
     cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
-    margin: Annotated[float | None, typer.Option(help="points (or units) of equivalence")] = None,
+    margin: Annotated[float | None, typer.Option(help="margin of equivalence, in points or the metric's unit")] = None,
     pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
     plan: Annotated[float | None, typer.Option(help="points to detect: print the tasks and attempts needed")] = None,
     discordance: Annotated[
-        float | None, typer.Option(help="share of tasks on which policies differ, for --plan")
+        float | None, typer.Option(help="for --plan: share of tasks that only one policy solves")
     ] = None,
     power: Annotated[float, typer.Option(help="power of --plan and of the smallest detectable difference")] = 0.8,
     tasks: Annotated[
@@ -82,7 +82,8 @@ def score(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them; or one of `crrl run`")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="run folders, or folders that hold runs"),
     ],
     output: Annotated[
         Path | None,

@@ -104,12 +104,12 @@ def run(
     only: Annotated[list[str] | None, typer.Option(metavar="JOB", help="run only this job; repeatable")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="concurrent jobs")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check all jobs, and print what each does")] = False,
-    commands: Annotated[bool, typer.Option("--commands", help="print commands for Slurm, and start nothing")] = False,
-    table: Annotated[bool, typer.Option("--table", help="print the table of what is done, and start nothing")] = False,
+    commands: Annotated[bool, typer.Option("--commands", help="print the commands for Slurm; start nothing")] = False,
+    table: Annotated[bool, typer.Option("--table", help="print the table of finished jobs; start nothing")] = False,
     form: Format = "text",
     as_json: Json = False,
 ) -> None:
-    """Run unfinished jobs of a file (train, sft, collect, eval), and print one table of their arms."""
+    """Run unfinished jobs of a file (train, sft, collect, eval), and print one table, a line per arm."""
     from coderepairrl.report import verdict
     from coderepairrl.stages import jobs as running
     from coderepairrl.stages import jobs_file as reading

@@ -57,15 +57,15 @@ def serve(
     host: Annotated[str, typer.Option(help="address of the gateway, which requires session keys")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the gateway (0: any free one)")] = 8000,
     socket: Annotated[Path | None, typer.Option(help="Unix socket of the gateway, for sandboxes")] = None,
-    admin: Annotated[Path | None, typer.Option(help="Unix socket of the host (default: in a new folder)")] = None,
+    admin: Annotated[Path | None, typer.Option(help="Unix socket of the host's API (default: in a new folder)")] = None,
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="port with a token, instead of --admin")
     ] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--keys-only", help="answer keyless chat clients of this machine (default: not for a URL)"),
+        typer.Option("--chat/--keys-only", help="answer clients here without a session key (default: not for a URL)"),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="new run folder for every committed turn")] = None,
+    log: Annotated[Path | None, typer.Option(help="new run folder that records every turn")] = None,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     as_json: Json = False,

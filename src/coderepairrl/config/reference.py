@@ -17,21 +17,20 @@ _HEAD = """# Configuration
 
 <!-- Written by `python -m coderepairrl.config.reference > docs/reference/config.md`; a test keeps it current. -->
 
-One TOML file with the sections below. Everything can be overridden on the command line as `KEY=VALUE`
-(`train.lr=3e-6`, `engine=tiny`, `reward={patch_edits=0.6,tests=0.4}`); `extends = "other.toml"` starts from another
-file, one level deep, `extends = "thesis-8b"` from a shipped configuration. What a file says replaces what it extends,
-setting by setting; `reward` and the tables of `options` are replaced as a whole, and another task source than the one
-that is extended starts without that one's options, those of `eval` included. An unknown key is an error that names
-the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan (of what is
-refused only the plan, as far as it is known), and `crrl config FILE` every setting with its value, its default and
-what set it. All that is wrong or missing is reported together, each with its fix; the exit code is that of the
-first: mistakes (2) come before what the machine lacks (3).
+One TOML file with the sections below. `KEY=VALUE` on the command line overrides it: `train.lr=3e-6`, `engine=tiny`,
+`reward={patch_edits=0.6,tests=0.4}`.
 
-A configuration is printed and kept in the run folder, so a secret in clear is refused: a value in `options` whose name
-ends in `key`, `token`, `password`, `secret` or `authorization` (`api_key`, `env.GITHUB_TOKEN`, the word behind
-`--api-key` in a list of arguments), a URL with a login, and what looks like the key of a well-known service. Name an
-environment variable instead (`engine.options.key_env` of a relay), or read one in a class of your own; programs in a
-sandbox are given `"{api_key}"`, the key of their episode.
+- **`extends`** starts from another file (`extends = "other.toml"`, which extends none itself) or from a shipped
+  configuration (`extends = "thesis-8b"`). Each setting of your file replaces that of the extended one; `reward` and
+  `options` are replaced as a whole. With another `tasks.source` the old one's options are dropped, in `eval`, too.
+- **To see the result**: `crrl config FILE` prints every setting, its value, its default and where it was set;
+  `crrl train FILE --dry-run` prints the configuration and the plan.
+- **Mistakes** are reported all at once, each with its fix. An unknown key names the nearest known one. The exit code is
+  2 for mistakes, 3 if only the machine lacks something.
+- **Secrets** in clear are refused, since a configuration is printed and kept in the run folder: values in `options`
+  whose name ends in `key`, `token`, `password`, `secret` or `authorization` (also of arguments, as in `--api-key`),
+  URLs with a login, and keys of well-known services. Name an environment variable instead (`engine.options.key_env` of
+  a remote model), or read one in your own class. Programs in a sandbox are given `"{api_key}"`, their episode's key.
 """
 
 

@@ -171,6 +171,7 @@ class Rollout(Section):
     executor: Literal["local", "ray"] = "local"
     """Run episodes on this machine, or on a Ray cluster (docs/guides/cluster.md)."""
     ray: RayCluster = RayCluster()
+    """The Ray cluster, for `executor = "ray"`."""
 
     tasks_per_step: int = Field(default=4, ge=1)
     """Tasks per step."""
@@ -348,8 +349,8 @@ class Model(Section):
     """What writes messages as tokens: `auto` (by architecture), a renderer of the package `renderers`, or `template`
     (the model's chat template)."""
     quantise: Quantise = "none"
-    """`nf4` holds the learner's weights below adapters (`train.lora`) in 4 bits (package bitsandbytes). The engine has
-    the same rounded values in 16 or 32 bits (docs/guides/memory.md). `none`: rounding costs quality and time."""
+    """`nf4` holds the learner's base weights, under adapters (`train.lora`), in 4 bits (package bitsandbytes). The
+    engine has the same values, rounded, in 16 or 32 bits (docs/guides/memory.md). `none`: it costs quality and time."""
     thinking: bool = False
     """Let the model reason before it answers, if its template has a switch; thoughts cost tokens."""
 
@@ -434,7 +435,7 @@ class Learning(Section):
     """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
     precision: Precision = "fp32"
     """Precision of matrix products, except the output head's; trained weights, gradients and optimiser state are always
-    float32. With `bf16`, weights below adapters and the engine's weights are bfloat16: half the memory, with
+    float32. With `bf16`, base weights under adapters and the engine's weights are bfloat16: half the memory, with
     rounding."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and recompute the others in the backward pass: less memory, more time."""

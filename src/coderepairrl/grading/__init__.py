@@ -295,17 +295,13 @@ async def run_reporting(sandbox: Sandbox, command: Command, checks: Checks) -> t
         result = await _exec(sandbox, command, watched, facts)
         report = witness.parse_report(result.output, word)
         return replace(result, output=witness.output_before(result.output, word)), report
-    path = harness.draw_path()
-    argv, stdin = [word.replace(harness.RESULT_FILES, path) for word in command.argv], b""
+    argv, stdin = [*command.argv], b""
     if command.results == "node":
         argv, stdin = witness.node(argv, sandbox.workdir, checks)
-    result = await _exec(sandbox, command, argv, stdin)
-    text = result.output
-    if any(harness.RESULT_FILES in word for word in command.argv):
-        text = (await sandbox.exec(["sh", "-c", harness.READ, path], max_bytes=_LOG_BYTES)).output
+    result, log = await harness.run_and_read(sandbox, command, argv, _LOG_BYTES, stdin)
     if command.results == "node" and result.exit_code == witness.ENDED_EARLY:
         return result, witness.Report(False, {})
-    return result, witness.Report(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
+    return result, witness.Report(result.ok, PARSERS[command.results](log))
 
 
 async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: bytes = b"") -> ExecResult:

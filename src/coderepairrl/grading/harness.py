@@ -24,7 +24,7 @@ from coderepairrl.grading import programs
 from coderepairrl.grading.reports import Outcome, Outcomes, junit_cases
 from coderepairrl.processes.installs import tool
 from coderepairrl.protocols import Sandbox
-from coderepairrl.types import Checks, Command
+from coderepairrl.types import Checks, Command, ExecResult
 
 _SECONDS = 120.0
 _SHOWN = 200
@@ -60,10 +60,10 @@ class Package:
                 fix="prepare the tasks on a machine with a network (crrl tasks prepare)",
             ) from error
         except subprocess.TimeoutExpired:
-            return Report(False, False, list(checks.named), {}, f"no end within {_SECONDS:g} s")
+            return no_results(checks, f"no end within {_SECONDS:g} s")
         except subprocess.CalledProcessError as error:
             last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
+            return no_results(checks, last[:_SHOWN] or f"exit code {error.returncode}")
         outcomes = {name: outcome(status) for name, status in answer["statuses"].items()}
         return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
 
@@ -132,6 +132,11 @@ class Report(NamedTuple):
     """
 
 
+def no_results(checks: Checks, broken: str = "") -> Report:
+    """Verdict on a log without results."""
+    return Report(False, False, list(checks.named), {}, broken)
+
+
 _OUTCOMES = {
     **dict.fromkeys(["PASS", "PASSED", "XFAIL"], Outcome.PASSED),
     **dict.fromkeys(["SKIP", "SKIPPED"], Outcome.SKIPPED),
@@ -188,7 +193,7 @@ def defects4j(log: str, argument: str, checks: Checks) -> Report:
     _, ran, text = log.rpartition(f"{RAN}\n")
     failed = ["::".join(filter(None, names)) for names in re.findall(r"--- ([^:\n]+)(?:::([^:\n]+))?", text)]
     if not ran:
-        return Report(False, False, list(checks.named), {})
+        return no_results(checks)
     outcomes = dict.fromkeys(checks.named, Outcome.PASSED) | dict.fromkeys(failed, Outcome.FAILED)
     outcomes |= {name: Outcome.FAILED for name in checks.named if name.partition("::")[0] in failed}
     return Report(True, not failed, failed, outcomes)
@@ -218,7 +223,7 @@ def swe_bench_pro(log: str, argument: str, checks: Checks) -> Report:
         tests: list[dict[str, Any]] = json.loads(log)["tests"]
         statuses = [(str(test["name"]), str(test["status"])) for test in tests]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return Report(False, False, list(checks.named), {})
+        return no_results(checks)
     passed = {name for name, status in statuses if status == "PASSED"}
     failed = [name for name in checks.named if name not in passed]
     outcomes = {name: Outcome.PASSED if name in passed else outcome(status) for name, status in statuses}
@@ -245,7 +250,7 @@ _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
 """Placeholder in a command for the random path, outside the workspace, of the runner's result files."""
-READ = r"""
+_READ = r"""
 each='for file; do cat "$file"; printf "\0"; done'
 if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
 rm -rf "$0"
@@ -335,20 +340,23 @@ async def run_harness_command(sandbox: Sandbox, command: Command, checks: Checks
 
     Raises `SandboxFault`, and `GraderFault` if the judge cannot be installed.
     """
-    path = draw_path()
-    argv = [word.replace(RESULT_FILES, path) for word in command.argv]
-    result = await sandbox.exec(argv, timeout=command.timeout, max_bytes=_LOG_BYTES)
+    result, log = await run_and_read(sandbox, command, command.argv, _LOG_BYTES)
     if result.timed_out:
-        return Report(False, False, list(checks.named), {}), True
+        return no_results(checks), True
+    return await asyncio.to_thread(report, log, command.results, checks), False
+
+
+async def run_and_read(
+    sandbox: Sandbox, command: Command, argv: Sequence[str], max_bytes: int, stdin: bytes = b""
+) -> tuple[ExecResult, str]:
+    """Run `argv` for `command`; also return what it prints, or writes to `RESULT_FILES`. Raises `SandboxFault`."""
+    path = f"/tmp/crrl-{secrets.token_hex(16)}"
+    words = [word.replace(RESULT_FILES, path) for word in argv]
+    result = await sandbox.exec(words, stdin=stdin, timeout=command.timeout, max_bytes=max_bytes)
     output = result.output
-    if any(RESULT_FILES in word for word in command.argv):
-        output = (await sandbox.exec(["sh", "-c", READ, path], max_bytes=_LOG_BYTES)).output
-    return await asyncio.to_thread(report, output.decode("utf-8", "replace"), command.results, checks), False
-
-
-def draw_path() -> str:
-    """Random path for `RESULT_FILES`."""
-    return f"/tmp/crrl-{secrets.token_hex(16)}"
+    if words != [*argv] and not result.timed_out:
+        output = (await sandbox.exec(["sh", "-c", _READ, path], max_bytes=max_bytes)).output
+    return result, output.decode("utf-8", "replace")
 
 
 def report(log: str, results: str, checks: Checks) -> Report:

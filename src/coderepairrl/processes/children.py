@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -36,6 +36,10 @@ def encode_frame(frame: Mapping[str, Any]) -> bytes:
     """Encode a frame."""
     body = json.dumps(frame, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
+
+
+def _sizes(pieces: Sequence[bytes]) -> bytes:
+    return _LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
 
 
 def last_words(log: Path, start: int = 0) -> list[str]:
@@ -186,48 +190,48 @@ class Child:
 
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame. Raises `ChildDied`."""
-        try:
+        async with self._told():
             self._writer.write(encode_frame(frame))
             await self._writer.drain()
-        except (ConnectionError, OSError) as error:
-            raise await self._exit_message() from error
 
     async def receive(self) -> Frame:
         """Receive a frame. Raises `ChildDied`. Safe to cancel."""
-        try:
+        async with self._told():
             if self._expected is None:
                 (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             frame: Frame = json.loads(await self._reader.readexactly(self._expected))
             self._expected = None
-        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
-            raise await self._exit_message() from error
         return frame
 
     async def send_pieces(self, pieces: Sequence[bytes]) -> None:
         """Send bytes objects. Raises `ChildDied`."""
-        try:
-            self._writer.write(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
+        async with self._told():
+            self._writer.write(_sizes(pieces))
             for piece in pieces:
                 for start in range(0, len(piece), _SLICE):
                     self._writer.write(piece if len(piece) <= _SLICE else piece[start : start + _SLICE])
                     await self._writer.drain()
                     await asyncio.sleep(0)
-        except (ConnectionError, OSError) as error:
-            raise await self._exit_message() from error
 
     async def receive_pieces(self) -> list[bytes]:
         """Receive bytes objects. Raises `ChildDied`; must not be cancelled."""
-        try:
+        async with self._told():
             (count,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
             return [await self._reader.readexactly(size) for size in sizes]
-        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
+
+    @contextlib.asynccontextmanager
+    async def _told(self) -> AsyncIterator[None]:
+        """Raise `ChildDied` where the connection breaks."""
+        try:
+            yield
+        except (asyncio.IncompleteReadError, OSError) as error:
             raise await self._exit_message() from error
 
     async def close(self, grace: float = 5.0) -> None:
         """Disconnect, which ends the child; kill it after `grace` seconds."""
         # killing loses nothing, since results were received before
-        with contextlib.suppress(ConnectionError, OSError):
+        with contextlib.suppress(OSError):
             self._writer.close()
             await self._writer.wait_closed()
         if await self._wait(grace) is None:
@@ -295,7 +299,7 @@ class Parent:
 
     def send_pieces(self, pieces: Sequence[bytes]) -> None:
         """Send bytes objects. Raises BrokenPipeError without parent."""
-        self._socket.sendall(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
+        self._socket.sendall(_sizes(pieces))
         for piece in pieces:
             self._socket.sendall(piece)
 

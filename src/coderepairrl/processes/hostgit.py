@@ -273,9 +273,9 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
     if work_tree is not None:
         at_home = at_home and (home / work_tree).resolve() == root
     if not at_home:
-        raise TaskError(
-            f"{root} is not a usable git repository: its git directory {home} belongs to another folder, or does not "
-            "say to which",
+        _refuse(
+            root,
+            f"its git directory {home} belongs to another folder, or does not say to which",
             fix="git worktree repair, if it is a working tree that was moved; git config core.worktree "
             f"{shlex.quote(str(root))} there, if it was made with --separate-git-dir; else clone it and name the clone",
         )

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from coderepairrl import grading
-from coderepairrl.errors import RewardFault, SandboxFault
+from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TestsReward, group_drawn
+from coderepairrl.rewards.text import reward_faults
 from coderepairrl.types import Episode, Score, Task
 
 _PYTHON = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
@@ -85,13 +86,10 @@ class BuildReward(Reward):
             paths = [file.new for file in parse_patch(episode.patch) if file.new and not file.binary]
         except MalformedPatch as malformed:
             return Score(self.name, 0.0, note=str(malformed))
-        try:
+        with reward_faults("build", task):
             async with sandbox.open(task) as fresh:
-                problem = await grading.apply_patch(fresh, episode.patch) or await _unreadable(
-                    fresh, paths, _kinds(task)
-                )
-        except SandboxFault as fault:
-            raise RewardFault(f"build of task {task.id}: {fault}", fix=fault.fix) from fault
+                problem = await grading.apply_patch(fresh, episode.patch)
+                problem = problem or await _unreadable(fresh, paths, _kinds(task))
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
 
 

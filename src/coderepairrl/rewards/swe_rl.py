@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from cydifflib import SequenceMatcher
 
 from coderepairrl import grading
-from coderepairrl.errors import RewardFault, SandboxFault, TaskError
+from coderepairrl.errors import TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards.parse import MalformedPatch, parse_patch
-from coderepairrl.rewards.text import last_reply
+from coderepairrl.rewards.text import last_reply, parse_reference, read_sandbox_file, reward_faults
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
@@ -45,22 +44,20 @@ class SweRL(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault`."""
-        try:
-            oracle = {name for file in parse_patch(task.reference) for name in (file.old, file.new) if name}
-        except MalformedPatch as problem:
-            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+        oracle = {name for file in parse_reference(task) for name in (file.old, file.new) if name}
         try:
             edits = _edits(last_reply(episode))
-            async with sandbox.open(task) as fresh:
-                old = {path: await _read_sandbox_text(fresh, path) for path in sorted(oracle | edits.keys())}
-                repaired = {path: _apply_edits(old[path], blocks) for path, blocks in edits.items()}
-                if refused := await grading.apply_patch(fresh, task.reference):
-                    raise TaskError(f"task {task.id}: reference: {refused}", fix="make it against the task's commit")
-                repaired_by_oracle = {path: await _read_sandbox_text(fresh, path) for path in sorted(oracle)}
+            with reward_faults("files", task):
+                async with sandbox.open(task) as fresh:
+                    old = {path: await _read_text(fresh, path) for path in sorted(oracle | edits.keys())}
+                    repaired = {path: _apply_edits(old[path], blocks) for path, blocks in edits.items()}
+                    if refused := await grading.apply_patch(fresh, task.reference):
+                        raise TaskError(
+                            f"task {task.id}: reference: {refused}", fix="make it against the task's commit"
+                        )
+                    repaired_by_oracle = {path: await _read_text(fresh, path) for path in sorted(oracle)}
         except _Unusable as problem:
             return Score(self.name, _FORMAT, note=str(problem))
-        except SandboxFault as fault:
-            raise RewardFault(f"files of task {task.id}: {fault}", fix=fault.fix) from fault
         ours, oracle_diffs = _diffs(old, repaired), _diffs(old, repaired_by_oracle)
         paths = ours.keys() | oracle_diffs.keys()
         ratios = [
@@ -122,11 +119,8 @@ def _apply_edits(content: str, edits: list[tuple[str, str]]) -> str:
     return text[1:]
 
 
-async def _read_sandbox_text(sandbox: Sandbox, path: str) -> str:
-    try:
-        return (await sandbox.read(path)).decode("utf-8", "surrogateescape")
-    except OSError:  # one side creates or deletes it, or no file can have that name
-        return ""
+async def _read_text(sandbox: Sandbox, path: str) -> str:
+    return (await read_sandbox_file(sandbox, path)).decode("utf-8", "surrogateescape")
 
 
 def _diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:

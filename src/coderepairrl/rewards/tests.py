@@ -9,8 +9,9 @@ from collections import defaultdict
 from pathlib import PurePosixPath
 
 from coderepairrl import grading
-from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
+from coderepairrl.errors import GraderFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards.text import reward_faults
 from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.types import Checks, Command, Episode, Score, Task
 
@@ -56,10 +57,8 @@ class TestsReward(Reward):
             )
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch", passed=False)
-        try:
+        with reward_faults("tests", task):
             return await self._score(task, episode.patch, sandbox)
-        except SandboxFault as fault:
-            raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
 
     def value(self, verdict: grading.Verdict, checks: Checks) -> float:
         """Reward for a verdict."""
@@ -155,13 +154,11 @@ class StateTests(Reward):
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
-        try:
+        with reward_faults("checks", task):
             async with sandbox.open(task) as box:
                 verdict = await grading.judge(box, task.checks)
             if verdict.doubtful:
                 await self._control(task, sandbox.backend if isinstance(sandbox, Standing) else sandbox)
-        except SandboxFault as fault:
-            raise RewardFault(f"checks of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if verdict.problem else 1.0, note=verdict.problem, passed=not verdict.problem)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from coderepairrl.errors import TaskError
-from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.rewards.parse import MalformedPatch, parse_patch
+from coderepairrl.errors import RewardFault, SandboxFault, TaskError
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
 from coderepairrl.types import Episode, Score, Task
 
 LARGEST_PATCH = 16 << 20
@@ -40,7 +41,7 @@ class TextReward(Reward, ABC):
         try:
             value, nearest = await asyncio.to_thread(self._nearest, references, episode.patch, task.language)
         except MalformedPatch as problem:
-            self._check_reference(task)
+            parse_reference(task)
             return Score(self.name, 0.0, note=str(problem))
         return Score(self.name, value, nearest=nearest)
 
@@ -54,12 +55,30 @@ class TextReward(Reward, ABC):
                 break
         return best, whose
 
-    @staticmethod
-    def _check_reference(task: Task) -> None:
-        try:
-            parse_patch(task.reference)
-        except MalformedPatch as problem:
-            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+
+def parse_reference(task: Task) -> tuple[FilePatch, ...]:
+    """Parse the task's reference. Raises `TaskError` for a malformed one."""
+    try:
+        return parse_patch(task.reference)
+    except MalformedPatch as problem:
+        raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+
+
+async def read_sandbox_file(sandbox: Sandbox, path: str) -> bytes:
+    """Content of a file; empty if one side creates or deletes it, or no file can have that name."""
+    try:
+        return await sandbox.read(path)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def reward_faults(what: str, task: Task) -> Iterator[None]:
+    """Raise `RewardFault` for a `SandboxFault`."""
+    try:
+        yield
+    except SandboxFault as fault:
+        raise RewardFault(f"{what} of task {task.id}: {fault}", fix=fault.fix) from fault
 
 
 class AnswerReward(Reward, ABC):
@@ -121,6 +140,13 @@ def read_confidence(reply: str) -> float | None:
     return value if value <= 1 else None
 
 
+def label_of(task: Task) -> str:
+    """The task's label. Raises `TaskError` without one."""
+    if not task.answer:
+        raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
+    return task.answer
+
+
 class Label(AnswerReward):
     """1 if the reply gives the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
@@ -133,6 +159,4 @@ class Label(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare labels. Raises `TaskError` without a label."""
-        if not task.answer:
-            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
-        return float(read_label(answer) == plain_label(task.answer))
+        return float(read_label(answer) == plain_label(label_of(task)))

@@ -11,16 +11,24 @@ import json
 import re
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise, takewhile, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import NamedTuple
 
 from cydifflib import SequenceMatcher
 
 from coderepairrl.agents.patching import parse_blocks
-from coderepairrl.errors import RewardFault, SandboxFault, TaskError
-from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.errors import TaskError
+from coderepairrl.protocols import Reward, SandboxBackend
+from coderepairrl.rewards.changes import common_ends
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse_patch
-from coderepairrl.rewards.text import AnswerReward, TextReward
+from coderepairrl.rewards.text import (
+    AnswerReward,
+    TextReward,
+    label_of,
+    parse_reference,
+    read_sandbox_file,
+    reward_faults,
+)
 from coderepairrl.types import Episode, Score, Task
 
 _STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")
@@ -90,9 +98,7 @@ class Classification(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare labels. Raises `TaskError` without a label."""
-        if not task.answer:
-            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
-        return float(tagged_answer(answer) == task.answer.strip())
+        return float(tagged_answer(answer) == label_of(task).strip())
 
 
 Block = tuple[tuple[str, ...], tuple[str, ...]]
@@ -201,10 +207,7 @@ def _reference(task: Task) -> list[Block]:
     text = task.reference.decode("utf-8", "replace")
     reference = blocks(text)
     if not reference:
-        try:
-            hunks = [hunk for file in parse_patch(task.reference) for hunk in file.hunks]
-        except MalformedPatch as problem:
-            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+        hunks = [hunk for file in parse_reference(task) for hunk in file.hunks]
         reference = [(_text(hunk.side(b"-")), _text(hunk.side(b"+"))) for hunk in hunks]
     if not reference:
         raise TaskError(f"task {task.id}: the reference has no search/replace block and no hunk", fix="give it one")
@@ -359,8 +362,11 @@ class PatchSimilarity(TextReward):
         oracle_files, patch_files = file_texts(oracle), file_texts(patch)
         if not oracle_files or not patch_files:
             return 0.0
-        shared = sum(ratio(oracle_files[name], patch_files[name]) for name in oracle_files if name in patch_files)
-        return shared / max(len(oracle_files), len(patch_files))
+        return _sum_ratios(oracle_files, patch_files) / max(len(oracle_files), len(patch_files))
+
+
+def _sum_ratios(oracle: dict[str, str], patch: dict[str, str]) -> float:
+    return sum(ratio(oracle[name], patch[name]) for name in oracle if name in patch)
 
 
 def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
@@ -375,9 +381,7 @@ def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True
         return 1.0
     if len(a) * len(b) <= LARGEST_PAIRS:
         return 2.0 * _count_matching(a, b, autojunk) / (len(a) + len(b))
-    start = _common(a, b)
-    end = min(_common(a[::-1], b[::-1]), min(len(a), len(b)) - start)
-    return 2.0 * (start + end) / (len(a) + len(b))
+    return 2.0 * sum(common_ends(a, b)) / (len(a) + len(b))
 
 
 def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
@@ -398,11 +402,6 @@ def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool
         if size and at + size < high and b_start + size < end:
             parts.append((at + size, high, b_start + size, end))
     return matched
-
-
-def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    """Length of the common prefix."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def file_texts(patch: bytes) -> dict[str, str]:
@@ -459,9 +458,7 @@ class NanoSimilarity(TextReward):
         oracle_files, patch_files = file_texts(oracle), file_texts(patch)
         if not oracle_files:
             return float(not patch_files)
-        return sum(ratio(oracle_files[name], patch_files[name]) for name in oracle_files if name in patch_files) / len(
-            oracle_files
-        )
+        return _sum_ratios(oracle_files, patch_files) / len(oracle_files)
 
 
 class DraftSimilarity(TextReward):
@@ -517,19 +514,14 @@ class FunctionMatch(Reward):
         """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault`."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
-        try:
-            reference = parse_patch(task.reference)
-        except MalformedPatch as problem:
-            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+        reference = parse_reference(task)
         try:
             patch_files = parse_patch(episode.patch)
         except MalformedPatch as problem:
             return Score(self.name, 0.0, note=str(problem))
         shared = {file.path for file in reference} & {file.path for file in patch_files}
-        try:
+        with reward_faults("functions", task):
             sources = await self._sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
-        except SandboxFault as fault:
-            raise RewardFault(f"functions of task {task.id}: {fault}", fix=fault.fix) from fault
         reference_places, ours = (set(_places(patch, sources)) for patch in (reference, patch_files))
         most = max(len(reference_places), len(ours))
         return Score(self.name, len(reference_places & ours) / most if most else 0.0)
@@ -541,19 +533,11 @@ class FunctionMatch(Reward):
             return trees
         async with backend.open(task) as fresh:
             for path in paths:
-                source = await _read_file(fresh, path)
                 try:
-                    trees[path] = ast.parse(source)
+                    trees[path] = ast.parse(await read_sandbox_file(fresh, path))
                 except (SyntaxError, ValueError):
                     continue  # the headings of the hunks stand in, as for other languages
         return trees
-
-
-async def _read_file(sandbox: Sandbox, path: str) -> bytes:
-    try:
-        return await sandbox.read(path)
-    except OSError:  # the oracle creates it, or no file can have that name
-        return b""
 
 
 def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Iterator[Place]:
@@ -595,11 +579,9 @@ class TestPatchSimilarity(Reward):
             raise TaskError(f"task {task.id} names no test files", fix="give its checks the files to `restore`")
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
-        try:
+        with reward_faults("test files", task):
             async with sandbox.open(task) as fresh:
                 for path, content in task.checks.restore.items():
                     await fresh.write(path, content.encode("utf-8", "surrogateescape"))
                 tests = await fresh.diff()
-        except SandboxFault as fault:
-            raise RewardFault(f"test files of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, PatchSimilarity().compare(tests, episode.patch))

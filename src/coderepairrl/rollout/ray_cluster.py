@@ -29,9 +29,7 @@ LEAVE_SECONDS = 15.0
 _ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 
 _START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
-_AGAIN = (
-    "start Ray anew on all of its machines (docs/guides/cluster.md), then continue with its address: a run by --resume"
-)
+_AGAIN = "restart Ray on all of its machines (docs/guides/cluster.md), then continue with its address: runs by --resume"
 _MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 
@@ -120,7 +118,7 @@ def full_disks(least: int = 100 << 20) -> str:
 
 def _fix(error: str) -> str:
     if "mismatch" in error:
-        return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
+        return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and restart it"
     if "AuthenticationError" in error or "InvalidAuthToken" in error:
         return "export RAY_AUTH_MODE=token and the RAY_AUTH_TOKEN that the cluster was started with"
     return _START

@@ -40,7 +40,7 @@ PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp"
 """Packages that determine tokens and messages. Ray compares its own version."""
 
 _NOT_IMPORTED = "failed to import on the worker"
-_INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and start Ray there anew"
+_INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and restart Ray there"
 
 
 def executor_versions() -> dict[str, str]:

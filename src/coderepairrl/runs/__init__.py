@@ -109,8 +109,7 @@ class RunFolder:
                 self.require_free()
                 (self.path / "tasks.jsonl").unlink(missing_ok=True)  # of a start that failed
                 self.write_config(config)
-                about = {"schema": SCHEMA, **about, **machine(versions)}
-                write_atomic(self.path / "run.json", json.dumps(about, indent=2) + "\n")
+                write_object(self.path / "run.json", {"schema": SCHEMA, **about, **machine(versions)})
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
 
@@ -136,13 +135,12 @@ class RunFolder:
 
     def upgrade(self) -> None:
         """Update the schema of an older run."""
-        facts = self.about()
-        if facts["schema"] != SCHEMA:
-            write_atomic(self.path / "run.json", json.dumps({**facts, "schema": SCHEMA}, indent=2) + "\n")
+        if self.about()["schema"] != SCHEMA:
+            self.add_about(schema=SCHEMA)
 
     def add_about(self, **more: Any) -> None:
         """Add `more` to run.json."""
-        write_atomic(self.path / "run.json", json.dumps({**self.about(), **more}, indent=2) + "\n")
+        write_object(self.path / "run.json", {**self.about(), **more})
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
@@ -203,7 +201,7 @@ class RunFolder:
 
     def write_metrics(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Export one line per step, atomically."""
-        write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
+        _write_lines(self.path / "metrics.jsonl", map(codec.dump, steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
         """Append one step's line. Raises `RunError` when the disk is full."""
@@ -215,14 +213,12 @@ class RunFolder:
 
     def write_references(self, references: Mapping[str, Sequence[Verified]]) -> None:
         """Export verified repairs by task id, atomically."""
-        rows = [{"task": task, **codec.dump(repair)} for task in sorted(references) for repair in references[task]]
-        write_atomic(self.path / "references.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        rows = ({"task": task, **codec.dump(repair)} for task in sorted(references) for repair in references[task])
+        _write_lines(self.path / "references.jsonl", rows)
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``eval/NAME/metrics.jsonl``, atomically, an object per attempt."""
-        folder = self.path / "eval" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        _write_lines(self._evaluation(name) / "metrics.jsonl", rows)
 
     def attempts(self, name: str) -> dict[str, dict[str, float]]:
         """Metrics in ``eval/NAME/metrics.jsonl`` by episode id. Raises OSError and ValueError for damage."""
@@ -237,9 +233,12 @@ class RunFolder:
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Write ``eval/NAME/summary.json``, atomically."""
+        write_object(self._evaluation(name) / "summary.json", result)
+
+    def _evaluation(self, name: str) -> Path:
         folder = self.path / "eval" / name
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "summary.json", json.dumps(result, indent=2) + "\n")
+        return folder
 
 
 def open_run(path: Path) -> RunFolder:
@@ -327,6 +326,15 @@ def write_atomic(path: Path, text: str) -> None:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise _full(path, error) from error
+
+
+def write_object(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a file by indented JSON, atomically. Raises `RunError` when the disk is full."""
+    write_atomic(path, json.dumps(data, indent=2) + "\n")
+
+
+def _write_lines(path: Path, rows: Iterable[Any]) -> None:
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _full(path: Path, error: OSError) -> RunError:

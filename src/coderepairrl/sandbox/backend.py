@@ -28,6 +28,7 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
 from coderepairrl.sandbox.contents import Images, no_images
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
+from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared, Unpacked, Workspaces, environment_of
 from coderepairrl.types import SandboxInfo
@@ -169,8 +170,8 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def user(self) -> int | None:
-        """User id to drop to before running anything of the task; None to keep ours."""
-        return None
+        """User id to drop to before running anything of the task: unprivileged for root, else ours (None)."""
+        return SANDBOX_USER if os.geteuid() == 0 else None
 
     @property
     def isolated(self) -> bool:
@@ -386,5 +387,9 @@ def _copy_workspace(prepared: Prepared, box: Path) -> None:
     command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SandboxFault(f"cannot copy the workspace: {words}", fix="check the disk's free space")
+        raise SandboxFault(f"cannot copy the workspace: {last_words(done)}", fix="check the disk's free space")
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Last line on stderr, or the exit code."""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

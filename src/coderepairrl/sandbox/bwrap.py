@@ -30,7 +30,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.sandbox import contents, imageview, interpreter, rootfs, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_words
 from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
@@ -115,11 +115,6 @@ class Bubblewrap(GuestBackend):
         for folder in folders:
             _check_bind(folder)
         self._binds += tuple(folders)
-
-    @property
-    def user(self) -> int | None:
-        """An unprivileged id for root; None for anyone else."""
-        return SANDBOX_USER if os.geteuid() == 0 else None
 
     def workdir(self, box: Path) -> str:
         """`WORKDIR`, or the working folder of the image."""
@@ -381,7 +376,7 @@ class Bubblewrap(GuestBackend):
         finally:
             os.close(rules)
         if done.returncode != 0:
-            words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            words = last_words(done)
             raise PrerequisiteError(
                 f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
             )
@@ -416,7 +411,7 @@ class Bubblewrap(GuestBackend):
         try:
             done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
             self._overlays = done.returncode == 0
-            self._no_overlay = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            self._no_overlay = last_words(done)
         except FileNotFoundError as error:
             self._overlays, self._no_overlay = False, f"no program {error.filename}"
         except subprocess.TimeoutExpired:

@@ -31,12 +31,11 @@ from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import contents, guest, seccomp
-from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, last_words
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
 from coderepairrl.sandbox.contents import Entry, Images, check_path
 from coderepairrl.sandbox.guesthost import AwaitedGuest, GuestProcess
 from coderepairrl.sandbox.interpreter import install_command
-from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
@@ -94,11 +93,6 @@ class Container(GuestBackend):
         self._binds += tuple(folders)
 
     @property
-    def user(self) -> int | None:
-        """An unprivileged id for root; None for anyone else."""
-        return SANDBOX_USER if os.geteuid() == 0 else None
-
-    @property
     def archive(self) -> str:
         """Path of the archive in the container."""
         return _ARCHIVE
@@ -142,7 +136,7 @@ class Container(GuestBackend):
                 raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
             answer = self._call("info", "--format", "{{json .}}")
             if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
-                raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
+                raise PrerequisiteError(f"{self.name} does not answer: {last_words(answer)}", fix=self.start_it)
             self._controllers = self._usable(json.loads(answer.stdout))
             guest_folder = self.state / "guest"
             for folder in (guest_folder, self.state / "nothing"):
@@ -166,12 +160,12 @@ class Container(GuestBackend):
             trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _NEEDED)
             if trial.returncode in _NEVER_STARTED:
                 raise PrerequisiteError(
-                    f"{self.name} cannot start containers here: {_last(trial)}",
+                    f"{self.name} cannot start containers here: {last_words(trial)}",
                     fix='name another runtime that is installed: sandbox.options.flags=["--runtime", "runc"]',
                 )
             if trial.returncode != 0:
                 raise PrerequisiteError(
-                    f"{self.name} cannot run {image} as a sandbox: {_last(trial)}",
+                    f"{self.name} cannot run {image} as a sandbox: {last_words(trial)}",
                     fix="name an image with python3, bash and git in sandbox.options.image",
                 )
             self._answers[image] = trial.stdout.split()
@@ -184,7 +178,7 @@ class Container(GuestBackend):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
         created = self._call("create", "--pull", "never", "--network", "none", image, "true")
         if created.returncode != 0:
-            raise SandboxFault(f"cannot read the files of {image}: {_last(created)}")
+            raise SandboxFault(f"cannot read the files of {image}: {last_words(created)}")
         name = created.stdout.strip()
         try:
             argv = self._argv("cp", f"{name}:{workdir}/.", "-")
@@ -350,8 +344,3 @@ def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
 def _most_processes() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     return _PER_USER if hard == resource.RLIM_INFINITY else min(_PER_USER, hard)
-
-
-def _last(done: subprocess.CompletedProcess[str]) -> str:
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"

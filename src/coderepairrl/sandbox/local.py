@@ -34,6 +34,11 @@ class UnsafeLocal(GuestBackend):
         super().__init__(ResourceLimits.parse(limits), mine | dict(env or {}))
 
     @property
+    def user(self) -> int | None:
+        """None: commands run as you."""
+        return None
+
+    @property
     def isolated(self) -> bool:
         """False: your other processes are visible, so nothing can be counted."""
         return False

@@ -48,7 +48,6 @@ from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
-from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared, interpreter_of
 
@@ -88,11 +87,6 @@ class Sandlock(GuestBackend):
     def show(self, folders: Sequence[str]) -> None:
         """Add to option `binds`."""
         self._binds += tuple(folders)
-
-    @property
-    def user(self) -> int | None:
-        """An unprivileged id for root; None for anyone else."""
-        return SANDBOX_USER if os.geteuid() == 0 else None
 
     def workdir(self, box: Path) -> str:
         """The folder itself, as the file system is shared."""

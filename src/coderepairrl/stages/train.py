@@ -102,7 +102,7 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
         if shed := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
-            parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
+            parts.progress.say(f"begun again, as no step could consume them in time: {', '.join(shed)}")
         begin(parts, history, references, queue)
         groups += await queue.take(version, missing)
         check_health(groups)

@@ -107,7 +107,7 @@ class Watch:
             raise RunError(
                 f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these are"
                 " two policies, and no evaluation of one",
-                fix="name a version that stays (--model-name), and begin anew",
+                fix="name a version that stays (--model-name), and begin a new evaluation",
             )
         self._model = self._model or model or ""
 

@@ -75,7 +75,7 @@ def classify(answers: Sequence[Answer]) -> Classification:
     confusion = {name: Counter[str]() for name in names}
     for each, label in zip(answers, labels, strict=True):
         confusion[each.wanted][label] += 1
-    columns = _columns(answers, names)
+    columns = _shared_columns([_shares([each]) for each in answers], names)
     macro = bootstrap(columns, clusters, macro_f1)
     assert macro is not None  # each class is the label of some task
     return Classification(
@@ -99,12 +99,6 @@ def _format_answer(answer: Answer, classes: Sequence[str]) -> str:
     if answer.given is None:
         return NONE
     return answer.given if answer.given in classes else OTHER
-
-
-def _columns(answers: Sequence[Answer], names: Sequence[str]) -> list[list[float]]:
-    rights = [[float(each.right and each.wanted == name) for each in answers] for name in names]
-    givens = [[float(each.given == name) for each in answers] for name in names]
-    return rights + givens + [[float(each.wanted == name) for each in answers] for name in names]
 
 
 def macro_f1(means: Array) -> Array:
@@ -138,7 +132,7 @@ class Difference(NamedTuple):
 
 def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
     """Compare two policies on common tasks, weighted equally. Raises ValueError without any."""
-    sides = [_shares(answers) for answers in (before, after)]
+    sides = [{task: _shares(attempts) for task, attempts in _by_task(answers).items()} for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
     names = sorted({wanted for task in tasks for wanted in [sides[0][task].wanted]})
     if not tasks:
@@ -158,21 +152,21 @@ class _Shares(NamedTuple):
     cluster: Hashable
 
 
-def _shares(answers: Sequence[Answer]) -> dict[str, _Shares]:
+def _by_task(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
     by_task: dict[str, list[Answer]] = {}
     for each in answers:
         by_task.setdefault(each.task, []).append(each)
-    return {
-        task: _Shares(
-            attempts[0].wanted,
-            {
-                name: count / len(attempts)
-                for name, count in Counter(e.given for e in attempts if e.given is not None).items()
-            },
-            attempts[0].cluster,
-        )
-        for task, attempts in by_task.items()
-    }
+    return by_task
+
+
+def _count_labels(attempts: Sequence[Answer]) -> Counter[str]:
+    return Counter(each.given for each in attempts if each.given is not None)
+
+
+def _shares(attempts: Sequence[Answer]) -> _Shares:
+    """Share of each label among the attempts at a task."""
+    given = {name: count / len(attempts) for name, count in _count_labels(attempts).items()}
+    return _Shares(attempts[0].wanted, given, attempts[0].cluster)
 
 
 def _shared_columns(tasks: Sequence[_Shares], names: Sequence[str]) -> list[list[float]]:
@@ -212,12 +206,9 @@ def agreement(answers: Sequence[Answer]) -> list[Answer]:
 
     Ties go to the label given first.
     """
-    by_task: dict[str, list[Answer]] = {}
-    for each in answers:
-        by_task.setdefault(each.task, []).append(each)
     majorities = []
-    for attempts in by_task.values():
-        given = Counter(each.given for each in attempts if each.given is not None)
+    for attempts in _by_task(answers).values():
+        given = _count_labels(attempts)
         if len(attempts) > 1 and given:
             label, count = given.most_common(1)[0]
             majorities.append(attempts[0]._replace(given=label, confidence=count / len(attempts)))

@@ -243,13 +243,18 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float
     return Estimate(mean, max(independent, between) / size**2, number)
 
 
-def student(freedom: int) -> float:
-    """97.5 % quantile of Student's t.
+def student(freedom: float | None, probability: float = 0.975) -> float:
+    """Quantile of Student's t; of the normal distribution without `freedom`.
 
-    >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60)]
-    [12.71, 4.3, 3.18, 2.26, 2.0]
+    >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60, None)]
+    [12.71, 4.3, 3.18, 2.26, 2.0, 1.96]
     """
-    return float(special.stdtrit(freedom, 0.975))
+    return float(special.ndtri(probability) if freedom is None else special.stdtrit(freedom, probability))
+
+
+def t_probability(value: float, freedom: float | None) -> float:
+    """Probability of at most `value` by the distribution of `student`."""
+    return float(special.ndtr(value) if freedom is None else special.stdtr(freedom, value))
 
 
 def is_share(values: Iterable[float]) -> bool:

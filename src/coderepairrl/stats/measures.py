@@ -6,6 +6,7 @@ Void episodes are counted, not measured.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
@@ -46,14 +47,7 @@ class Spent(NamedTuple):
 
     def plus(self, other: Spent) -> Spent:
         """Add `other`."""
-        return Spent(
-            self.calls + other.calls,
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.sampled_tokens + other.sampled_tokens,
-            self.attempt_seconds + other.attempt_seconds,
-            self.unreported + other.unreported,
-        )
+        return Spent(*map(operator.add, self, other))
 
     def money(self, prices: Prices) -> float:
         """Price of the tokens.

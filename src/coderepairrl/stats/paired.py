@@ -21,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from coderepairrl.stats.intervals import Interval, estimate, paired_shares, tango, tango_variance
+from coderepairrl.stats.intervals import (
+    Interval,
+    estimate,
+    paired_shares,
+    student,
+    t_probability,
+    tango,
+    tango_variance,
+)
 
 
 class McNemar(NamedTuple):
@@ -87,7 +95,7 @@ def equivalence(
             # the error is 0 for a margin as wide as differences can be
             return distance / error if error else math.copysign(math.inf, distance)
 
-        _, low, high = tango(pairs.lost, pairs.gained, pairs.pairs, _quantile(0.95, freedom))
+        _, low, high = tango(pairs.lost, pairs.gained, pairs.pairs, student(freedom, 0.95))
     else:
         change = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
         if change.clusters < 2 or change.variance == 0:
@@ -97,9 +105,9 @@ def equivalence(
         def statistic(level: float) -> float:
             return (mean - level) / error
 
-        half = _quantile(0.95, freedom) * error
+        half = student(freedom, 0.95) * error
         low, high = mean - half, mean + half
-    p = max(_t_probability(statistic(margin), freedom), _t_probability(-statistic(-margin), freedom))
+    p = max(t_probability(statistic(margin), freedom), t_probability(-statistic(-margin), freedom))
     return Equivalence(margin, p, Interval(mean, low, high))
 
 
@@ -112,14 +120,6 @@ def holm(p: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, (len(p) - rank) * p[at]))
         adjusted[at] = worst
     return adjusted
-
-
-def _quantile(probability: float, freedom: int | None) -> float:
-    return float(special.ndtri(probability) if freedom is None else special.stdtrit(freedom, probability))
-
-
-def _t_probability(value: float, freedom: int | None) -> float:
-    return float(special.ndtr(value) if freedom is None else special.stdtr(freedom, value))
 
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scipy import special
 
-from coderepairrl.stats.intervals import Interval, estimate, mean_interval
+from coderepairrl.stats.intervals import Interval, estimate, mean_interval, student
 
 ALPHA, POWER = 0.05, 0.8
 _LEAST = 6
@@ -75,9 +75,7 @@ def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> I
 def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
     if not ALPHA < power < 1:
         raise ValueError(f"a power is above {ALPHA} and below 1, not {power}")
-    if freedom is None:
-        return float(special.ndtri(1 - ALPHA / 2)), float(special.ndtri(power))
-    return float(special.stdtrit(freedom, 1 - ALPHA / 2)), float(special.stdtrit(freedom, power))
+    return student(freedom, 1 - ALPHA / 2), student(freedom, power)
 
 
 class Spread(NamedTuple):

@@ -12,9 +12,15 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from scipy import special
-
-from coderepairrl.stats.intervals import Interval, estimate, tango, tango_variance, wilson
+from coderepairrl.stats.intervals import (
+    Interval,
+    estimate,
+    student,
+    t_probability,
+    tango,
+    tango_variance,
+    wilson,
+)
 from coderepairrl.stats.power import POWER, detectable, detectable_by
 
 Rows = Sequence[Sequence[float]]
@@ -58,7 +64,7 @@ def replicate(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repli
     if spread.variance == 0:
         return _made(rows, spread, wilson(spread.mean * spread.clusters, spread.clusters), None, None)
     effective = spread.mean * (1 - spread.mean) / spread.variance
-    interval = wilson(spread.mean * effective, effective, _quantile(spread.freedom))
+    interval = wilson(spread.mean * effective, effective, student(spread.freedom))
     return _made(rows, spread, interval, None, None)
 
 
@@ -80,8 +86,7 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
     freedom = spread.freedom if spread.variance else None
     pairs = (moved - spread.mean**2) / spread.variance if spread.variance else float(spread.clusters)
     lost, gained = (max(0.0, (moved + sign * spread.mean) / 2) * pairs for sign in (-1, 1))
-    quantile = float(special.ndtri(0.975)) if freedom is None else _quantile(freedom)
-    _, low, high = tango(lost, gained, pairs, quantile)
+    _, low, high = tango(lost, gained, pairs, student(freedom))
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     seen: Interval | None
     if freedom is None:
@@ -101,7 +106,7 @@ def _of_shares(seen: Interval) -> Interval | None:
 
 def _by_student(rows: Rows, spread: _Spread) -> Replicated:
     error = math.sqrt(spread.variance)
-    half = _quantile(spread.freedom) * error
+    half = student(spread.freedom) * error
     interval = Interval(spread.mean, spread.mean - half, spread.mean + half)
     seen = detectable_by(spread.variance, spread.freedom, power=POWER)
     return _made(rows, spread, interval, _two_sided(spread.mean, error, spread.freedom), seen)
@@ -141,12 +146,7 @@ def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -
     return _Spread(mean, between + task_variance, freedom, number)
 
 
-def _quantile(freedom: float) -> float:
-    return float(special.stdtrit(freedom, 0.975))
-
-
 def _two_sided(mean: float, error: float, freedom: float | None) -> float:
     if not error:
         return 1.0 if mean == 0 else 0.0
-    tail = -abs(mean) / error
-    return 2 * float(special.ndtr(tail) if freedom is None else special.stdtr(freedom, tail))
+    return 2 * t_probability(-abs(mean) / error, freedom)

@@ -131,7 +131,7 @@ def _verify_codec(codec: Codec) -> Findings:
                 if name in _NEEDED and not (codec.thinking and user):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
                 if lost := _lost(codec, plain, rendered):
-                    raise ConfigError(f"{codec.name}: after {name} the prompt is written anew, and without {lost!r}")
+                    raise ConfigError(f"{codec.name}: after {name} the prompt is rendered again, without {lost!r}")
                 forks.append(name)
                 continue
             if not _begins(codec, conversation, rendered, extension):

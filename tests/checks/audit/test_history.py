@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.audit.history import find_unreachable, history
+from coderepairrl.checks.audit.history import History, find_unreachable, history
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ExecResult
+from rewards.folder import git
 
 BUG, REPAIR = b"def add(a, b):\n    return a - b\n", b"def add(a, b):\n    return a + b  # the repaired sum\n"
 BEFORE, AFTER = {"m.py": BUG}, {"m.py": REPAIR}
@@ -26,11 +27,6 @@ class Folder(Sandbox):
     async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0, **_: Any) -> ExecResult:
         done = subprocess.run(argv, cwd=self.folder, input=stdin, capture_output=True, timeout=timeout)
         return ExecResult(done.returncode, done.stdout)
-
-
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture
@@ -52,17 +48,17 @@ def repair(folder: Path, text: bytes = REPAIR) -> None:
     git(folder, "commit", "-qam", "repair add")
 
 
-async def test_the_past_is_no_leak(folder: Path) -> None:
-    assert await find_unreachable(Folder(folder)) == {}
+async def found(folder: Path) -> History:
+    box = Folder(folder)
+    return await history(box, await find_unreachable(box), BEFORE, AFTER)
+
+
+async def test_the_past_is_no_leak_nor_is_there_one_without_a_repository(folder: Path, tmp_path: Path) -> None:
+    assert await find_unreachable(Folder(folder)) == await find_unreachable(Folder(tmp_path)) == {}
     git(folder, "gc", "-q", "--prune=now")
-    assert await find_unreachable(Folder(folder)) == {}
-    assert (await history(Folder(folder), {}, BEFORE, AFTER)).commits == 0
-
-
-async def test_without_a_repository_there_is_none(tmp_path: Path) -> None:
-    assert await find_unreachable(Folder(tmp_path)) == {}
     git(tmp_path, "init", "-q")
-    assert await find_unreachable(Folder(tmp_path)) == {}
+    assert await find_unreachable(Folder(folder)) == await find_unreachable(Folder(tmp_path)) == {}
+    assert (await found(folder)).commits == 0
 
 
 def branch(folder: Path) -> None:
@@ -113,19 +109,17 @@ def replaced(folder: Path) -> None:
 async def test_the_repair_is_found(folder: Path, leave: Callable[[Path], None]) -> None:
     leave(folder)
     assert (folder / "m.py").read_bytes() == BUG
-    box = Folder(folder)
-    found = await history(box, await find_unreachable(box), BEFORE, AFTER)
-    assert found.repair == "m.py as the reference leaves it" and found.commits >= 1, found
+    leak = await found(folder)
+    assert leak.repair == "m.py as the reference leaves it" and leak.commits >= 1, leak
 
 
 async def test_a_later_version_is_known_by_a_line(folder: Path) -> None:
     git(folder, "switch", "-qc", "fixes")
     repair(folder, REPAIR + b"\n\ndef more():\n    pass\n")
     git(folder, "switch", "-q", "main")
-    box = Folder(folder)
-    found = await history(box, await find_unreachable(box), BEFORE, AFTER)
-    assert found.repair == "a line of the reference: return a + b  # the repaired sum"
-    assert found.names[0] == "fixes"
+    leak = await found(folder)
+    assert leak.repair == "a line of the reference: return a + b  # the repaired sum"
+    assert leak.names[0] == "fixes"
 
 
 async def test_other_later_commits_are_counted(folder: Path) -> None:
@@ -134,6 +128,5 @@ async def test_other_later_commits_are_counted(folder: Path) -> None:
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "other")
     git(folder, "switch", "-q", "main")
-    box = Folder(folder)
-    found = await history(box, await find_unreachable(box), BEFORE, AFTER)
-    assert (found.repair, found.commits, found.objects) == ("", 1, 3)
+    other = await found(folder)
+    assert (other.repair, other.commits, other.objects) == ("", 1, 3)

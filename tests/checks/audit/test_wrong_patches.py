@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from coderepairrl.checks.audit.wrong import KINDS, Mutants, WrongPatch, draw_mutants
+from rewards.folder import Repository, git
 
 OLD = '''def clamp(value, low, high):
     """Within bounds."""
@@ -35,31 +35,14 @@ OTHER_OLD, OTHER_NEW = "LIMIT = 4\n", "LIMIT = 5\nSTEP = 1\n"
 MORE = "def f():\n    return 1\n"
 
 
-def git(folder: Path, *words: str, stdin: bytes = b"") -> bytes:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *words]
-    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, check=True).stdout
-
-
 class Change:
     """A repository of files, and what repairs them."""
 
     def __init__(self, folder: Path, old: dict[str, str], new: dict[str, str]) -> None:
         self.folder = folder
-        git(folder, "init", "-q")
-        self.put(old)
-        git(folder, "add", "-A")
-        git(folder, "commit", "-qm", "base")
-        self.put(new)
-        git(folder, "add", "-A")
-        self.reference = git(folder, "diff", "--cached", "HEAD")
-        git(folder, "reset", "-q", "--hard")
+        self.reference = Repository(folder).task(old, new).reference
         self.before = {name: old[name].encode() if name in old else None for name in {**old, **new}}
-        self.after = {name: {**old, **new}[name].encode() for name in {**old, **new}}
-
-    def put(self, files: dict[str, str]) -> None:
-        for name, text in files.items():
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_text(text)
+        self.after = {name: text.encode() for name, text in {**old, **new}.items()}
 
     def wrong(self, count: int = 1000, seed: str = "0") -> Mutants:
         return draw_mutants(self.reference, self.before, self.after, count, seed)

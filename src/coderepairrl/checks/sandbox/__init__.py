@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,11 +37,9 @@ class Scene(NamedTuple):
     folder: Path
     """Host folder with a secret and a Unix socket."""
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Sandbox]:
+    def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """Open a fresh sandbox."""
-        async with self.backend.open(self.task) as sandbox:
-            yield sandbox
+        return self.backend.open(self.task)
 
 
 Question = Callable[[Scene], Awaitable[str]]

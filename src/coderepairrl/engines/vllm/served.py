@@ -222,7 +222,7 @@ class ServedWeights(Engine):
             ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
         except ValueError:  # "default", until we label them
             raise Gone(
-                f"the server has {list(spans)} for a request of version {stream.version}: it was started anew",
+                f"the server has {list(spans)} for a request of version {stream.version}: it was restarted",
             ) from None
         if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
             raise Gone(f"the server has {ranges} for a request of version {stream.version}: who else loads weights?")
@@ -235,7 +235,7 @@ class ServedWeights(Engine):
         kind = "model" if stream.model == self._policy else "adapter"
         return Gone(
             f"the server has no {kind} {stream.model} any more, which was there: {refusal}",
-            fix="has it been started anew, or does another run use it? It is joined again, and given the weights",
+            fix="has it been restarted, or does another run use it? It is joined again, and given the weights",
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:

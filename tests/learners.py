@@ -1,0 +1,20 @@
+"""A learner's processes for as long as a test has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.learn import Learner, LearnSettings
+
+
+@asynccontextmanager
+async def started_learner(model: Path, folder: Path, settings: LearnSettings, **more: Any) -> AsyncIterator[Learner]:
+    """Logs and published weights are in `folder`."""
+    learner = await Learner.start(model, settings, log_dir=folder / "logs", publish_dir=folder / "weights", **more)
+    try:
+        yield learner
+    finally:
+        await learner.close()

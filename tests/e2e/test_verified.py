@@ -10,7 +10,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.plan import plan_run
-from coderepairrl.plan.verify import verify_plan
+from coderepairrl.stages.command import verify_plan
 
 from .conftest import Project
 

@@ -16,7 +16,8 @@ import pytest
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.report.trajectories import atif, episode_row, write_atif
+from coderepairrl.report.trajectories import Origin as RunOrigin
+from coderepairrl.report.trajectories import episode_row, write_atif
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.stages import export
@@ -215,7 +216,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
     turns = (turn(0, None, USER, said("", {**call("shell", arguments), "id": "\ud800"})),)
     patch = f"+{KEY}\n".encode() + b"\xff"
     episode = Episode("train-1", "toy/1", "train", 1, "g", 0, Ending.DONE, turns=turns, patch=patch)
-    write_atif(atif.Origin("r", {"": "nano"}, "1", "m"), [episode], tmp_path / "atif")
+    write_atif(RunOrigin("r", {"": "nano"}, "1", "m"), [episode], tmp_path / "atif")
     text = (tmp_path / "atif/train-1.json").read_text()
 
     def refused(constant: str) -> None:

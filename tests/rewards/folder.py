@@ -65,7 +65,7 @@ class Repository:
     def task(self, files: Files, repair: Files, checks: Checks = Checks(), name: str = "t") -> Task:  # noqa: B008
         """Commit `files`; a task with their change to `repair` as its reference."""
         self.commit(files)
-        return Task(name, "", "python", f"dir:{self.folder}", self.edit(repair), checks)
+        return Task(name, "Repair it.", "python", f"dir:{self.folder}", self.edit(repair), checks)
 
 
 class Watched:

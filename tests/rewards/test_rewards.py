@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coderepairrl import cli, rewards
+from coderepairrl import cli
 from coderepairrl.checks.reward import examine_reward
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
@@ -124,7 +124,7 @@ async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeyp
             await asyncio.Event().wait()
             raise AssertionError
 
-    monkeypatch.setattr(rewards, "SECONDS", 0.05)
+    monkeypatch.setattr("coderepairrl.rewards.SECONDS", 0.05)
     unchecked = replace(task, checks=Checks())
     try:
         for reward in (make_rewards(f"{__name__}:stuck")[0][0], Sleeper()):

@@ -112,7 +112,8 @@ async def test_what_is_no_file_and_what_tools_drop_is_left_out(bwrap: Bubblewrap
 async def test_what_attempts_change_alike_is_compared_once(
     bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared = []
+    async with bwrap.open(task):  # makes it ready, also by git
+        compared = []
     monkeypatch.setattr(workspace, "git", lambda *a, **options: compared.append(a) or hostgit.git(*a, **options))
     scripts = ["echo 1 > new", "echo 1 > new", "echo 2 > new", "echo 1 > new; chmod +x new", "echo 1 > other"]
     diffs = []

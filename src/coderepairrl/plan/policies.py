@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
         for key, value in (chosen | dict(_programs("", settings))).items()
-        if _is_below(key, used) and not _is_below(key, named) and not _is_shipped(key, value)
+        if is_below(key, used) and not is_below(key, named) and not _is_shipped(key, value)
     ]
     if problems:
         raise combine_errors(problems)
@@ -89,7 +89,8 @@ def _load_shipped() -> list[dict[str, Any]]:
     return [configs.load_config(path).model_dump(mode="json") for path in configs.shipped().values()]
 
 
-def _is_below(key: str, names: Sequence[str]) -> bool:
+def is_below(key: str, names: Iterable[str]) -> bool:
+    """Whether `key` is one of `names` or below one, dotted."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 

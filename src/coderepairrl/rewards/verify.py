@@ -86,7 +86,7 @@ def checks_key(task: Task) -> tuple[object, ...]:
 async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
     """Run a trial: 1 for the reference, 0 for each patch of `nothing`.
 
-    The reference is tried as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `compose.score`.
+    The reference is tried as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `score`.
     """
     task, reward = trial
     patches = {

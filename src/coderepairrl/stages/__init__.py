@@ -1,11 +1,10 @@
 """Stages of runs. Start reading at `train`."""
 
-from coderepairrl.processes.signals import Interrupted, run_until_interrupted
-from coderepairrl.stages.command import dry_run, needs, preview_run, run_training, summarise_training
+from coderepairrl.processes.signals import run_until_interrupted
+from coderepairrl.stages.command import dry_run, needs, preview_run, run_training
 from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pin_models, resumed_folder
 
 __all__ = [
-    "Interrupted",
     "dry_run",
     "folder_of",
     "free_folder",
@@ -16,5 +15,4 @@ __all__ = [
     "resumed_folder",
     "run_training",
     "run_until_interrupted",
-    "summarise_training",
 ]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import check_clip
+from coderepairrl.plan.policies import is_below
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
@@ -112,7 +113,7 @@ def list_changes(
             " run.name",
         )
     changed = list_changed_keys(before, now)
-    if any(_covers_key(key, _CLIP_SETTINGS) for key in changed):
+    if any(is_below(key, _CLIP_SETTINGS) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
@@ -122,7 +123,7 @@ def list_changes(
 
 def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
     """List dotted keys whose values differ, except keys and sections in `but`."""
-    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not _covers_key(key, but)]
+    return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_below(key, but)]
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
@@ -146,7 +147,7 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
     began, now = folder.about().get("too_long"), summarize_left_out(tasks)
     if began in (None, now):  # None: a run of an older version
         return
-    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if _covers_key(key, _PROMPT_SETTINGS)]
+    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_below(key, _PROMPT_SETTINGS)]
     raise ConfigError(
         f"{folder.path} left out {began['count']:,} tasks with too long prompts, and the present settings leave out"
         f" {now['count']:,}{' different ones' * (began['count'] == now['count'])}: {explain_refusal('tasks')}",
@@ -202,7 +203,7 @@ def explain_refusal(key: str) -> str:
     >>> explain_refusal("run.seed")
     'it names the run or seeds its random choices'
     """
-    return WHY_NOT[max((name for name in WHY_NOT if _covers_key(key, [name])), key=len)]
+    return WHY_NOT[max((name for name in WHY_NOT if is_below(key, [name])), key=len)]
 
 
 def _check_continues(history: History, config: Config, changed: Iterable[str]) -> None:
@@ -218,15 +219,11 @@ def _check_continues(history: History, config: Config, changed: Iterable[str]) -
         )
     begun = {(group.phase, group.step) for group in history.begun.values()}
     unfinished = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
-    if unfinished and (keys := [key for key in changed if _covers_key(key, ["eval", *_LIMITS])]):
+    if unfinished and (keys := [key for key in changed if is_below(key, ["eval", *_LIMITS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {unfinished[0]})",
             fix="resume as it was, and change it once that evaluation is finished",
         )
-
-
-def _covers_key(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _format_value(value: Any) -> str:

@@ -18,7 +18,7 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, Architecture
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
 from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate, learner_alone
-from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.plan.sizing.learner import learner_memory
 
 __all__ = [
     "GB",
@@ -26,8 +26,6 @@ __all__ = [
     "PUBLISHED",
     "Architecture",
     "DoesNotFit",
-    "Estimate",
-    "LearnerMemory",
     "estimate",
     "learner_alone",
     "learner_memory",

@@ -1,4 +1,8 @@
-"""Export of episodes: trajectories with token ids, and a table of chats: Parquet, for `datasets` and chat trainers.
+"""Export of episodes: trajectories with token ids, and a table of chats.
+
+Trajectories are in Harbor's Agent Trajectory Interchange Format (ATIF) 1.7, with original ids
+(harborframework.com/docs/trajectory-format). The table is Parquet, a row per episode, for `datasets`, pandas and
+chat trainers.
 
 Both hold conversations, patches and scores, but no configuration, servers or program output.
 """
@@ -6,20 +10,25 @@ Both hold conversations, patches and scores, but no configuration, servers or pr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from coderepairrl.report.trajectories.atif import Origin, write_atif
-from coderepairrl.report.trajectories.chats import chats, clean, clean_patch, message
+from coderepairrl.report.trajectories.chats import Chat, Said, chats, clean, clean_patch, has_secrets, message
 from coderepairrl.runs import codec
-from coderepairrl.runs.storage import replace_file
+from coderepairrl.runs.storage import replace_file, replace_folder
 from coderepairrl.stats import is_resolved
-from coderepairrl.types import Ending, Episode
+from coderepairrl.types import Ending, Episode, Turn, sequence
 
 __all__ = ["Origin", "write_atif", "write_parquet"]
 _ROWS = 128
+VERSION = "ATIF-v1.7"
+_DEEPEST = 100  # deeper arguments can be read, but not written
 
 
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
@@ -102,3 +111,152 @@ def _schema(arrow: Any) -> Any:
             *(("difficulty", number), ("other_conversations", arrow.list_(other))),
         ]
     )
+
+
+class Origin(NamedTuple):
+    """Source of episodes."""
+
+    run: str
+    agents: Mapping[str, str]
+    version: str
+    model: str
+    """Empty for a model behind a URL, which may name itself in replies."""
+
+
+def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
+    """Write `episodes` to ``ID.json`` in `folder`, atomically; return their number. Raises OSError."""
+    count = 0
+    with replace_folder(folder) as temporary:
+        for episode in episodes:
+            text = json.dumps(trajectory(origin, episode), separators=(",", ":"))
+            (temporary / f"{quote(episode.id, safe='')}.json").write_text(text)
+            count += 1
+    return count
+
+
+def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
+    """Convert an episode to an ATIF document: the main conversation, others embedded.
+
+    Agent steps have prompt ids, sampled ids and logprobs; parts shared with an earlier conversation are marked as
+    copied. Ids are left out if the text holds a secret, since they encode it.
+    """
+    conversations = chats(episode)
+    ids = not any(map(has_secrets, conversations))
+    seen: set[int] = set()
+    main, *further = [_document(origin, episode, chat, seen, ids=ids) for chat in conversations] or [
+        _document(origin, episode, Chat((), side=False), seen, ids=ids)
+    ]
+    main["trajectory_id"] = episode.id
+    for number, other in enumerate(further, 1):
+        other["trajectory_id"] = f"{episode.id}-{number}"
+    scores = [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores]
+    main["extra"] = {
+        "run": origin.run,
+        "task": episode.task_id,
+        **{key: getattr(episode, key) for key in ("phase", "step", "group", "attempt")},
+        "ending": str(episode.ending),
+        "reason": clean(episode.reason),
+        "reward": None if episode.ending is Ending.VOID else episode.reward,
+        "scores": scores,
+        "patch": clean_patch(episode.patch),
+    }
+    if further:
+        main["subagent_trajectories"] = further
+    if not ids:
+        main["notes"] = "Secrets were taken out of the texts, and token ids and logprobs with them."
+    return main
+
+
+def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, ids: bool) -> dict[str, Any]:
+    steps = list(_steps(episode.turns, chat.said, seen, ids=ids))
+    seen |= {turn.index for _, turn in chat.said if turn is not None}
+    metrics = [step["metrics"] for step in steps if "metrics" in step]
+    return {
+        "schema_version": VERSION,
+        "session_id": episode.id,
+        "agent": {
+            "name": origin.agents.get(episode.kind, origin.agents[""]),
+            "version": origin.version,
+            **({"model_name": origin.model} if origin.model else {}),
+        },
+        "steps": steps,
+        "final_metrics": {
+            "total_prompt_tokens": sum(each["prompt_tokens"] for each in metrics),
+            "total_completion_tokens": sum(each["completion_tokens"] for each in metrics),
+            "total_steps": len(steps),
+        },
+        "extra": {"side": chat.side},
+    }
+
+
+def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
+    # tool results belong to the calling step
+    steps: list[dict[str, Any]] = []
+    for each, turn in messages:
+        text = message(each)
+        if text["role"] == "tool" and steps and steps[-1]["source"] == "agent":
+            called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
+            source_call = {"source_call_id": text["tool_call_id"]} if text["tool_call_id"] in called else {}
+            results = steps[-1].setdefault("observation", {"results": []})["results"]
+            results.append({**source_call, "content": text["content"]})
+            continue
+        source = {"assistant": "agent", "system": "system"}.get(text["role"], "user")
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
+        if source == "agent":
+            step |= {"tool_calls": [_atif_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
+            step |= _sampled_tokens(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
+            step |= {"is_copied_context": True} if turn and turn.index in seen else {}
+        steps.append(step)
+    return iter(steps)
+
+
+def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    # arguments that are not a JSON object, or one too deep for readers, are kept as ``text``
+    written = call["function"]["arguments"]
+    try:
+        arguments = json.loads(written, parse_constant=str, parse_float=_float)
+        arguments = arguments if _depth(arguments) <= _DEEPEST else None
+    except (ValueError, RecursionError):
+        arguments = None
+    return {
+        "tool_call_id": call["id"],
+        "function_name": call["function"]["name"],
+        "arguments": arguments if isinstance(arguments, dict) else {"text": written},
+    }
+
+
+def _float(written: str) -> float | str:
+    # ``1e999`` is JSON, but Python's inf is not
+    value = float(written)
+    return value if math.isfinite(value) else written
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
+
+
+def _sampled_tokens(turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
+    prompt = sequence(turns, turn.index)
+    prompt = prompt[: len(prompt) - len(turn.output)]
+    usage = turn.remote.get("usage") or {}
+    metrics: dict[str, Any] = {
+        "prompt_tokens": usage.get("prompt_tokens", len(prompt)),
+        "completion_tokens": usage.get("completion_tokens", len(turn.output)),
+    }
+    if ids and turn.output.ids:
+        metrics |= {
+            "prompt_token_ids": list(prompt),
+            "completion_token_ids": list(turn.output.ids),
+            "logprobs": list(turn.output.logprobs),
+        }
+    versions = [[span.version, span.start, span.end] for span in turn.versions]
+    extra = {"finish": str(turn.finish), "policy_versions": versions, "masked": turn.masked}
+    return {
+        "timestamp": datetime.fromtimestamp(turn.ended, UTC).isoformat(),
+        "metrics": metrics,
+        "llm_call_count": 1,
+        **({"model_name": clean(str(turn.remote["model"]))} if turn.remote.get("model") else {}),
+        **({"reasoning_content": message["reasoning_content"]} if message["reasoning_content"] else {}),
+        "extra": {key: value for key, value in extra.items() if value},
+    }

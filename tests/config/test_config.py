@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import load_config, load_run, override, shipped, to_toml
+from coderepairrl.config import apply_overrides, load_config, load_run, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode
@@ -42,7 +42,7 @@ def test_extends_one_level(tmp_path: Path) -> None:
     config = load_config(child)
     assert (config.run.name, config.run.steps, config.reward) == ("child", 7, {"patch_lines": 1.0})
     grandchild = write(tmp_path / "grandchild.toml", 'extends = "child.toml"\n')
-    with pytest.raises(ConfigError, match="itself extends"):
+    with pytest.raises(ConfigError, match="extends another file itself"):
         load_config(grandchild)
 
 
@@ -120,7 +120,7 @@ def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> N
     write(tmp_path / "run" / "run.json", "{}")
     with pytest.raises(ConfigError, match=r"has settings that this version lacks: gateway, train\.head, train\.a\.b"):
         load_config(tmp_path / "run")
-    assert load_run(tmp_path / "run") == override(load_config("hello"), [f"run.dir={tmp_path}"])
+    assert load_run(tmp_path / "run") == apply_overrides(load_config("hello"), [f"run.dir={tmp_path}"])
     assert load_run(tmp_path / "run", ["train.lr=1e-3"]).train.lr == 1e-3
 
 

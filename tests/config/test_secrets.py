@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import explain, load_config, override, shipped
-from coderepairrl.config.secrets import secrets
+from coderepairrl.config import apply_overrides, explain, load_config, shipped
+from coderepairrl.config.secrets import find_secrets
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.stages import evaluation
 
@@ -49,7 +49,7 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Pat
     assert SECRET not in shown and LOOKS_LIKE_ONE not in shown and "12345678" not in shown
     assert given.partition("=")[0] in shown and "environment variable" in shown
     for refuse in (
-        lambda: override(load_config("hello"), [given]),
+        lambda: apply_overrides(load_config("hello"), [given]),
         lambda: explain("hello", [given]),
         lambda: evaluation.plan_evaluation("builtin:tiny", [given]),
     ):
@@ -87,4 +87,4 @@ def test_names_of_variables_placeholders_and_counts_are_none(given: str) -> None
 
 def test_nothing_that_ships_has_one() -> None:
     for path in shipped().values():
-        assert not list(secrets(load_config(path).model_dump()))
+        assert not list(find_secrets(load_config(path).model_dump()))

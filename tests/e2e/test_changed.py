@@ -9,7 +9,7 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl.errors import ConfigError
-from coderepairrl.stages.changes import changes_at_resume
+from coderepairrl.stages.changes import list_changes
 from coderepairrl.stages.history import read_history
 from e2e.conftest import Project
 
@@ -49,14 +49,14 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
     for override, why in (
         ("train.algorithm=grpo", "another method"),
         ("run.seed=1", "randomness"),
-        ("agent.options.tools=full", "another program's"),
+        ("agent.options.tools=full", "a different program"),
     ):
         with pytest.raises(ConfigError, match=why):
-            changes_at_resume(
+            list_changes(
                 project.run, read_history(project.run), configs.load_config(project.run.path, [override]), {}, ()
             )
     before = project.run.config.read_text()
     assert 'tools = "compact"\n' in before
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
-        changes_at_resume(project.run, read_history(project.run), configs.load_config(project.run.path), {}, ())
+        list_changes(project.run, read_history(project.run), configs.load_config(project.run.path), {}, ())

@@ -21,13 +21,13 @@ from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import collect, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
-from coderepairrl.tasks.select import held_out
+from coderepairrl.tasks.select import is_held_out
 
 from .conftest import Project, until
 
 Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
 QUESTIONS = [f"q/{number}" for number in range(40)]
-COLLECTED = {name for name in QUESTIONS if held_out(name, 0.25)}
+COLLECTED = {name for name in QUESTIONS if is_held_out(name, 0.25)}
 
 
 def replied(message: Mapping[str, Any], model: str = "teacher-1") -> web.Response:

@@ -93,14 +93,14 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     ):
         with pytest.raises(UsageError, match=message):
             merge_shards(shards, Path("x"))
-    with pytest.raises(UsageError, match="merged exists already"):
+    with pytest.raises(UsageError, match="merged already exists"):
         merge_shards(parts, Path("merged"))
     _mixed(parts)
     assert not Path("x").exists()
     with pytest.raises(UsageError, match="already holds a run"):
         await measured("whole")
     other = plan_evaluations("whole", ["eval.temperature=0"], resume=True)
-    with pytest.raises(ConfigError, match=r"whole has eval.temperature=1.0, and 0.0 is asked for") as caught:
+    with pytest.raises(ConfigError, match=r"whole has eval.temperature=1.0, which cannot become 0.0") as caught:
         await evaluate_all(other)
     assert "crrl eval whole --resume" in caught.value.fix
     done = project.crrl("eval", "part1", "--merge", "--limit", "3", "-o", "x", check=False)

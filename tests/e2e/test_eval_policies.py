@@ -20,7 +20,7 @@ from coderepairrl.gateway import PolicySource
 from coderepairrl.plan.replying import Part, opening, split_by_engine
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
-from coderepairrl.stages.results import read_results, results_as_text
+from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.sync import weights
 from coderepairrl.types import EngineNeeds, Sampling
 from engines import fake_vllm
@@ -76,7 +76,7 @@ async def test_adapters_on_one_model_share_a_server(
     after = await evaluate_all(again)
     assert [each["evaluations"] for each in after] == [each["evaluations"] for each in results]
     assert len(state.requests) == len(expected), "nobody attempts a task twice"
-    assert f"crrl compare {' '.join(result['run'] for result in results)}" in results_as_text(results)
+    assert f"crrl compare {' '.join(result['run'] for result in results)}" in format_results(results)
 
 
 async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(

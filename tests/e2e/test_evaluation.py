@@ -19,7 +19,7 @@ from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.arguments import plan_evaluations, preset_settings
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
-from coderepairrl.stages.results import read_results, results_as_text
+from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.tasks import JsonlSource
 
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
@@ -66,7 +66,7 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     assert await measure(chosen(miniature, *more), folder, resume=True) == found
     again = [record for record in folder.records() if record["type"] == "episode"]
     assert again == episodes, "nothing was measured again"
-    with pytest.raises(ConfigError, match="has rollout.calls=2, and 3 is asked for: all its attempts"):
+    with pytest.raises(ConfigError, match="has rollout.calls=2, which cannot become 3: all its attempts"):
         await measure(chosen(miniature, *more, "rollout.calls=3"), folder, resume=True)
 
 
@@ -102,7 +102,7 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert [nano[key] for key in limits] == [direct[key] for key in limits]
     turns = {name: [len(each.turns) for each in folder.episodes(f"{name}-00000")] for name in found}
     assert set(turns["plain"]) == {1} and max(turns["eval"]) > 1
-    text = results_as_text([read_results(folder)])
+    text = format_results([read_results(folder)])
     assert "plain       direct, shown files of the reference" in text
     compared = answer([f"{folder.path}@eval", f"{folder.path}@plain"], Question("reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
@@ -123,7 +123,7 @@ def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: 
     ("what", "given", "more", "message"),
     [
         ("handmade", [], {"policies": ()}, "no policy is named"),
-        ("handmade", [], {"shard": "3/2"}, "'3/2' is no shard"),
+        ("handmade", [], {"shard": "3/2"}, "'3/2' is not a shard"),
         ("handmade", [], {"shard": "9/9"}, "shard 9/9 has none"),
         ("handmade", [], {"prices": "1,2"}, "--prices is for a policy behind a URL"),
         ("handmade", ["nme=3"], {}, "has no option 'nme'"),

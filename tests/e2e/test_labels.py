@@ -13,7 +13,7 @@ from coderepairrl import report
 from coderepairrl.cli import app
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.evaluation import evaluate_all
-from coderepairrl.stages.results import results_as_text
+from coderepairrl.stages.results import format_results
 
 from .test_eval_command import LABELS, completion, listening
 
@@ -50,7 +50,7 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
             asked.clear()
             given = [*LABELS[2:], "engine.options.model_name=m", f"run.name={run}", "eval.attempts=2"]
             [found] = await evaluate_all(plan_evaluations("jsonl", given, [url]))
-            table = results_as_text([found])
+            table = format_results([found])
             if run == "one":
                 first, text = found, table
 

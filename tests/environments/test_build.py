@@ -21,9 +21,9 @@ from coderepairrl.environments import (
     Specification,
     build,
     check_unchanged,
-    states,
+    verify_states,
 )
-from coderepairrl.environments.pythons import _copied
+from coderepairrl.environments.pythons import _copy
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
@@ -69,7 +69,7 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
         code = "import shop, importlib.metadata as m; print(shop.__file__, shop.version, m.version('shop'))"
         said = (await box.exec(["python", "-c", code], cwd="/tmp")).output.decode().split()
         assert said == [f"{box.workdir}/src/shop/__init__.py", "1.0", "1.0"]
-        assert await box.diff() == b"", "what the build makes is no change of the agent's"
+        assert await box.diff() == b"", "what the build makes is not a change of the agent's"
         assert "Provides-Extra: tests" in (await box.read("backend.py")).decode()
     backend.close()
 
@@ -150,7 +150,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
     check_workspaces([task, task])
-    assert states([task, task]) == [(made.folder.name, "as built", 2, "")]
+    assert verify_states([task, task]) == [(made.folder.name, "as built", 2, "")]
     path = next(made.folder.rglob("METADATA"))
     content = bytearray(path.read_bytes())
     content[5] ^= 1
@@ -160,15 +160,15 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     with pytest.raises(TaskError) as refused:
         check_workspaces([task])
     assert str(refused.value) == f"the environment {made.folder} has changed since it was built"
-    assert [each.state for each in states([task])] == ["changed"]
+    assert [each.state for each in verify_states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:
         await verify_tasks(tasks.make_source("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
-    with pytest.raises(TaskError, match="no environment that was built to its end"):
+    with pytest.raises(TaskError, match="not a complete environment"):
         check_unchanged(made.folder)
-    assert [each.state for each in states([task])] == ["missing"]
+    assert [each.state for each in verify_states([task])] == ["missing"]
     await build(asked)  # again, from the beginning
     check_unchanged(made.folder)
 
@@ -230,7 +230,7 @@ def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     if own.is_relative_to("/usr"):
         pytest.skip("the Python of these tests is the distribution's")
-    copy = _copied(own)
+    copy = _copy(own)
     assert copy.is_relative_to(cache)
     code = """if True:
         import json, ssl, sqlite3, sys, sysconfig

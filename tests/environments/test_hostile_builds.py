@@ -12,7 +12,7 @@ import pytest
 
 from coderepairrl.environments import Specification, build, prepare_environments
 from coderepairrl.environments.build import _unpack
-from coderepairrl.environments.verify import digest_of, share
+from coderepairrl.environments.verify import digest_tree, share
 from coderepairrl.errors import TaskError
 from coderepairrl.types import Task
 from projects import SHOP, cache, system_python
@@ -109,9 +109,9 @@ def test_a_damaged_file_of_the_pool_is_not_shared(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "six.py").write_bytes(b"#" * 1000)
-        built = digest_of(tmp_path / name)
+        built = digest_tree(tmp_path / name)
         share(tmp_path / name)
-        assert digest_of(tmp_path / name) == built
+        assert digest_tree(tmp_path / name) == built
         with (tmp_path / name / "six.py").open("r+b") as file:
             file.write(b"!")
 
@@ -140,5 +140,5 @@ def test_links_to_one_file_are_shared_as_they_are(tmp_path: Path) -> None:
     (place / "a.py").write_bytes(b"#" * 1000)
     for name in ("b.py", "c.py"):
         (place / name).hardlink_to(place / "a.py")
-    assert digest_of(place, share(place)) == digest_of(place)
+    assert digest_tree(place, share(place)) == digest_tree(place)
     assert sorted(path.name for path in place.iterdir()) == ["a.py", "b.py", "c.py"]

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from coderepairrl import cli, models, stages
 from coderepairrl.config import Config, load_config, shipped
-from coderepairrl.plan.learner import clip, learn_settings
+from coderepairrl.plan.learner import describe_clip, learn_settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
 from coderepairrl.plan.sizing.architecture import find_published
 from coderepairrl.plan.sizing.estimate import Estimate
@@ -101,7 +101,7 @@ def test_the_clip_acts_and_the_rounding_of_two_programs_is_not_clipped() -> None
         learn = learn_settings(config)
         assert (learn.precision, learn.old_logprobs) == ("bf16", "recomputed"), name
         assert learn.mismatch_correction == "token", "what the ratio no longer says of the engine"
-        assert clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
+        assert describe_clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
 
 
 @pytest.mark.parametrize("name", ["thesis-32b", "qwen3-30b-a3b", "qwen3.5-4b"])

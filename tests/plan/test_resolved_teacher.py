@@ -48,9 +48,9 @@ def test_another_tokenizer_or_template_is_refused_before_anything_starts(file: s
         path.write_text(json.dumps(spec | {"added_tokens": spec["added_tokens"][:-1]}))
     else:
         path.write_text(path.read_text() + "{# another #}")
-    with pytest.raises(ConfigError, match="another tokenizer or chat template"):
+    with pytest.raises(ConfigError, match="different tokenizers or chat templates"):
         check_teacher(load_config("hello", hello(teacher)), STUDENT)
-    with pytest.raises(CodeRepairError, match="another tokenizer or chat template"):
+    with pytest.raises(CodeRepairError, match="different tokenizers or chat templates"):
         plan_run(load_config("hello", hello(teacher, "tasks.options.n=4", "eval.options.n=4")))
 
 
@@ -58,9 +58,9 @@ def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> Non
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
-    with pytest.raises(ConfigError, match="is adapters on"):
+    with pytest.raises(ConfigError, match="is an adapter of"):
         learn_settings(load_config("hello", hello(adapters)))
-    with pytest.raises(UsageError, match="no model"):
+    with pytest.raises(UsageError, match="not a model"):
         learn_settings(load_config("hello", hello(tmp_path / "nothing")))
     (teacher / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights"):

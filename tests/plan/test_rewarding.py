@@ -10,7 +10,7 @@ from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.tasks import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.changes import with_rewards_of
+from coderepairrl.stages.changes import fill_rewards
 from coderepairrl.types import Checks, Command, Task
 
 DIFF = b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-1\n+2\n"
@@ -65,7 +65,7 @@ def test_what_is_named_stays_and_kinds_with_a_reward_do_not_count() -> None:
 def test_a_run_of_an_older_version_resumes_with_the_default_that_it_began_with(tmp_path: Path) -> None:
     older = configured(reward={"patch_edits": 1.0}, tasks={"verified_references": 0})
     (tmp_path / "config.toml").write_text(to_toml(older))
-    resumed = with_rewards_of(RunFolder(tmp_path), configured())
+    resumed = fill_rewards(RunFolder(tmp_path), configured())
     assert (resumed.reward, resumed.eval.reward, resumed.tasks.verified_references) == ({"patch_edits": 1.0}, {}, 0)
-    asked = with_rewards_of(RunFolder(tmp_path), configured(reward="hybrid"))
+    asked = fill_rewards(RunFolder(tmp_path), configured(reward="hybrid"))
     assert asked.reward == {"hybrid": 1.0}, "a change of it is seen, and refused"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, analysis, kit, reading, verdict
-from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
+from coderepairrl.report.analysis import Report, as_json, compare_runs, list_differences
 from coderepairrl.report.charts import outcomes
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
@@ -190,7 +190,7 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
     first, second = Site([run, other]).reports()
     text = read_page([run, other]).text
     assert "second \N{MINUS SIGN} first" in text and "What differs between the runs" in text
-    changed = differences([first, second])
+    changed = list_differences([first, second])
     assert changed["train.lr"] == [1e-4, 5e-4] and changed["run.seed"] == [0, 7]
     assert changed["agent.options.nudge"] == [None, False]
     assert set(changed) == {"train.lr", "run.seed", "run.steps", "agent.options.nudge"}
@@ -203,7 +203,7 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
 def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), str(other), "--json"])
     assert result.exit_code == 0
-    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is no JSON
+    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is not JSON
     first = data["runs"][0]
     assert first["status"] == "finished" and len(first["steps"]) == 6 and "last" not in first
     change = first["comparisons"][0]["changes"]["tests"]["change"]

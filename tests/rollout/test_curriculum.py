@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share, due_slots, outcomes
+from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share, collect_outcomes, due_slots
 from coderepairrl.types import Ending, Episode, Score, Task
 
 TASKS = tuple(Task(f"toy/{at:02d}", "p", "python", "dir:x", b"", difficulty=at / 10) for at in range(20))
@@ -105,7 +105,7 @@ def test_outcomes_are_verdicts_where_there_are_any() -> None:
         return Episode(f"e{number}", f"t{number % 2}", "train", 1, "g", number, ending, scores=scores)
 
     tested = Score("tests", 1.0, weight=0.5, passed=True)
-    found = outcomes(
+    found = collect_outcomes(
         [
             attempt(0, Ending.DONE, tested, Score("patch_edits", 0.2, weight=0.5)),
             attempt(1, Ending.LIMIT, Score("patch_edits", 0.25)),

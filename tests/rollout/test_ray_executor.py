@@ -19,7 +19,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError,
 from coderepairrl.plan.terms import check_executor
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.ray_executor import WorkerActor, executor_versions
-from coderepairrl.rollout.worker import WorkerSetup, pack_messages, portable, unpack_messages
+from coderepairrl.rollout.worker import WorkerSetup, make_picklable, pack_messages, unpack_messages
 
 
 class RayError(Exception):
@@ -119,7 +119,7 @@ async def test_an_address_where_something_else_listens(
         error = await opened(miniature, monkeypatch, ray, there)
         found = services.canonicalize_bootstrap_address(address)
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"what listens at {found} is no head of a Ray cluster that works: no answer"
+    assert str(error) == f"what listens at {found} is not a head of a Ray cluster that works: no answer"
 
 
 async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
         ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{frozen.getsockname()[1]}")
         with pytest.raises(RunError, match="does not answer: RayError: Deadline Exceeded") as caught:
             await ray_cluster.watch_head(ray)
-    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is no end"
+    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is not an end"
 
 
 async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:
@@ -145,7 +145,7 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
 
     method = SimpleNamespace(remote=full)
     connection = ray_executor._ActorConnection(
-        fake(), SimpleNamespace(receive=method, outgoing=method, close=method), "actor 3 on there"
+        fake(), SimpleNamespace(receive=method, next_piece=method, close=method), "actor 3 on there"
     )
     for asked in (connection.send([]), connection.receive()):
         with pytest.raises(
@@ -169,7 +169,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pack_messages(portable(OSError(28, "No space left on device")))
+    full = pack_messages(make_picklable(OSError(28, "No space left on device")))
     error = await opened(miniature, monkeypatch, fake(options=dying(given=("there", full))))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
@@ -210,5 +210,5 @@ def test_an_address_that_is_none_and_somebody_elses_model_are_refused() -> None:
             check_executor(asked(address))
     for address in ("auto", "local", "head:6379", "[::1]:6379"):
         check_executor(asked(address))
-    with pytest.raises(ConfigError, match="somebody else serves"):
+    with pytest.raises(ConfigError, match="a remote model"):
         check_executor(asked(), remote=True)

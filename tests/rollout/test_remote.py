@@ -34,8 +34,8 @@ from coderepairrl.rollout.worker import (
     ToWorker,
     Worker,
     WorkerSetup,
+    make_picklable,
     pack_messages,
-    portable,
     unpack_messages,
 )
 from coderepairrl.runs import Log, logged_episodes
@@ -84,7 +84,7 @@ class Wire(Connection):
         self.broken.exception()
 
     async def receive(self) -> Sequence[FromWorker]:
-        given = asyncio.create_task(self.worker.outgoing())
+        given = asyncio.create_task(self.worker.next_messages())
         await asyncio.wait([given, self.broken], return_when=asyncio.FIRST_COMPLETED)
         if self.broken.done():
             given.cancel()
@@ -158,7 +158,7 @@ async def opened(
         if len(wires) >= most:
             raise WorkerFault("there is no room")
         home = AsyncExitStack()
-        worker = await home.enter_async_context(Worker.opened(setup, engine.context))
+        worker = await home.enter_async_context(Worker.open(setup, engine.context))
         wires.append(Wire(worker, home, f"worker {len(wires)}"))
         return wires[-1]
 
@@ -309,6 +309,6 @@ def faults() -> Iterator[Exception]:
 
 @pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
 def test_errors_travel_whole(error: Exception) -> None:
-    there = unpack_messages(pack_messages(portable(error)))
+    there = unpack_messages(pack_messages(make_picklable(error)))
     assert type(there) is type(error)
     assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, changes_at_resume, in_force, reason
+from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, config_at_step, explain_refusal, list_changes
 from coderepairrl.stages.history import History
 
 CONFIG = Config.model_validate({"run": {"name": "changing"}})
@@ -31,7 +31,7 @@ def settings() -> set[str]:
 def test_every_setting_may_change_or_has_a_reason_why_not() -> None:
     known = settings()
     may = {key for key in known if any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)}
-    assert all(reason(key) for key in known - may)
+    assert all(explain_refusal(key) for key in known - may)
     assert {name for name in (*MAY_CHANGE, *WHY_NOT) if "." in name} <= known, "what the two lists name exists"
     assert not {"train.algorithm", "run.seed", "model.path", "rollout.temperature"} & may
 
@@ -62,7 +62,7 @@ def test_each_step_has_the_settings_it_was_made_with(drawn: list[tuple[int, str,
     config = _with(now)
     for step, settings in made.items():
         machine = {key: now[key] for key in ("rollout.concurrency", "train.patience")}
-        assert in_force(config, changes, step) == _with(settings | machine), f"step {step}"
+        assert config_at_step(config, changes, step) == _with(settings | machine), f"step {step}"
 
 
 def _with(settings: dict[str, Any]) -> Config:
@@ -76,9 +76,9 @@ def _with(settings: dict[str, Any]) -> Config:
 def test_values_of_two_versions_of_a_reward_are_not_mixed_and_steps_stay_made(tmp_path: Path) -> None:
     folder, own = RunFolder(tmp_path / "run"), Config.model_validate({"run": {"name": "changing", "steps": 1}})
     folder.create(to_toml(own), {"config": own.model_dump(mode="json"), "rewards": {"patch_edits": 1}})
-    assert changes_at_resume(folder, History(), own, {"patch_edits": 1}, ()) == []
+    assert list_changes(folder, History(), own, {"patch_edits": 1}, ()) == []
     with pytest.raises(ConfigError, match="patch_edits version 1, and this installation computes version 2"):
-        changes_at_resume(folder, History(), own, {"patch_edits": 2}, ())
+        list_changes(folder, History(), own, {"patch_edits": 2}, ())
     two = History(steps=[{"step": 1}, {"step": 2}])
-    with pytest.raises(ConfigError, match="has 2 steps already, and run.steps=1"):
-        changes_at_resume(folder, two, own, {"patch_edits": 1}, ())
+    with pytest.raises(ConfigError, match="already has 2 steps, more than run.steps=1"):
+        list_changes(folder, two, own, {"patch_edits": 1}, ())

@@ -51,7 +51,7 @@ async def test_reports_on_another_patch_are_not_taken_for_ours(tmp_path: Path) -
     made = [Prediction("crrl__mini-1", "m", b"x\n")]
     place = tmp_path / "graded.jsonl.harness"
     place.mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output)
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
     own = place / "logs/run_evaluation" / run_id / "m/crrl__mini-1"
@@ -66,7 +66,7 @@ async def test_models_of_which_it_would_make_one_folder_or_none_are_refused(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
     made = [Prediction("crrl__mini-1", name, b"x\n") for name in names]
-    with pytest.raises(UsageError, match="one folder|no name"):
+    with pytest.raises(UsageError, match="one folder|not a name"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
     assert not list(tmp_path.iterdir())
 

@@ -57,8 +57,8 @@ def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     shuffled = order.sample(some, len(some))
     assert select(shuffled, keep) == found
     assert select(found.kept, keep).kept == found.kept, "what is selected passes again"
-    assert all(one in some for one in found.kept) and found.there == len(some)
-    assert found.there - sum(step.dropped for step in found.steps) == len(found.kept) == found.steps[-1].left
+    assert all(one in some for one in found.kept) and found.candidates == len(some)
+    assert found.candidates - sum(step.dropped for step in found.steps) == len(found.kept) == found.steps[-1].left
     for most, fields in (
         (keep.best, ("task",)),
         (keep.total, ()),
@@ -105,7 +105,7 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
 
 def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match="run.json exists already"):
+    with pytest.raises(UsageError, match="run.json already exists and would be overwritten"):
         keep_attempts([tmp_path], Keep(), tmp_path / "run.parquet")
     assert (tmp_path / "run.json").read_text() == "{}"
 

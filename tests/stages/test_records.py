@@ -18,7 +18,7 @@ from coderepairrl.plan.learner import learn_settings
 from coderepairrl.rollout import Curriculum, Share, due_slots
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
-from coderepairrl.stages.history import consumed, finished, read_history
+from coderepairrl.stages.history import finished_episodes, read_consumed_episodes, read_history
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 GROUPS = ("train-00001-000", "train-00001-001", "train-00002-000", "train-00002-001")
@@ -95,7 +95,7 @@ async def test_groups_cross_steps_and_the_weights_come_out(miniature: Path, tmp_
     assert account.dropped == {"void": 12, "pending": 2 * 12}
     slots = due_slots(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, history.consumed)
     assert [slot.group for slot in slots] == [GROUPS[1], "train-00003-000"], "what was left behind comes first"
-    assert [e.id for e in finished(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
+    assert [e.id for e in finished_episodes(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
 
 
 async def test_an_episode_that_is_lost_is_named(miniature: Path, tmp_path: Path) -> None:
@@ -104,4 +104,4 @@ async def test_an_episode_that_is_lost_is_named(miniature: Path, tmp_path: Path)
     lines = run.log.read_text().splitlines(keepends=True)
     run.log.write_text("".join(line for line in lines if not ('"verdict"' in line and f"{GROUPS[3]}-01" in line)))
     with pytest.raises(RunError, match=f"{GROUPS[3]}-01"):
-        consumed(run, steps)
+        read_consumed_episodes(run, steps)

@@ -115,7 +115,7 @@ class Story:
         def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
             return {record["step"]: record["step"] for record in steps}
 
-        monkeypatch.setattr(policy, "consumed", consumed)
+        monkeypatch.setattr(policy, "read_consumed_episodes", consumed)
         monkeypatch.setattr(
             policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1, tokens=1)
         )
@@ -153,7 +153,7 @@ def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
 ) -> None:
     story = Story(tmp_path, 4, {2: RATES[1]}, [])
     story.history.steps[1] = {"step": 2, "checksum": "other libraries"}
-    with pytest.raises(RunError, match="to step 2 gives other weights"):
+    with pytest.raises(RunError, match="to step 2 gives different weights"):
         story.restored(monkeypatch)
     assert story.run.saved_checkpoints() == {}
 

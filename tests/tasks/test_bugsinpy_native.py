@@ -113,7 +113,7 @@ def test_a_line_of_the_setup_ends_before_the_tests(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, b"1010"), done.stderr
     for part in ("if true; then touch a; fi", "echo 'a\nb'", "cat <<E", "touch a \\"):
         checkout(tmp_path / str(len(part)), setup=part)
-        with pytest.raises(TaskError, match=r"setup\.sh has .*, which is no command by itself"):
+        with pytest.raises(TaskError, match=r"setup\.sh has .*, which is not a command by itself"):
             list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path / str(len(part)))))
 
 
@@ -153,7 +153,7 @@ def test_checks_are_the_bugs_own(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"wares-1: its repaired commit has no tests/test_gone\.py"):
         list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
     info.write_text(text.replace('"3.8.3"', '""'))
-    with pytest.raises(TaskError, match="'python_version' is no version"):
+    with pytest.raises(TaskError, match="'python_version' is not a version"):
         list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
     assert base != after
 

@@ -18,7 +18,7 @@ from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan import plan_run
-from coderepairrl.tasks.masking import find_functions, parses
+from coderepairrl.tasks.masking import find_functions, is_valid_python
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.types import Task
 
@@ -85,8 +85,8 @@ def test_what_is_masked_is_the_function_with_its_decorators(crlf: bool, ended: b
     assert [each.name for each in found] == ["count", "Box.size", "Box.close"]
     for each in found:
         assert each.comment == f"# MASKED: {each.name.split('.')[-1]} function (lines {each.start}-{each.end})"
-        masked = each.masked(source)
-        assert parses(masked) == (each.name != "Box")
+        masked = each.mask(source)
+        assert is_valid_python(masked) == (each.name != "Box")
         lines = source.split("\n")[each.start - 1 : each.end]
         assert masked.split("\n")[each.start - 1].rstrip("\r") == each.comment
         assert each.header.split("\n")[0].startswith(("@cached", "    @staticmethod", "    async def"))

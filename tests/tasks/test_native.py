@@ -17,7 +17,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench import NATIVE
-from coderepairrl.tasks.sources.swe_bench_native import instance_environment, native_checks, script, specified
+from coderepairrl.tasks.sources.swe_bench_native import instance_environment, is_specified, native_checks, script
 from coderepairrl.types import Task
 
 START = ": '>>>>> Start Test Output'"
@@ -138,7 +138,7 @@ def test_an_environment_is_what_the_benchmark_specifies() -> None:
     xarray = Specification.parse(instance_environment(row(**about), "https://example.org/r"))
     assert xarray.conda and xarray.conda.workspace == f"git:https://example.org/r@{'2' * 40}"
     for other in (row(repo="scikit-learn/scikit-learn", version="1.3"), row(repo="a/b"), row(version="0.1")):
-        assert not specified(other)
+        assert not is_specified(other)
         with pytest.raises(TaskError, match="a__b-1 has no specification"):
             instance_environment(other, "https://example.org/r")
 

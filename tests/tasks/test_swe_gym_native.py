@@ -65,7 +65,7 @@ def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Pat
     asked = Specification.parse(task.environment)
     assert asked.workspace == f"git:https://example.org/Shop/shop@{'1' * 40}" == task.workspace
     assert (asked.python, asked.install) == ("3.9", "sed -i s/a/b/ Makefile\nmake init"), "nothing of apt-get"
-    assert "\npython3 test_sums.py\n" in task.checks.commands[0].argv[-1], "data is no test"
+    assert "\npython3 test_sums.py\n" in task.checks.commands[0].argv[-1], "data is not a test"
     cases = "diff --git a/x.test b/x.test\n--- a/x.test\n+++ b/x.test\n@@ -1 +1,2 @@\n [case testA]\n+[case testB]\n"
     [mypy] = made(tmp_path, repo="python/mypy", version="1.7", test_patch=cases)
     assert '\npytest -rA -k "testA or testB"\n' in mypy.checks.commands[0].argv[-1]

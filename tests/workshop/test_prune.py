@@ -45,7 +45,7 @@ def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monk
     student = next(job for job in found.jobs if job.name == "student")
     subprocess.run(student.words(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
-    by = {"made_by": jobs.made_by(student, {}), "ended": True, "port": 0}
+    by = {"made_by": jobs.job_inputs(student, {}), "ended": True, "port": 0}
     student.record.write_text(json.dumps(by))
     planned, wrong = jobs.plan_jobs(found)
     assert wrong is None and [each.standing.doing for each in planned] == ["is done", *["runs"] * 7]

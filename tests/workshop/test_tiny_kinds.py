@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.runs.examples import Example, read_examples
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks.jsonl import JsonlSource
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 from workshop.tiny import kinds
 
@@ -61,8 +61,8 @@ def test_references_of_tasks_are_what_their_prompts_ask_for(tasks: dict[str, Tas
     for task in tasks.values():
         if task.kind == "implement":
             name, described, _ = ASKED["implement"].fullmatch(task.prompt).groups()  # type: ignore[union-attr]
-            [path] = paths(task.reference)
-            before = files_at_hand(task.workspace, [path])[path]
+            [path] = changed_paths(task.reference)
+            before = read_local_files(task.workspace, [path])[path]
             assert before is not None
             [formula] = [each for each in kinds.FORMULAS if each.described == described]
-            assert patched(before, task.reference) == f"{formula.function(name).source}\n".encode()
+            assert apply_to_text(before, task.reference) == f"{formula.function(name).source}\n".encode()

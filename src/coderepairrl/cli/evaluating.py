@@ -75,12 +75,12 @@ def eval(
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
             if complete and len(planned) > 1 and not as_json:  # it took hours, perhaps
-                show(results.results_as_text(complete))
+                show(results.format_results(complete))
             raise
     if as_json:
         show(json.dumps(measured if len(measured) > 1 else measured[0]))
     else:
-        show(results.results_as_text(measured))
+        show(results.format_results(measured))
 
 
 def collect(
@@ -120,17 +120,17 @@ def collect(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
         )
         account = asyncio.run(collecting.collect(planned, jobs=jobs, say=note))
-    show(json.dumps(account) if as_json else collecting.collected_as_text(account))
+    show(json.dumps(account) if as_json else collecting.format_collection(account))
 
 
 def _settings(
     given: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
     options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
-    return [*(given or []), *relayed(model_name, key_env), *options]
+    return [*(given or []), *relay_options(model_name, key_env), *options]
 
 
 def _refuse(option: str, *others: object) -> None:
@@ -223,7 +223,7 @@ def grade(
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
     verdicts = run_tidily(job)
-    totals = grading.totals(verdicts, tasks, listed=of == "listed")
+    totals = grading.compute_totals(verdicts, tasks, listed=of == "listed")
     if as_json:
         models = [each.as_json() for each in totals]
         show(json.dumps({"verdicts": str(target), "unknown": unknown, "of": of, "models": models}))
@@ -231,5 +231,5 @@ def grade(
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
         show("\n".join([grading.format_grades_table(totals), *left_out, f"verdicts: {target}"]))
     if faults := sum(len(each.faults) for each in totals):
-        note(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
+        note(f"{counted(faults, 'prediction')} without a verdict: remove the cause, and continue with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from coderepairrl.printable import logged, printable, rounded, visible
+from coderepairrl.printable import format_mean, logged, printable, visible
 
 if TYPE_CHECKING:
     from coderepairrl.protocols import SandboxBackend
@@ -84,9 +84,9 @@ def format_split_counts(splits: dict[str, int]) -> str:
 
 def run_tidily(job: Coroutine[Any, Any, T]) -> T:
     """Result of `job`, which tidies up when a signal stops it."""
-    from coderepairrl.stages import until_interrupted
+    from coderepairrl.stages import run_until_interrupted
 
-    return asyncio.run(until_interrupted(job))
+    return asyncio.run(run_until_interrupted(job))
 
 
 def format_nested(data: dict[Any, Any], indent: str = "") -> str:
@@ -101,7 +101,7 @@ def format_nested(data: dict[Any, Any], indent: str = "") -> str:
         elif isinstance(value, dict) and value:
             lines.append(f"{name}\n{format_nested(value, indent + '  ')}")
         elif isinstance(value, float):
-            lines.append(f"{name:<28} {rounded(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
+            lines.append(f"{name:<28} {format_mean(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
         else:
             lines.append(f"{name:<28} {logged(format_value(value))}".rstrip())
     return "\n".join(lines)

@@ -136,4 +136,4 @@ def run(
     show(verdict.render(running.write_jobs_table(planned), form))
     note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
-        raise running.failed(failures, planned)
+        raise running.make_failure(failures, planned)

@@ -28,10 +28,10 @@ def fix(
 ) -> None:
     """Let a model repair your repository: progress on stderr, the diff on stdout."""
     note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
     from coderepairrl.stages import fix, trace
 
-    repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *relayed(model_name, key_env)])
+    repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *relay_options(model_name, key_env)])
     fixed = run_tidily(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
         trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
@@ -67,12 +67,12 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
     from coderepairrl.stages import serve as served
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port both say where the host's API listens", fix="leave out one of them")
-    plan = served.plan_server(policy, [*(overrides or []), *relayed(model_name, key_env)], log=log)
+    plan = served.plan_server(policy, [*(overrides or []), *relay_options(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else format_nested(where))

@@ -49,7 +49,7 @@ def _load(source: str, options: list[str] | None) -> TaskSource:
     from coderepairrl import config
     from coderepairrl.tasks import catalog
 
-    return catalog.load_source(*catalog.recognised(source, config.parse_options(options or [], "path")))
+    return catalog.load_source(*catalog.recognise(source, config.parse_options(options or [], "path")))
 
 
 @app.command("list")
@@ -156,7 +156,7 @@ def tasks_verify(
             else f"{audit.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
-            note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
+            note(f"{counted(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume")
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
@@ -263,7 +263,7 @@ def tasks_overlap(
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
     named = ((first, sides.get("a", {})), (second, sides.get("b", {})))
-    overlaps = overlap(*(list(catalog.load_source(*catalog.recognised(*each))) for each in named))
+    overlaps = overlap(*(list(catalog.load_source(*catalog.recognise(*each))) for each in named))
     show(json.dumps(overlaps.as_json()) if as_json else report(overlaps, (first, second)))
 
 

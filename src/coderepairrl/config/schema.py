@@ -27,7 +27,7 @@ Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Correction = Literal["off", "token"]
 Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
-"""Settings that an evaluation of `also` may change; it has the first one's steps, reward and limits."""
+"""Settings that an evaluation of `also` may change; steps, reward and limits are those of the first."""
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 

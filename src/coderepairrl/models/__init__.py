@@ -37,7 +37,7 @@ def model_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in READ and file.is_file()]
 
 
-def quantised(folder: Path) -> str:
+def quantised_form(folder: Path) -> str:
     """Quantised form of the written-out weights, or ""."""
     mark = folder / QUANTISED
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
@@ -142,7 +142,7 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
         fix = _advice(path)
     if not (location / "config.json").is_file():
         problem = "it has no config.json" if location.is_dir() else "there is no such folder"
-        raise UsageError(f"{_format_model(path, location)} is no model: {problem}", fix=fix)
+        raise UsageError(f"{_format_model(path, location)} is not a model: {problem}", fix=fix)
     if weights and not any(location.glob("*.safetensors")):
         raise UsageError(
             f"{_format_model(path, location)} has no weights (*.safetensors)",
@@ -151,8 +151,8 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
     return location
 
 
-def _format_model(path: str, found: Path) -> str:
-    return path if path == str(found) else f"{path} ({found})"
+def _format_model(path: str, location: Path) -> str:
+    return path if path == str(location) else f"{path} ({location})"
 
 
 def _advice(path: str) -> str:

@@ -314,7 +314,7 @@ def initial_model(config: Config) -> Path:
     return folder
 
 
-def relayed(model_name: str, key_env: str | None) -> list[str]:
+def relay_options(model_name: str, key_env: str | None) -> list[str]:
     """Overrides equivalent to two command-line options."""
     options = {"model_name": model_name, "key_env": key_env}
     return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]

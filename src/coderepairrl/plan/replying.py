@@ -187,7 +187,7 @@ def _with_room(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, EngineNeeds]:
 def _to_round(plan: ServingPlan) -> bool:
     """Whether the weights still have to be rounded to their quantised values."""
     form = plan.config.model.quantise
-    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised(plan.model.folder) != form
+    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised_form(plan.model.folder) != form
 
 
 def _share_engine(one: ServingPlan, other: ServingPlan) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from coderepairrl import engines
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, combine_errors
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
 from coderepairrl.models import NotFetched, download_command
@@ -18,7 +18,7 @@ from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
-from coderepairrl.plan.terms import tasks_by_kind
+from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.processes.meter import Meter
@@ -26,7 +26,7 @@ from coderepairrl.rewards.verify import Trial, trials, verify_rewards
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
-from coderepairrl.stages.changes import changes_at_resume, left_out
+from coderepairrl.stages.changes import list_changes, summarize_left_out
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.parts import assemble
 from coderepairrl.stages.progress import Progress
@@ -50,7 +50,7 @@ async def run_training(
     """
     folder, meter = folder or life_cycle.folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = plan_run(life_cycle.pinned(config), resumed=resume)
+    plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
     with life_cycle.interruptible(folder, progress, again.format(run=folder.path)), progress:
@@ -61,7 +61,7 @@ async def run_training(
             history = read_history(folder)
             changes = []
             if resume:  # the run is locked by now
-                changes = changes_at_resume(folder, history, plan.config, plan.reward_versions, plan.too_long)
+                changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
             start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
                 parts.log, folder, plan.config, history, progress, meter, start, changes
@@ -80,7 +80,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance
     )
     progress.phase("start")
-    await life_cycle.begin_run(folder, plan, progress, {"too_long": left_out(plan.too_long)}, resume=resume)
+    await life_cycle.begin_run(folder, plan, progress, {"too_long": summarize_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
     if doubt:
@@ -131,16 +131,16 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
         errors.append(error)
     else:
         if plan.lacking:
-            lacking = several(plan.lacking)
+            lacking = combine_errors(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
         preview |= as_shown(plan, folder)
-    found = several(errors) if errors else None
+    found = combine_errors(errors) if errors else None
     parts: Sequence[CodeRepairError] = getattr(found, "problems", (found,)) if found else ()
     downloads = [each.name for each in parts if isinstance(each, NotFetched)]
     problems = [each for each in parts if not isinstance(each, NotFetched)]
     preview["verdict"] = _preview_verdict(preview, problems, downloads)
-    return preview, several(problems) if problems else None
+    return preview, combine_errors(problems) if problems else None
 
 
 def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
@@ -182,7 +182,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
         "reward": dict(plan.rewards_in_words),
-        "verify": as_planned(plan),
+        "verify": describe_trials(plan),
         "steps": steps,
         "episodes_per_step": plan.episodes_per_step,
         "training_episodes": plan.episodes_per_step * steps,
@@ -226,8 +226,8 @@ async def verify_plan(
 
     `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify_rewards`.
     """
-    trials_by_kind = planned(plan)
-    say(f"rewards checked before training: {as_planned(plan)}")
+    trials_by_kind = plan_trials(plan)
+    say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
     count = sum(map(len, trials_by_kind.values()))
@@ -246,13 +246,13 @@ async def verify_plan(
     say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
 
 
-def planned(plan: Plan) -> dict[str, list[Trial]]:
+def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
     """Trials by kind of task: of training rewards, and of evaluations'."""
     if not plan.config.tasks.verify:
         return {}
     seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
-    trained, measured = (tasks_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
+    trained, measured = (group_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
         kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)
@@ -264,11 +264,11 @@ def planned(plan: Plan) -> dict[str, list[Trial]]:
     return trials_by_kind
 
 
-def as_planned(plan: Plan) -> str:
+def describe_trials(plan: Plan) -> str:
     """Description of the planned checks."""
     if not plan.config.tasks.verify:
         return "off: tasks.verify=false"
-    all_trials = [trial for some in planned(plan).values() for trial in some]
+    all_trials = [trial for some in plan_trials(plan).values() for trial in some]
     if not all_trials:
         return "nothing: no reward that measures repair, or no task with a reference"
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in all_trials))

@@ -41,7 +41,7 @@ def test_a_plain_client_needs_no_session(start: Start) -> None:
     ask([{"role": "user", "content": "Hello."}])
     assert sorted(sessions().values()) == [1, 2], "another one that begins alike is another"
     ask(first)
-    assert len(sessions()) == 2 and sum(sessions().values()) == 4, "asked again, it is no new one"
+    assert len(sessions()) == 2 and sum(sessions().values()) == 4, "asked again, it is not a new one"
     told = served.host.get(f"/sessions/{next(iter(sessions()))}").json()
     assert told["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
 

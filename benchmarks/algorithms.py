@@ -25,7 +25,7 @@ from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.learn import RECIPES, LearnSettings, group_advantages
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.stats.replicates import replicated, replicated_difference
+from coderepairrl.stats.replicates import replicate, replicated_difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tokens import load_codec
 from coderepairrl.types import Sample
@@ -111,7 +111,7 @@ def table(folder: Path, arms: Sequence[Algorithm]) -> str:
         if not found:
             continue
         tasks = range(len(next(iter(found.values()))["before"]))
-        cells = [str(replicated([run[when] for run in found.values()], tasks, share=True).interval) for when in ENDS]
+        cells = [str(replicate([run[when] for run in found.values()], tasks, share=True).interval) for when in ENDS]
         after = {seed: run["after"] for seed, run in found.items()}
         first = first or after
         both = sorted({*first} & {*after})

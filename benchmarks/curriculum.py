@@ -21,7 +21,7 @@ from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stats import mean_interval
 from coderepairrl.stats.intervals import clusters_by
-from coderepairrl.stats.replicates import replicated, replicated_difference
+from coderepairrl.stats.replicates import replicate, replicated_difference
 from coderepairrl.types import Ending
 
 TASKS, HELD_OUT, STEPS, EVERY, PROBES = 96, 64, 16, 4, 4
@@ -150,7 +150,7 @@ def table(folder: Path) -> Iterator[str]:
             f"{fmean(curve[-1].episodes for curve in own):,.0f}",
             f"{fmean(curve[-1].tokens for curve in own):,.0f}",
             f"{fmean(metrics['informative'] for metrics in steps):.2f}",
-            str(replicated(after, clusters, share=True).interval),
+            str(replicate(after, clusters, share=True).interval),
             "" if name == "uniform" else str(replicated_difference(before, after, clusters, share=True).interval),
             _mean([episodes / end.episodes for (episodes, _), end in costs]),
             _mean([tokens / end.tokens for (_, tokens), end in costs]),

@@ -30,15 +30,15 @@ from coderepairrl.plan import Plan, plan_run
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.simple import repeated_failures
-from coderepairrl.rollout.curriculum import outcomes
-from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
+from coderepairrl.rollout.curriculum import collect_outcomes
+from coderepairrl.rollout.groups import Group, Slot, due_slots, episodes_of
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.stats import summarise
 from coderepairrl.stats.paired import difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, corpus_functions, exercise, mutants
-from coderepairrl.tasks.mutants.judge import judge
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.mutants.judge import judge_mutants
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation
 
@@ -55,9 +55,9 @@ def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str,
         names = [line[4:].split("(")[0] for line in attempt.exercise.fixed.splitlines() if line.startswith("def ")]
         jobs.append((attempt.content, [(c.call, c.want) for name in names for c in by_name[module, name].checks]))
     found = []
-    for attempt, failure in zip(attempts, judge(jobs), strict=True):
+    for attempt, failure in zip(attempts, judge_mutants(jobs), strict=True):
         path, broken = attempt.exercise.path, attempt.exercise.files[attempt.exercise.path]
-        patch, oracle = (unified(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
+        patch, oracle = (format_diff(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
         values = {
             "tests": float(failure is None),
             "empty": float(attempt.empty),
@@ -127,7 +127,7 @@ class Experiment:
         size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
         while wanted := lacking(made, self.config):
             taken = [group.task.id for group in made]
-            slots = due(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
+            slots = due_slots(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
             self.consumed |= {slot.group for slot in slots}
             each = [self.exercise(slot.task.id) for slot in slots for _ in range(size)]
             attempts = self.simulation.run(weights, [e for e in each if e is not None], 1.0, self.generator)
@@ -143,7 +143,7 @@ class Experiment:
         began = time.process_time()
         episodes = episodes_of(self.groups())
         sampled = time.process_time()
-        for task, found in outcomes(episodes).items():
+        for task, found in collect_outcomes(episodes).items():
             self.outcomes.setdefault(task, []).extend(found)
         batch = make_batch(episodes, self.config)
         learned = self.trainer.step(batch.samples, batch.episodes, batch.tokens) if batch.samples else {}

@@ -35,7 +35,7 @@ def test_every_contestant_runs() -> None:
         assert all(found["seconds"] > 0 for found in entry[kind].values())
     sizes = {name: found["bytes"] for name, found in entry["sync"].items()}
     assert sizes["adapter"] == sizes["peft"] < sizes["model"] < sizes["peft, merged"]  # which has adapters in it, too
-    shape = Architecture.of(runpy.run_path(str(SCRIPT))["TOY"])
+    shape = Architecture.from_config(runpy.run_path(str(SCRIPT))["TOY"])
     assert shape is not None and sizes["model"] == pytest.approx(4 * shape.parameters, rel=0.05)
 
 

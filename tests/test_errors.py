@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.engines.vllm import server
-from coderepairrl.errors import as_called, exit_on_error
+from coderepairrl.errors import exit_on_error, spell_crrl
 from coderepairrl.gateway import remote_answer
 from coderepairrl.stages import hello, trace
 from coderepairrl.types import ToolCall
@@ -35,10 +35,10 @@ def test_a_fix_names_crrl_as_this_shell_finds_it(activated: bool, tmp_path: Path
 def test_what_only_looks_like_a_command_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(sys, "argv", [".venv/bin/crrl"])
-    assert as_called("crrl train runs/a b --resume") == ".venv/bin/crrl train runs/a b --resume"
-    assert as_called("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
+    assert spell_crrl("crrl train runs/a b --resume") == ".venv/bin/crrl train runs/a b --resume"
+    assert spell_crrl("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
-    assert as_called("crrl check") == "crrl check"
+    assert spell_crrl("crrl check") == "crrl check"
 
 
 @pytest.mark.parametrize("read", [lambda text: json.loads(text), lambda text: tomllib.loads(f"a = {text}")])

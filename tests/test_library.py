@@ -14,9 +14,9 @@ from coderepairrl import attempt, compare, evaluate, grade, score
 from coderepairrl.agents.fences import format_reply
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.errors import ConfigError, RunError, UsageError
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
 DIFF = "diff --git a/f.py b/f.py\n--- a/f.py\n+++ b/f.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -81,15 +81,15 @@ def test_several_patches_of_a_task_are_graded(isolating: None, capfd: pytest.Cap
     assert [each.resolved for each in found] == [True, True, False, False]
     assert "does not apply" in found[2].problem and found[3].problem == "empty patch" and found[0].seconds > 0
     assert grade([], tasks) == [] and capfd.readouterr() == ("", "")
-    with pytest.raises(UsageError, match="not among the 2 tasks"):
+    with pytest.raises(UsageError, match="not found among the 2 tasks"):
         grade([("mutants/none", DIFF)], "mutants", options={"split": "unseen", "n": 2, "quoted": 0})
 
 
 def repair_of(task: Task) -> str:
     """The task's reference as a function in a fence."""
-    [path] = paths(task.reference)
-    before = files_at_hand(task.workspace, [path])[path]
-    after = patched(before or b"", task.reference)
+    [path] = changed_paths(task.reference)
+    before = read_local_files(task.workspace, [path])[path]
+    after = apply_to_text(before or b"", task.reference)
     assert before is not None and after is not None
     return format_reply("function", path, before, after)
 

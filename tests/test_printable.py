@@ -18,7 +18,7 @@ from rich.console import Console
 
 import coderepairrl
 from coderepairrl.errors import SandboxFault
-from coderepairrl.printable import logged, printable, visible, without_login
+from coderepairrl.printable import logged, printable, remove_login, visible
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trace import Trace
 from coderepairrl.types import AgentReport, Ending, Episode
@@ -60,10 +60,10 @@ def test_any_text(text: str) -> None:
 
 
 def test_logins_in_urls() -> None:
-    assert without_login("of https://me:p%40ss@host/x?a=b and ssh://git@host/x, mail a@b") == (
+    assert remove_login("of https://me:p%40ss@host/x?a=b and ssh://git@host/x, mail a@b") == (
         "of https://host/x?a=b and ssh://host/x, mail a@b"
     )
-    assert without_login("https://host/path@1.0 (a://b)") == "https://host/path@1.0 (a://b)"
+    assert remove_login("https://host/path@1.0 (a://b)") == "https://host/path@1.0 (a://b)"
 
 
 def test_no_error_and_no_log_has_a_login(capsys: pytest.CaptureFixture[str]) -> None:

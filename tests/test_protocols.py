@@ -33,7 +33,7 @@ class Narrow:
 
     def __getattr__(self, name: str) -> Any:
         if name not in protocol_members(self._protocol):
-            problem = f"{name} is no part of the protocol {self._protocol.__name__}"
+            problem = f"{name} is not a part of the protocol {self._protocol.__name__}"
             beside.append(problem)
             raise AttributeError(problem)
         return getattr(self._inner, name)
@@ -68,13 +68,13 @@ PROXIES = {SandboxBackend: NarrowBackend, EngineSpec: NarrowSpec}
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Whatever is made by name is behind a proxy; what it was, as ``kind name``."""
     made: list[str] = []
-    instance = registry.instance
+    instance = registry.make_instance
 
     def narrow(kind: str, name: str, found: Any, protocol: type, options: Any) -> Any:
         made.append(f"{kind} {name}")
         return PROXIES.get(protocol, Narrow)(instance(kind, name, found, protocol, options), protocol)
 
-    monkeypatch.setattr(registry, "instance", narrow)
+    monkeypatch.setattr(registry, "make_instance", narrow)
     beside.clear()
     yield made
     assert not beside
@@ -176,7 +176,7 @@ def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:
 
 def test_a_part_used_beside_its_protocol_fails(made: list[str]) -> None:
     """The control: what the proxy keeps out is there, and asking for it is noticed even where nobody fails."""
-    with pytest.raises(AttributeError, match="limits is no part"):
+    with pytest.raises(AttributeError, match="limits is not a part"):
         cast(Any, sandbox.make_backend("bwrap")).limits  # noqa: B018
     assert not hasattr(engines.make_engine("tiny"), "slots")
     assert engines.make_engine("tiny").name == "tiny"
@@ -196,7 +196,7 @@ class Unrelated:
 
 
 def test_what_a_class_lacks_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"is no Agent: it lacks run") as lacking:
+    with pytest.raises(ConfigError, match=r"is not an Agent: it lacks run") as lacking:
         agents.make_agent(f"{__name__}:Bare")
     assert "define run" in lacking.value.fix
     with pytest.raises(ConfigError, match="it lacks compare, drawn, on_state, repairs") as underived:

@@ -69,5 +69,5 @@ def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
         registry.make_part("lamp", "red", shipped, Lamp, {"wats": 9})
     with pytest.raises(ConfigError, match=r"'red': option watts: .*integer, not '9'"):
         registry.make_part("lamp", "red", shipped, Lamp, {"watts": "9"})
-    with pytest.raises(ConfigError, match="'path' is no Lamp"):
+    with pytest.raises(ConfigError, match="'path' is not a Lamp"):
         registry.make_part("lamp", "path", shipped, Lamp, {})

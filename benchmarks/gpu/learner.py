@@ -97,7 +97,7 @@ class Setting(NamedTuple):
 
 def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
     raw = SIZES.get(size, TOY)
-    shape = Architecture.of(raw)
+    shape = Architecture.from_config(raw)
     assert shape is not None
     config = Qwen3Config(**raw)
     if raw is TOY:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
-from coderepairrl.printable import logged, without_login
+from coderepairrl.printable import logged, remove_login
 
 
 class ExitCode(IntEnum):
@@ -41,8 +41,8 @@ class CodeRepairError(Exception):
     exit_code: ExitCode = ExitCode.RUN_FAILED
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(without_login(message))
-        self.fix = without_login(fix)
+        super().__init__(remove_login(message))
+        self.fix = remove_login(fix)
 
 
 class Several(CodeRepairError):
@@ -57,10 +57,10 @@ class Several(CodeRepairError):
         return Several, (self.problems,)
 
 
-def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
+def combine_errors(problems: Sequence[CodeRepairError]) -> CodeRepairError:
     """Combine `problems` (at least one) without repetitions, the user's mistakes before the machine's lacks.
 
-    >>> several([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
+    >>> combine_errors([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
     """
     flat = [part for each in problems for part in (each.problems if isinstance(each, Several) else (each,))]
@@ -85,7 +85,7 @@ def exit_on_error() -> Iterator[None]:
         for each in error.problems if isinstance(error, Several) else (error,):
             print(f"error: {logged(str(each))}", file=sys.stderr)
             if each.fix:
-                print(f"  fix: {logged(as_called(each.fix))}", file=sys.stderr)
+                print(f"  fix: {logged(spell_crrl(each.fix))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:  # user-supplied paths are opened in many places; this is the one that catches
         if error.errno not in _INACCESSIBLE or error.filename is None:
@@ -103,7 +103,7 @@ def exit_on_error() -> Iterator[None]:
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def as_called(text: str) -> str:
+def spell_crrl(text: str) -> str:
     """Spell ``crrl`` so that it pastes into this shell: ``make hello`` runs one that is not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "crrl" or shutil.which("crrl"):
@@ -118,7 +118,7 @@ class ConfigError(CodeRepairError):
 
 
 class UsageError(CodeRepairError):
-    """Unusable input: a missing file, a malformed diff, a folder that is no run."""
+    """Unusable input: a missing file, a malformed diff, a folder that is not a run."""
 
     exit_code = ExitCode.USAGE
 

@@ -1,4 +1,4 @@
-"""Functions for other programs, as the commands `crrl score`, `grade`, `attempt`, `eval` and `compare`.
+"""Functions for other programs: what `crrl score`, `grade`, `attempt`, `eval` and `compare` do.
 
 Importable from `coderepairrl` (docs/guides/library.md). They block, print nothing, and raise `coderepairrl.errors`.
 """
@@ -23,26 +23,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_reward = lru_cache(maxsize=32)(rewards.only)  # making one takes as long as comparing two patches
+_make_reward = lru_cache(maxsize=32)(rewards.make_reward)  # as slow as comparing two patches
 
 
 def score(patch: str | bytes, reference: str | bytes, reward: str = "patch_edits") -> float:
-    """Score a diff against a reference diff, by a reward that runs nothing; the shipped ones are in [0, 1].
+    """Score a diff against a reference diff with a reward that runs no code; the shipped ones are in [0, 1].
 
-    Text around a diff is ignored. An empty or malformed patch scores 0, as in training, and one above 16 MiB. Raises
-    `UsageError` for an unusable reference or a reward that needs more than two diffs, `ConfigError` for an unknown one.
+    Ignores text around a diff. A patch that is empty, malformed or above 16 MiB scores 0, as in training. Raises
+    `UsageError` for an unusable reference or a reward that needs more than two diffs, `ConfigError` for an unknown
+    reward.
 
     >>> oracle = "--- a/f.py\\n+++ b/f.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = 2\\n"
     >>> score(oracle, oracle), score("I do not know.", oracle), score(oracle.replace("2", "3"), oracle)
     (1.0, 0.0, 0.375)
     """
-    chosen, oracle, diff = _reward(reward), _diff_bytes(reference), _diff_bytes(patch)
+    compare, oracle, diff = _make_reward(reward).compare, _diff_bytes(reference), _diff_bytes(patch)
     if not oracle.strip():
-        raise UsageError("the reference is empty", fix="give the diff of a repair")
+        raise UsageError("the reference is empty", fix="pass the diff of a repair")
     if len(diff) > LARGEST_PATCH:
         return 0.0
     try:
-        value = chosen.compare(oracle, diff)
+        value = compare(oracle, diff)
     except rewards.MalformedPatch:
         try:
             rewards.parse_patch(oracle)
@@ -65,7 +66,7 @@ class Verdict:
     resolved: bool | None
     """None after an infrastructure fault, which says nothing about the patch."""
     problem: str
-    """Why not resolved, or the fault."""
+    """Reason that it is not resolved, or the fault."""
     seconds: float
 
 
@@ -79,9 +80,9 @@ def grade(
 ) -> list[Verdict]:
     """Run a benchmark's tests on pairs of task id and patch, `jobs` at a time; return verdicts in order.
 
-    `tasks` is a task source with `options`, or its tasks, read once for many calls (`tasks.make_source`). Several
-    patches may be for one task. Raises `ConfigError` for an unknown source or option, `UsageError` for an unknown task,
-    `TaskError` for one without checks, `PrerequisiteError` where no sandbox works.
+    `tasks` is the name of a task source, with `options`, or the tasks themselves (`tasks.make_source`), to read them
+    once for many calls. Several patches may be for the same task. Raises `ConfigError` for an unknown source or option,
+    `UsageError` for an unknown task, `TaskError` for one without checks, `PrerequisiteError` if no sandbox works.
 
         [verdict] = grade([("quixbugs/gcd", diff)], "quixbugs", options={"path": "QuixBugs"})
         verdict.resolved
@@ -128,8 +129,8 @@ def attempt(
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages.trace import Trace
 
-    what, place, model = str(source), None if output is None else Path(output), _policy_name(policy)
-    trial = attempting.plan_trial(what, task, _as_overrides(settings), policy=model, output=place)
+    folder, name = None if output is None else Path(output), None if policy is None else str(policy)
+    trial = attempting.plan_trial(str(source), task, _as_overrides(settings), policy=name, output=folder)
     return _run_blocking(attempting.show_attempt(trial, Trace(quiet=True)))
 
 
@@ -141,11 +142,11 @@ def evaluate(
     output: str | Path | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Measure a policy on a task source, or by a config or run, into a run folder; return what `--json` prints.
+    """Evaluate a policy on the tasks of a source, config or run, in a run folder; return what `--json` prints.
 
     ``["evaluations"][NAME]["outcomes"]["resolved"]`` has `value`, `low` and `high`: a share in [0, 1] with its 95 %
-    interval. Other parameters as of `attempt`; with `resume`, `source` may be an evaluation's folder, and a finished
-    one is only read. Raises as `attempt`, `HealthGateError` for too many faults.
+    interval. Other parameters are those of `attempt`. With `resume`, `source` may be the folder of an evaluation, which
+    is only read if it is finished. Raises what `attempt` raises, and `HealthGateError` for too many faults.
 
         result = evaluate("handmade", policy="runs/mine", settings={"eval.attempts": 4}, output="runs/measured")
         result["evaluations"]["eval"]["outcomes"]["resolved"]["low"]
@@ -154,9 +155,8 @@ def evaluate(
     from coderepairrl.stages.evaluation import measure
     from coderepairrl.stages.results import read_results
 
-    place, named = None if output is None else Path(output), _policy_name(policy)
-    policies = [] if named is None else [named]
-    [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=place, resume=resume)
+    folder, policies = None if output is None else Path(output), [] if policy is None else [str(policy)]
+    [planned] = plan_evaluations(str(source), _as_overrides(settings), policies, output=folder, resume=resume)
     _warn_if_weaker(planned.plan.place.choice)
     if not (resume and planned.is_complete):
         _run_blocking(measure(planned, quiet=True))
@@ -174,9 +174,10 @@ def compare(
 ) -> dict[str, Any]:
     """Compare results on the same tasks with paired tests; return what `--json` prints, each policy against the first.
 
-    A policy is a run folder (``RUN@NAME-STEP``), a file of outcomes, a harness report or ``36/500``. `common` compares
-    only tasks that all have; `margin` is equivalence, in points of 100 for shares. Each of ``["comparisons"]`` has
-    `early`, `late` and `change` with 95 % intervals, and `p`. Raises `UsageError` for what does not compare.
+    A policy is a run folder (``RUN@NAME-STEP``), a file of outcomes, a harness report or ``36/500``. `common` restricts
+    to tasks that all have; `margin` tests for equivalence within it, in percentage points for shares. Each of
+    ``["comparisons"]`` has `early`, `late` and `change` with 95 % intervals, and `p`. Raises `UsageError` for results
+    that cannot be compared.
 
     >>> [comparison] = compare("36/500", "60/500")["comparisons"]
     >>> {key: round(value, 4) for key, value in comparison["change"].items()}
@@ -197,40 +198,36 @@ def compare(
 
 
 def _run_blocking(job: Coroutine[Any, Any, T]) -> T:
-    """Result of `job`. Raises `UsageError` in a thread that runs an event loop."""
+    """Run `job` to its result. Raises `UsageError` in a thread that runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(job)
     job.close()
     raise UsageError(
-        "this function blocks, and its thread runs an event loop (a notebook does)",
+        "this function blocks, but its thread runs an event loop, as in a notebook",
         fix="await asyncio.to_thread(FUNCTION, ...)",
     )
 
 
 def _diff_bytes(diff: str | bytes) -> bytes:
-    """Bytes of `diff`, with the last line's end that replies of models lack."""
+    """Encode `diff`, and add the line end that models leave out of their replies."""
     if isinstance(diff, bytes):
         encoded = diff
     else:
         try:
             encoded = diff.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:  # half a character from an escape in JSON
+        except UnicodeEncodeError:  # half of a surrogate pair, escaped in JSON
             encoded = diff.encode("utf-8", "surrogatepass")
     return encoded if encoded.endswith(b"\n") or not encoded.strip() else encoded + b"\n"
 
 
 def _as_overrides(settings: Mapping[str, Any] | None) -> list[str]:
-    """Settings as on the command line."""
-    from coderepairrl.config import inline
+    """Format settings as on the command line."""
+    from coderepairrl.config import to_inline
 
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in (settings or {}).items()}
-    return [f"{key}={inline(value)}" for key, value in plain.items()]
-
-
-def _policy_name(policy: str | Path | None) -> str | None:
-    return None if policy is None else str(policy)
+    return [f"{key}={to_inline(value)}" for key, value in plain.items()]
 
 
 def _warn_if_weaker(choice: Choice) -> None:

@@ -41,13 +41,13 @@ def logged(text: str) -> str:
     >>> logged("it broke:\nstep 9: reward 1.0")
     'it broke:\n    step 9: reward 1.0'
     """
-    return visible(without_login(text)).replace("\n", "\n    ")
+    return visible(remove_login(text)).replace("\n", "\n    ")
 
 
-def fenced(text: str, info: str = "") -> str:
+def fence_code(text: str, info: str = "") -> str:
     """Markdown block of `text`, whose fence is longer than any in it; a last line end makes no empty line.
 
-    >>> print(fenced("a ``` b\\n", "c"))
+    >>> print(fence_code("a ``` b\\n", "c"))
     ````c
     a ``` b
     ````
@@ -64,19 +64,19 @@ class LogFormatter(logging.Formatter):
         return logged(super().format(record))
 
 
-def without_login(text: str) -> str:
+def remove_login(text: str) -> str:
     """Remove user names and passwords from URLs.
 
-    >>> without_login("cannot fetch https://me:secret@example.org/x")
+    >>> remove_login("cannot fetch https://me:secret@example.org/x")
     'cannot fetch https://example.org/x'
     """
     return _USERINFO.sub("", text)
 
 
-def rounded(value: float, digits: int = 3) -> str:
+def format_mean(value: float, digits: int = 3) -> str:
     """Mean to `digits` significant digits; ``~0`` for rounding residue of a zero sum.
 
-    >>> rounded(-9.3e-10), rounded(0.41239), rounded(812.3)
+    >>> format_mean(-9.3e-10), format_mean(0.41239), format_mean(812.3)
     ('~0', '0.412', '812')
     """
     return "~0" if 0 < abs(value) < 5e-7 else f"{value:.{digits}g}"
@@ -101,8 +101,8 @@ def join_first(items: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    char = found[0]
+def _escape_match(match: re.Match[str]) -> str:
+    char = match[0]
     if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"

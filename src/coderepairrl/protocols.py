@@ -1,14 +1,7 @@
-"""The five seams: `TaskSource`, `Sandbox`, `Agent`, `Engine`, `Reward`.
+"""The five seams: `TaskSource`, `Sandbox`, `Agent`, `Engine`, `Reward`. Each has an exam, ``crrl check KIND NAME``.
 
-Each has a scripted fake and an exam, ``crrl check KIND NAME``. A class of yours derives from its protocol, which has
-defaults for what is not abstract. The config names it by import path (``reward = "mine:Short"``) and gives it the
-section's ``options`` by keyword:
-
-    class Short(Reward):
-        name = "short"
-
-        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-            return Score(self.name, 1.0 if len(episode.patch) < 500 else 0.0)
+A class of yours derives from its protocol, which has defaults for what is not abstract. The config names it by import
+path (``agent = "mine:Bot"``) and passes the section's ``options`` by keyword; a reward has none.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.types import (
@@ -39,7 +32,6 @@ from coderepairrl.types import (
 )
 
 
-@runtime_checkable
 class TaskSource(Protocol):
     """Source of tasks; one with an `evaluation_set` (its name) is for measuring, not for training."""
 
@@ -56,7 +48,6 @@ class TaskSource(Protocol):
         return None
 
 
-@runtime_checkable
 class Sandbox(Protocol):
     """Open workspace: a git repository at the task's commit in `workdir`. Methods raise `SandboxFault` if it fails."""
 
@@ -80,8 +71,7 @@ class Sandbox(Protocol):
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         """Replace or create a file (and its folders), keeping its mode. Raises OSError, with the file unchanged.
 
-        With `follow` links are followed within the workspace. Without, links on the way are replaced by folders, and
-        `path` becomes a separate file: its other names keep their content.
+        Without `follow`, links on the way are replaced by folders, and the file's other names keep their content.
         """
 
     async def reach(self, address: str) -> str:
@@ -91,7 +81,6 @@ class Sandbox(Protocol):
         """Change since the task's commit, staged and committed ones included. No code or process of the agent runs."""
 
 
-@runtime_checkable
 class SandboxBackend(Protocol):
     """Isolation by `bwrap`, `docker`, ..., or `unsafe-local`."""
 
@@ -107,7 +96,7 @@ class SandboxBackend(Protocol):
 
     def show(self, folders: Sequence[str]) -> None:
         """Show host folders to commands, read-only; call before `open`. Raises `ConfigError`."""
-        raise ConfigError(f"sandbox {self.name!r} cannot show {folders[0]}, which the agent needs", fix="another one")
+        raise ConfigError(f"sandbox {self.name!r} cannot show {folders[0]}, which the agent needs", fix="sandbox=bwrap")
 
     def require(self) -> None:
         """Raise `PrerequisiteError`, with the helping command, if it cannot work here. May take a second."""
@@ -122,20 +111,18 @@ class SandboxBackend(Protocol):
         return
 
 
-@runtime_checkable
 class Agent(Protocol):
-    """Program that repairs code by calling a model, from the ``host`` (the controller) or within the ``sandbox``."""
+    """Program that repairs code by calling a model, from the ``host`` (the controller) or within the ``sandbox``.
+
+    It may need `binds` (host folders) in the sandbox, and not work in some, `not_in` (reasons by backend).
+    """
 
     name: str
     placement: Literal["host", "sandbox"]
     binds: Sequence[str] = ()
-    """Host folders that it needs in the sandbox."""
     not_in: Mapping[str, str] = MappingProxyType({})
-    """Reasons why it does not work, by sandbox backend."""
     side_calls: SideCalls = "mask"
-    """How side conversations are trained."""
-    dialect: str = ""
-    """API that a program in the sandbox speaks; its exam asks."""
+    dialect: str = ""  # API that a program in the sandbox speaks; its exam asks
 
     @property
     def reads_reference(self) -> bool:
@@ -151,7 +138,6 @@ class Agent(Protocol):
         """Work on `task` until done or out of budget. Raises `AgentFault` if the program breaks."""
 
 
-@runtime_checkable
 class EngineSpec(Protocol):
     """Engine with its options, not started. Its constructor raises `ConfigError` for impossible options."""
 
@@ -167,7 +153,7 @@ class EngineSpec(Protocol):
         return
 
     def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> Mapping[str, str]:
-        """Versions of packages that affect its samples; those of a server that runs already only with `connect`.
+        """Versions of packages that affect its samples, of a server that runs already only with `connect`.
 
         Raises `PrerequisiteError`, with what helps, if this machine lacks something. May take a second.
         """
@@ -175,13 +161,9 @@ class EngineSpec(Protocol):
 
     @abstractmethod
     async def start(self, model: Path, *, log_dir: Path, needs: EngineNeeds = EngineNeeds()) -> Engine:
-        """Serve the Hugging Face folder `model` as version 0, with logs in `log_dir`.
-
-        `needs` are within its `capabilities`. Raises as `check_model` and `require`, and `EngineFault`.
-        """
+        """Serve the Hugging Face folder `model` as version 0. Raises as `check_model`, `require`, and `EngineFault`."""
 
 
-@runtime_checkable
 class Engine(Protocol):
     """Token ids in, token ids out, at most `context` of both. It stops on ids, the gateway on strings."""
 
@@ -189,19 +171,19 @@ class Engine(Protocol):
 
     @abstractmethod
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """Sample until a stop id (emitted), `max_tokens`, or the context is full.
+        """Sample until a stop id (emitted), `max_tokens`, or the context is full; closing aborts the request.
 
-        Closing the generator aborts the request. Raises `EngineFault`, and ValueError for a prompt that leaves no room.
+        Raises `EngineFault`, and ValueError for a prompt that leaves no room.
         """
 
     @abstractmethod
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """Serve the weights at `path` as `version`; return it once every later token is theirs.
 
-        `path` is a safetensors file or a Hugging Face folder; by its `Capabilities` also a folder of peft adapters, or
-        an offer (`coderepairrl.sync.weights`). `checksum` is the hex SHA-256 of the safetensors files, concatenated in
-        name order. Raises `EngineFault` if it differs or weights do not fit; the old version is then served, never a
-        mixture. Prefixes computed by older weights are not reused.
+        `path` is a safetensors file, a Hugging Face folder, or, by its `Capabilities`, peft adapters or an offer
+        (`coderepairrl.sync.weights`); `checksum` the hex SHA-256 of its safetensors files, one after the other by name.
+        Raises `EngineFault` if it differs or weights do not fit; then the old version is served, never a mixture.
+        Prefixes computed by older weights are not reused.
         """
 
     def at(self, version: int) -> Engine:
@@ -213,10 +195,7 @@ class Engine(Protocol):
         raise EngineFault("this engine takes weights as files only", fix="engine.weights=file, or engine=vllm")
 
     async def sleep(self) -> None:
-        """Release GPU memory until `wake` or `load`; no effect if asleep.
-
-        Open requests continue afterwards, new ones wait. Raises `EngineFault`: it is dead, or cannot sleep.
-        """
+        """Release GPU memory until `wake` or `load`; requests wait. Raises `EngineFault`: it is dead, or cannot."""
         raise EngineFault("this engine cannot sleep", fix="engine.share_devices=false, or engine=vllm")
 
     async def wake(self) -> None:
@@ -232,20 +211,15 @@ class Engine(Protocol):
         """Stop serving; release everything."""
 
 
-@runtime_checkable
 class Reward(Protocol):
-    """Judge of an episode's patch; may be a plain function. Scores of two versions of its formula do not compare."""
+    """Judge of an episode's patch; may be a plain function. Scores of two `version`s of its formula do not compare."""
 
     name: str
     version: int = 1
-    repairs: bool = False
-    """Promises 1 for the task's reference and 0 for a patch that repairs nothing; checked before a run's first step."""
-    runs_checks: bool = False
-    """Whether it runs the task's checks, so that `Score.passed` verifies repairs."""
-    takes_verified: bool = False
-    """Whether it also compares patches with `Task.verified`."""
-    on_state: bool = False
-    """Whether it judges the attempt's final workspace, which `sandbox` then opens."""
+    repairs: bool = False  # 1 for the task's reference, 0 for no repair: tried before a run's first step
+    runs_checks: bool = False  # it runs the task's checks, so that `Score.passed` verifies repairs
+    takes_verified: bool = False  # it also compares patches with `Task.verified`
+    on_state: bool = False  # it judges the attempt's final workspace, which `sandbox` then opens
 
     @abstractmethod
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:

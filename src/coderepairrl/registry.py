@@ -1,6 +1,6 @@
-"""Implementations by name: shipped ones from a table, others by import path ``module:Class``.
+"""Find implementations by name: shipped ones in a table, others by import path ``module:Class``.
 
-Also `Finding`, the result of exams.
+Also defines `Finding`, a result of an exam.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 
-_TO_FIND = "is it installed, or in the current folder?"
+_TO_FIND = "install it, or call crrl in the folder that holds it"
 _BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
-"""Pydantic's mark, in an error's place, of the tried type of a union."""
+"""Names of types that pydantic adds to the location of an error in a union."""
 
 
 class Finding(NamedTuple):
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
     detail: str = ""
     fix: str = ""
     required: bool = True
-    """False: it may fail without consequence."""
+    """False if failure has no consequence."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -52,7 +52,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_run(folder: Path) -> str:
-    """Suggest runs in `folder`, which is none itself, or the `nearest` sibling if it does not exist; else empty."""
+    """Suggest runs in `folder`, or the `nearest` run beside it if it does not exist; else return ""."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""
@@ -61,9 +61,9 @@ def nearest_run(folder: Path) -> str:
 
 
 def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
-    """Class of `name`: a key of `shipped` (values are import paths) or ``module:Class``.
+    """Find the class `name`: a key of `shipped` (values are import paths) or ``module:Class``.
 
-    `kind` is used in messages. Modules that are not installed are looked for in the current folder. Raises
+    Messages contain `kind`. Also finds modules in the current folder. Raises
     `ConfigError` with the nearest name or the import's failure; errors in a user's module pass through.
     """
     module_name, colon, attribute = shipped.get(name, name).partition(":")
@@ -72,7 +72,7 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
             f"unknown {kind} {name!r}", fix=f"{nearest(name, shipped)} A class of your own is named module:Class."
         )
     try:
-        module = importlib.import_module(module_name) if name in shipped else _own(module_name)
+        module = importlib.import_module(module_name) if name in shipped else _import_user_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it imports does not
@@ -84,7 +84,7 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     return implementation
 
 
-def _own(name: str) -> ModuleType:
+def _import_user_module(name: str) -> ModuleType:
     """Import a user's module: installed, or from the current folder, which installed scripts do not search.
 
     That folder is searched last, for this module only: it may be an untrusted repository (``crrl fix``).
@@ -102,7 +102,7 @@ def check_options(
 ) -> None:
     """Raise `ConfigError`, with the nearest option, for one that `call` does not take by keyword.
 
-    `also` are options handled before `call`, offered for misspelt ones.
+    `also` are further options that may be meant by a misspelt one.
     """
     parameters = inspect.signature(call).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -136,9 +136,9 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
         try:
             try:
                 written = json.dumps(options[option])
-            except TypeError:  # a date, or what only code can give
+            except TypeError:  # a date, or a value that only code can pass
                 adapter.validate_python(options[option])
-            else:  # where a list may be a tuple, and a text a path
+            else:  # in JSON a list may stand for a tuple, and text for a path
                 adapter.validate_json(written, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
@@ -170,26 +170,26 @@ def check_positive(options: Mapping[str, Any], name: str) -> None:
 
 
 def make_part(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
-    """Make the class of `name` (`resolve_class`) with `options`; ensure that it is a `protocol`.
+    """Make an instance of the class `name` (`resolve_class`) with `options`; check that it implements `protocol`.
 
     Raises `ConfigError` for unknown names or options (with the nearest), missing or mistyped options, and classes that
     lack members of `protocol`.
     """
-    return instance(kind, name, resolve_class(kind, name, shipped), protocol, options)
+    return make_instance(kind, name, resolve_class(kind, name, shipped), protocol, options)
 
 
-def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[str, Any]) -> Any:
-    """Make the resolved class `found`, as `make_part`."""
-    _check_members(kind, name, protocol, getattr(found, "__abstractmethods__", ()))
-    check_options(kind, name, found, options)
+def make_instance(kind: str, name: str, value: Any, protocol: type, options: Mapping[str, Any]) -> Any:
+    """Make an instance of the class `value`; otherwise like `make_part`."""
+    _check_members(kind, name, protocol, getattr(value, "__abstractmethods__", ()))
+    check_options(kind, name, value, options)
     try:
-        inspect.signature(found).bind(**options)
+        inspect.signature(value).bind(**options)
     except TypeError as error:
         section = "tasks" if kind == "task source" else kind
         alternative = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
         raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{alternative}") from None
-    check_types(kind, name, found, options)
-    built = found(**options)
+    check_types(kind, name, value, options)
+    built = value(**options)
     members = [member for member in protocol_members(protocol) if not hasattr(built, member)]
     _check_members(kind, name, protocol, members)
     return built
@@ -216,7 +216,7 @@ def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str])
     required: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
     required_members = [member for member in missing if member in required or not hasattr(protocol, member)]
     raise ConfigError(
-        f"{kind} {name!r} is no {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
+        f"{kind} {name!r} is not a {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
         fix=f"define {', '.join(required_members)}; the rest comes from {base}"
         if required_members
         else f"derive it from {base}, which has them",

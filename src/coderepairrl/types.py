@@ -205,7 +205,7 @@ class Turn:
     tools: tuple[str, ...] = ()
     """Names of offered tools."""
     schemas: tuple[Mapping[str, Any], ...] = ()
-    """Schemas of the tools, if they differ from those of `base` (`offered`)."""
+    """Schemas of the tools, if they differ from those of `base` (`offered_tools`)."""
     fork: Fork | None = None
     """Where a turn without `base` branches off inside another; None for a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
@@ -281,7 +281,7 @@ def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | No
     return reversed(chain)
 
 
-def offered(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
+def offered_tools(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Tool schemas offered to turn `leaf`; none in logs of older versions."""
     if not turns[leaf].tools:
         return ()

@@ -13,12 +13,12 @@ from nano_play import Outcome, play
 
 from coderepairrl import agents, sandbox, tokens
 from coderepairrl.agents.agentless import SYSTEM, draft, passing
-from coderepairrl.agents.localising import Source, elements_named, lines_named
+from coderepairrl.agents.localising import Source, find_elements, find_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.types import Limits, Task
 from gateways import open_session
 
@@ -109,7 +109,7 @@ async def test_garbage_at_any_stage_is_an_empty_patch_or_a_repair(tmp_path: Path
     run = await agentless(tmp_path, *answers, samples=2)
     assert run.report.exit == "submitted"
     assert await run.sandbox.diff() == b""
-    if stage < 3:  # a place that is not found is no end: the repair is asked for all the same
+    if stage < 3:  # a place that is not found is not an end: the repair is asked for all the same
         run = await agentless(tmp_path / "b", *answers, *WHERE[stage + 1 :], RIGHT, samples=1)
         assert b"+    return a + b" in await run.sandbox.diff()
 
@@ -158,7 +158,7 @@ async def test_every_question_is_recorded_token_for_token(tmp_path: Path, miniat
     assert [turn.base for turn in turns] == [None] * len(replies), "questions are conversations of their own"
     assert len({asked.seed for asked in engine.requests}) == len(replies), "the same question is sampled anew"
     assert all(len(turn.output) == turn.sampled for turn in turns)
-    assert side_turns(turns, agent.side_calls, task.prompt) == (), "all of it is trained"
+    assert find_side_turns(turns, agent.side_calls, task.prompt) == (), "all of it is trained"
     assert [call.turn for call in report.tool_calls or ()] == list(range(len(replies)))
     assert [codec.decode(turn.output.ids).removesuffix("<|im_end|>") for turn in turns] == replies
     assert b"+    return a + b" in await box.diff()
@@ -198,6 +198,6 @@ def test_no_answer_and_no_file_keeps_the_controller_busy() -> None:
         drawn.choice(["class a a a a a a ", "(", "12-", "a.py", " ", "\n", "a::", "<"]) for _ in range(200_000)
     )
     source = Source.parse("a.py", lines.encode())
-    elements_named(lines, [source])
-    lines_named(lines, [source], 3)
+    find_elements(lines, [source])
+    find_lines(lines, [source], 3)
     assert time.process_time() - began < 20.0

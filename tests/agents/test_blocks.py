@@ -24,7 +24,7 @@ from coderepairrl.agents.patching import (
     write_blocks,
 )
 from coderepairrl.rewards import parse_patch
-from coderepairrl.tasks.patches import patched
+from coderepairrl.tasks.patches import apply_to_text
 
 LITE = Path(__file__).parents[2] / "../shared/data/swebench/swebench_lite.jsonl.gz"
 
@@ -89,7 +89,7 @@ def test_references_of_swe_bench_lite_make_the_round_trip(context_lines: int) ->
     count = 0
     for patch in patches[::3]:
         path, before = _reconstructed(patch)
-        after = patched(before, patch) or b""
+        after = apply_to_text(before, patch) or b""
         blocks = blocks_between(path, before, after, context_lines)
         said = parse_blocks(write_blocks(blocks))
         assert said == blocks and {block.path for block in said} <= {path}

@@ -149,7 +149,7 @@ def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:
     assert isinstance(agent, Program)
     assert (agent.name, agent.recipe.env, agent.binds) == ("mine", {"A": "1", "B": "3"}, ())
     file.write_text("argv = [")
-    with pytest.raises(ConfigError, match="no TOML"):
+    with pytest.raises(ConfigError, match="not TOML"):
         agents.make_agent(str(file))
     with pytest.raises(ConfigError, match="cannot be read"):
         agents.make_agent(str(tmp_path / "other.toml"))

@@ -189,7 +189,7 @@ BREAKS: dict[str, tuple[Callable[[Sandbox, Endpoint], Awaitable[Any]], str]] = {
     "recursion": (raises(RecursionError("brackets")), "RecursionError"),
     "several": (raises(ExceptionGroup("two", [KeyError("a")])), "ExceptionGroup"),
     "diff": (raises(UsageError("no unified diff")), "UsageError"),
-    "surrogate": (raises(ValueError("\ud800 is no character")), "ValueError"),
+    "surrogate": (raises(ValueError("\ud800 is not a character")), "ValueError"),
     "speechless": (raises(Speechless()), "Speechless"),
     "endless": (raises(ValueError("x" * 5_000_000)), "ValueError"),
     "refused": (is_refused, "HTTP 404"),

@@ -32,10 +32,10 @@ from coderepairrl.agents.fences import (
 )
 from coderepairrl.agents.patching import Inexpressible, replace_lines
 from coderepairrl.agents.scripted import Answer, FolderSandbox
-from coderepairrl.printable import fenced
+from coderepairrl.printable import fence_code
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.patches import patched
+from coderepairrl.tasks.patches import apply_to_text
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 _LINES = st.sampled_from(("", "x", "    x", "# a", "```", "````py", "~~~", "x\x0c\x85", "é"))
@@ -57,7 +57,7 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
     for line in (DATA / "quixbugs/quixbugs_python.jsonl").read_text().splitlines():
         row = json.loads(line)
         before = row["files"][row["buggy_file"]].encode()
-        after = patched(before, row["patch"].encode())
+        after = apply_to_text(before, row["patch"].encode())
         assert after is not None
         yield row["instance_id"], before, after
     yield from corpus()
@@ -270,7 +270,7 @@ def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
 @given(st.lists(_LINES, max_size=8), st.lists(_LINES, max_size=8), st.booleans(), st.booleans())
 def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bool, fenced_in: bool) -> None:
     old = "\n".join(before) + "\n" * old_end
-    reply = fenced("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n"
+    reply = fence_code("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n"
     try:
         [(_, [code])] = group_by_file("whole", reply, [], "a")
     except Unreadable as problem:

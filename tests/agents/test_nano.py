@@ -9,9 +9,10 @@ import pytest
 from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
-from coderepairrl.agents.scripted import Answer, ScriptedAgent, ScriptedEndpoint
+from coderepairrl.agents.scripted import Action, Answer, ScriptedAgent, ScriptedEndpoint
 from coderepairrl.checks.agent import examine_agent
 from coderepairrl.errors import ConfigError
+from coderepairrl.registry import Finding
 from coderepairrl.types import Limits, Task
 
 REPAIR = patch("add.py", "a - b", "a + b")
@@ -199,7 +200,7 @@ async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
         ({"descriptions": {"bash": "x"}}, "shell"),
         ({"names": {"bash": "run"}}, "shell"),
         ({"names": {"shell": "apply_patch"}}, "two tools"),
-        ({"names": {"shell": "run it"}}, "no name of a tool"),
+        ({"names": {"shell": "run it"}}, "not a name of a tool"),
         ({"user_template": "no place"}, "{prompt}"),
         ({"system_file": "/nonexistent/prompt"}, "cannot be read"),
         ({"request": {"stream": True}}, "stream"),
@@ -256,3 +257,11 @@ async def test_the_exam_can_be_failed() -> None:
         "a limit of 3 calls allows 3",
         "a broken endpoint is a fault",
     }
+
+
+async def test_an_agent_that_raises_fails_the_exam_by_name() -> None:
+    def script(task: Task) -> list[Action]:
+        raise KeyError(task.id)
+
+    [submits, *_] = await examine_agent(ScriptedAgent(script))
+    assert submits == Finding("submits", False, "KeyError('exam/add')")

@@ -58,7 +58,7 @@ def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path,
         "the checks pass on the reference",
         "a blank line earns 0 by patch_edits",
     } <= asked
-    assert "exists already" in crrl("tasks", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
+    assert "already exists" in crrl("tasks", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
 
 
 OWN = """
@@ -159,6 +159,6 @@ def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: P
     assert [(task["id"], task["lacks"]) for task in left] == [("sound", [])]
     options = ("jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl")
     assert crrl("tasks", "verify", *options).stdout.endswith("1 task, 0 failed\n")
-    assert "exists already" in crrl("tasks", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
+    assert "already exists" in crrl("tasks", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
     (tmp_path / "apart.jsonl").write_text("{}")
     assert "keeps no tasks apart" in crrl("tasks", "list", *options, code=2).stderr

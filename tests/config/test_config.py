@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.config import explain, load_config, load_run, override, to_toml
+from coderepairrl.config import apply_overrides, explain, load_config, load_run, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.stages import evaluation
@@ -46,7 +46,7 @@ def test_extends_one_level(tmp_path: Path) -> None:
     config = load_config(child)
     assert (config.run.name, config.run.steps, config.reward) == ("child", 7, {"patch_lines": 1.0})
     grandchild = write(tmp_path / "grandchild.toml", 'extends = "child.toml"\n')
-    with pytest.raises(ConfigError, match="itself extends"):
+    with pytest.raises(ConfigError, match="extends another file itself"):
         load_config(grandchild)
 
 
@@ -124,7 +124,7 @@ def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> N
     write(tmp_path / "run" / "run.json", "{}")
     with pytest.raises(ConfigError, match=r"has settings that this version lacks: gateway, train\.head, train\.a\.b"):
         load_config(tmp_path / "run")
-    assert load_run(tmp_path / "run") == override(load_config("hello"), [f"run.dir={tmp_path}"])
+    assert load_run(tmp_path / "run") == apply_overrides(load_config("hello"), [f"run.dir={tmp_path}"])
     assert load_run(tmp_path / "run", ["train.lr=1e-3"]).train.lr == 1e-3
 
 
@@ -226,7 +226,7 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Pat
     assert SECRET not in shown and LOOKS_LIKE_ONE not in shown and "12345678" not in shown
     assert given.partition("=")[0] in shown and "environment variable" in shown
     for refuse in (
-        lambda: override(load_config("hello"), [given]),
+        lambda: apply_overrides(load_config("hello"), [given]),
         lambda: explain("hello", [given]),
         lambda: evaluation.plan_evaluation("builtin:tiny", [given]),
     ):

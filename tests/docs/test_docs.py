@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
+from coderepairrl.agents import make_agent
+from coderepairrl.checks.agent import examine_agent
 from coderepairrl.config import load_config
 from coderepairrl.config.schema import Config
+from coderepairrl.rewards import PRESETS, SHIPPED
 from coderepairrl.stages import jobs_file
 from coderepairrl.tasks import jsonl
 from coderepairrl.types import Task
@@ -178,6 +181,20 @@ def test_examples(page: str) -> None:
     result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert result.attempted >= 5
     assert result.failed == 0
+
+
+async def test_the_agent_in_the_documentation_passes_its_exam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "guides" / "agents.md").read_text()
+    [code] = re.findall(r"^```python title=\"one_shell.py\"\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "one_shell.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    findings = await examine_agent(make_agent("one_shell:OneShell"))
+    assert len(findings) > 10 and [finding for finding in findings if not finding.ok] == []
+
+
+def test_every_shipped_reward_has_a_row() -> None:
+    table = (DOCS / "guides" / "rewards.md").read_text().partition("## All rewards")[2].partition("\n\nFormula")[0]
+    assert {*re.findall(r"`(\w+)`", table)} >= {*SHIPPED, *PRESETS}
 
 
 def test_the_table_of_fields_is_that_of_the_code() -> None:

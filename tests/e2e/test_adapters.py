@@ -143,7 +143,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     steps = [record["metrics"] for record in project.records() if record["type"] == "step"]
     assert max(step["learn/mismatch_max"] for step in steps) < 1e-4
     model = project.run.path / "model"
-    assert models.quantised(model) == "nf4" and (model / SUMS).is_file() and not damage(model)
+    assert models.quantised_form(model) == "nf4" and (model / SUMS).is_file() and not damage(model)
     assert project.resume("run.steps=3")["version"] == 3
 
     # another run that begins from it says what rounding leaves of its adapters
@@ -161,7 +161,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
         parts = [part async for part in source.engine.generate(prompt, Sampling(max_tokens=8, temperature=1.0), seed=3)]
         assert sum(len(part.ids) for part in parts) == 8
     project.crrl("export", str(project.run.path), str(tmp_path / "plain"))
-    assert not models.quantised(tmp_path / "plain")  # merged numbers are no codes
+    assert not models.quantised_form(tmp_path / "plain")  # merged numbers are not codes
     newest = project.steps()[-1]
     assert weights.checksum(tmp_path / "plain") == newest["checksum"]
 

@@ -16,7 +16,7 @@ from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import gates
-from coderepairrl.stages.changes import changes_at_resume
+from coderepairrl.stages.changes import list_changes
 from coderepairrl.stages.history import read_history
 from e2e.conftest import Project, frozen
 from e2e.e2e_engines import DOUBTED
@@ -56,17 +56,17 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
     for override, why in (
         ("train.algorithm=grpo", "another method"),
         ("run.seed=1", "randomness"),
-        ("agent.options.tools=full", "another program's"),
+        ("agent.options.tools=full", "a different program"),
     ):
         with pytest.raises(ConfigError, match=why):
-            changes_at_resume(
+            list_changes(
                 project.run, read_history(project.run), configs.load_config(project.run.path, [override]), {}, ()
             )
     before = project.run.config.read_text()
     assert 'tools = "compact"\n' in before
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
-        changes_at_resume(project.run, read_history(project.run), configs.load_config(project.run.path), {}, ())
+        list_changes(project.run, read_history(project.run), configs.load_config(project.run.path), {}, ())
 
 
 def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: Project) -> None:
@@ -93,7 +93,7 @@ def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: P
     assert [step for step, record in steps().items() if record["skipped"]] == [2, 4, 5, 6]
     assert len({steps()[step]["checksum"] for step in (3, 4, 5, 6)}) == 1
     assert "learn/lr" not in steps()[6]["metrics"] and steps()[7]["metrics"]["learn/lr"] == 1e-4
-    assert report.load([project.run.path])
+    assert report.Site([project.run.path]).reports()
 
 
 SETTINGS = (

@@ -21,13 +21,13 @@ from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.collect import collect, select_attempts
 from coderepairrl.stages.evaluation import Evaluation
-from coderepairrl.tasks.select import held_out
+from coderepairrl.tasks.select import is_held_out
 
 from .conftest import Project, completion, listening, until
 
 Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
 QUESTIONS = [f"q/{number}" for number in range(40)]
-COLLECTED = {name for name in QUESTIONS if held_out(name, 0.25)}
+COLLECTED = {name for name in QUESTIONS if is_held_out(name, 0.25)}
 
 
 def replied(text: str | None, **more: Any) -> web.Response:
@@ -181,5 +181,5 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     assert both["attempts"] == 17 and both["kept"] == len(read_examples(Path("all.parquet"))) == 5
     together = read_examples(Path("all.parquet"))
     assert len({each.episode for each in together}) == len(together), "runs call their attempts alike"
-    with pytest.raises(UsageError, match="whole is there twice"):
+    with pytest.raises(UsageError, match="whole is named twice"):
         select_attempts(["whole", "whole"], Path("all.parquet"))

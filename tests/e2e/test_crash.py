@@ -84,7 +84,7 @@ def made(
     ids=["equal", "weights", "tokens", "files", "twice", "lost"],
 )
 def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: list[str]) -> None:
-    untouched = crash.RunResult.of(made(tmp_path / "untouched"))
+    untouched = crash.RunResult.read(made(tmp_path / "untouched"))
     assert untouched.differences(made(tmp_path / "run", **otherwise)) == said
 
 
@@ -100,7 +100,7 @@ def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: l
 def test_where_order_is_by_chance_it_sees_what_may_not_differ(
     tmp_path: Path, otherwise: dict[str, Any], said: list[str]
 ) -> None:
-    untouched = crash.RunResult.of(made(tmp_path / "untouched"))
+    untouched = crash.RunResult.read(made(tmp_path / "untouched"))
     assert untouched.differences(made(tmp_path / "run", **otherwise), staleness=2) == said
 
 

@@ -19,7 +19,7 @@ from coderepairrl.report.metrics import OF_TIME
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.arguments import plan_evaluations
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
-from coderepairrl.stages.results import read_results, results_as_text
+from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.stages.shards import merge_shards
 
 from .conftest import Project, completion, listening, until
@@ -94,14 +94,14 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     ):
         with pytest.raises(UsageError, match=message):
             merge_shards(shards, Path("x"))
-    with pytest.raises(UsageError, match="merged exists already"):
+    with pytest.raises(UsageError, match="merged already exists"):
         merge_shards(parts, Path("merged"))
     _mixed(parts)
     assert not Path("x").exists()
     with pytest.raises(UsageError, match="already holds a run"):
         await measured("whole")
     other = plan_evaluations("whole", ["eval.temperature=0"], resume=True)
-    with pytest.raises(ConfigError, match=r"whole has eval.temperature=1.0, and 0.0 is asked for") as caught:
+    with pytest.raises(ConfigError, match=r"whole has eval.temperature=1.0, which cannot become 0.0") as caught:
         await evaluate_all(other)
     assert "crrl eval whole --resume" in caught.value.fix
     done = project.crrl("eval", "part1", "--merge", "--limit", "3", "-o", "x", check=False)
@@ -265,7 +265,7 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
             asked.clear()
             given = [*LABELS[2:], "engine.options.model_name=m", f"run.name={run}", "eval.attempts=2"]
             [found] = await evaluate_all(plan_evaluations("jsonl", given, [url]))
-            table = results_as_text([found])
+            table = format_results([found])
             if run == "one":
                 first, text = found, table
 
@@ -284,7 +284,8 @@ async def test_labels_in_the_table_the_report_and_the_comparison(
     assert "CWE-416" in text and "undefined" in text
 
     folders = [Path("runs/one"), Path("runs/two")]
-    page = report.render(report.load(folders))
+    site = report.Site(folders)
+    page = site.page(site.first())
     assert "Labels of one, kind detect" in page and f"{expected:.3f}" in page and "(other)" in page
     shown = json.loads(CliRunner().invoke(app, ["report", "runs/one", "--json"]).stdout)
     assert shown["runs"][0]["evaluations"][0]["answers"] == {"detect": numbers}

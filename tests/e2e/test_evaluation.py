@@ -28,7 +28,7 @@ from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
 from coderepairrl.stages.arguments import plan_evaluations, preset_settings
 from coderepairrl.stages.evaluation import Evaluation, evaluate_all
-from coderepairrl.stages.results import read_results, results_as_text
+from coderepairrl.stages.results import format_results, read_results
 from coderepairrl.sync import weights
 from coderepairrl.tasks import JsonlSource
 from coderepairrl.types import EngineNeeds, Sampling
@@ -80,7 +80,7 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     assert await measure(chosen(miniature, *more), folder, resume=True) == found
     again = [record for record in folder.records() if record["type"] == "episode"]
     assert again == episodes, "nothing was measured again"
-    with pytest.raises(ConfigError, match="has rollout.calls=2, and 3 is asked for: all its attempts"):
+    with pytest.raises(ConfigError, match="has rollout.calls=2, which cannot become 3: all its attempts"):
         await measure(chosen(miniature, *more, "rollout.calls=3"), folder, resume=True)
 
 
@@ -116,7 +116,7 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert [nano[key] for key in limits] == [direct[key] for key in limits]
     turns = {name: [len(each.turns) for each in folder.episodes(f"{name}-00000")] for name in found}
     assert set(turns["plain"]) == {1} and max(turns["eval"]) > 1
-    text = results_as_text([read_results(folder)])
+    text = format_results([read_results(folder)])
     assert "plain       direct, shown files of the reference" in text
     compared = answer([f"{folder.path}@eval", f"{folder.path}@plain"], Question("reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
@@ -137,7 +137,7 @@ def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: 
     ("what", "given", "more", "message"),
     [
         ("handmade", [], {"policies": ()}, "no policy is named"),
-        ("handmade", [], {"shard": "3/2"}, "'3/2' is no shard"),
+        ("handmade", [], {"shard": "3/2"}, "'3/2' is not a shard"),
         ("handmade", [], {"shard": "9/9"}, "shard 9/9 has none"),
         ("handmade", [], {"prices": "1,2"}, "--prices is for a policy behind a URL"),
         ("handmade", ["nme=3"], {}, "has no option 'nme'"),
@@ -217,7 +217,7 @@ async def test_adapters_on_one_model_share_a_server(
     after = await evaluate_all(again)
     assert [each["evaluations"] for each in after] == [each["evaluations"] for each in results]
     assert len(state.requests) == len(expected), "nobody attempts a task twice"
-    assert f"crrl compare {' '.join(result['run'] for result in results)}" in results_as_text(results)
+    assert f"crrl compare {' '.join(result['run'] for result in results)}" in format_results(results)
 
 
 async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
@@ -323,7 +323,7 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
     assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
     assert of([miniature, tmp_path / "other"]) == [Part((0, 1), 2)]
-    with pytest.raises(ConfigError, match="one cluster once"):
+    with pytest.raises(ConfigError, match="one at a time"):
         of([miniature, tmp_path / "other"], executor="ray")
     with pytest.raises(UsageError, match="have one name, miniature"):
         plan_evaluations("jsonl", [], ["a/miniature", "b/miniature"])

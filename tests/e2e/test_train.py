@@ -95,7 +95,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     damaged = copy.checkpoints / "00001"
     for file, said in (
         (project.path / "model" / "model.safetensors", "it began from another model"),
-        (damaged / "optimizer.safetensors", f"rm -r {damaged}; --resume then begins from the first step"),
+        (damaged / "optimizer.safetensors", f"rm -r {damaged}; --resume then replays the log from the first step"),
     ):
         whole = file.read_bytes()
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

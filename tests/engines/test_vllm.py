@@ -31,6 +31,7 @@ from coderepairrl.engines.vllm.options import parse_arguments
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.plan.model import adapter_needs
 from coderepairrl.protocols import Engine
+from coderepairrl.registry import protocol_members
 from coderepairrl.sync import weights
 from coderepairrl.sync import wire as sync_wire
 from coderepairrl.types import Chunk, EngineNeeds, Sampling
@@ -113,7 +114,7 @@ def adapter(folder: Path, rank: int = 8) -> tuple[Path, str]:
 
 
 async def test_tokens_logprobs_and_versions_arrive(engine: VllmEngine) -> None:
-    assert isinstance(engine, Engine) and engine.context == 512
+    assert protocol_members(Engine) <= {*dir(engine)} and engine.context == 512
     ids, logprobs, versions = await ask(engine, [1, 2, 3], TEN)
     assert (ids, logprobs, versions) == (list(range(10)), [-0.125] * 10, [0] * 10)
     health = await engine.health()
@@ -198,7 +199,7 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"url": "http://localhost:1", "head": "model"}, "head is for a server", ""),
     ({"python": 3}, "python: Input should be a valid string, not 3", """python='"..."'"""),
     ({"env": {"A": 1}}, "env.A: Input should be a valid string, not 1", ""),
-    ({"url": "somewhere"}, "no address", "http://"),
+    ({"url": "somewhere"}, "not an address", "http://"),
     ({"url": 7}, "url: Input should be a valid string, not 7", ""),
     ({"url": ["http://localhost:1"]}, "url: Input should be a valid string", ""),
     ({"url": "http://localhost:1", "args": ["--x"]}, "args is for a server that is started here", ""),
@@ -326,7 +327,7 @@ async def test_the_port_is_somebody_elses(answer: str | None, start: Start) -> N
     app = web.Application()
     app.router.add_get("/version", version)
     async with TestServer(app) as server:
-        with pytest.raises(PrerequisiteError, match="no vLLM server") as caught:
+        with pytest.raises(PrerequisiteError, match="not a vLLM server") as caught:
             await start(url=str(server.make_url("/")))
     assert "engine.options.url" in caught.value.fix
 
@@ -525,7 +526,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     assert state(wire).served == checksum and state(wire).go.is_set()
     assert (await ask(joined, [1], TEN))[2] == [5] * 10
     path, digest = weights_named(miniature, tmp_path / "refuse.safetensors")
-    with pytest.raises(EngineFault, match="shape mismatch; no file of version 5 is there to go back to"):
+    with pytest.raises(EngineFault, match="shape mismatch; no file of version 5 exists to go back to"):
         await joined.load(path, 6, digest)
     with pytest.raises(EngineFault, match="nobody knows what is served"):
         await joined.health()
@@ -567,7 +568,7 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
 async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
     joined: VllmEngine, wire: TestServer, tmp_path: Path
 ) -> None:
-    joined._watch.cancel()  # nobody reads the streams for a while, which is no hang
+    joined._watch.cancel()  # nobody reads the streams for a while, which is not a hang
     adapters = [adapter(tmp_path / f"a{n}") for n in range(3)]
     streams = []
     for version in (1, 2):

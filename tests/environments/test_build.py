@@ -24,11 +24,11 @@ from coderepairrl.environments import (
     build,
     check_unchanged,
     prepare_environments,
-    states,
+    verify_states,
 )
 from coderepairrl.environments.build import _unpack, conda_requirements
-from coderepairrl.environments.pythons import _copied
-from coderepairrl.environments.verify import digest_of, share
+from coderepairrl.environments.pythons import _copy
+from coderepairrl.environments.verify import digest_tree, share
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
@@ -76,7 +76,7 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
         code = "import shop, importlib.metadata as m; print(shop.__file__, shop.version, m.version('shop'))"
         said = (await box.exec(["python", "-c", code], cwd="/tmp")).output.decode().split()
         assert said == [f"{box.workdir}/src/shop/__init__.py", "1.0", "1.0"]
-        assert await box.diff() == b"", "what the build makes is no change of the agent's"
+        assert await box.diff() == b"", "what the build makes is not a change of the agent's"
         assert "Provides-Extra: tests" in (await box.read("backend.py")).decode()
     backend.close()
 
@@ -157,7 +157,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
     check_workspaces([task, task])
-    assert states([task, task]) == [(made.folder.name, "as built", 2, "")]
+    assert verify_states([task, task]) == [(made.folder.name, "as built", 2, "")]
     path = next(made.folder.rglob("METADATA"))
     content = bytearray(path.read_bytes())
     content[5] ^= 1
@@ -167,15 +167,15 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     with pytest.raises(TaskError) as refused:
         check_workspaces([task])
     assert str(refused.value) == f"the environment {made.folder} has changed since it was built"
-    assert [each.state for each in states([task])] == ["changed"]
+    assert [each.state for each in verify_states([task])] == ["changed"]
     write_jsonl([task], tmp_path / "tasks.jsonl")
     with pytest.raises(TaskError, match="has changed since it was built") as caught:
         await verify_tasks(tasks.make_source("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend())
     assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
-    with pytest.raises(TaskError, match="no environment that was built to its end"):
+    with pytest.raises(TaskError, match="not a complete environment"):
         check_unchanged(made.folder)
-    assert [each.state for each in states([task])] == ["missing"]
+    assert [each.state for each in verify_states([task])] == ["missing"]
     await build(asked)  # again, from the beginning
     check_unchanged(made.folder)
 
@@ -237,7 +237,7 @@ def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     if own.is_relative_to("/usr"):
         pytest.skip("the Python of these tests is the distribution's")
-    copy = _copied(own)
+    copy = _copy(own)
     assert copy.is_relative_to(cache)
     code = """if True:
         import json, ssl, sqlite3, sys, sysconfig
@@ -375,9 +375,9 @@ def test_a_damaged_file_of_the_pool_is_not_shared(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "six.py").write_bytes(b"#" * 1000)
-        built = digest_of(tmp_path / name)
+        built = digest_tree(tmp_path / name)
         share(tmp_path / name)
-        assert digest_of(tmp_path / name) == built
+        assert digest_tree(tmp_path / name) == built
         with (tmp_path / name / "six.py").open("r+b") as file:
             file.write(b"!")
 
@@ -406,5 +406,5 @@ def test_links_to_one_file_are_shared_as_they_are(tmp_path: Path) -> None:
     (place / "a.py").write_bytes(b"#" * 1000)
     for name in ("b.py", "c.py"):
         (place / name).hardlink_to(place / "a.py")
-    assert digest_of(place, share(place)) == digest_of(place)
+    assert digest_tree(place, share(place)) == digest_tree(place)
     assert sorted(path.name for path in place.iterdir()) == ["a.py", "b.py", "c.py"]

@@ -16,7 +16,7 @@ from coderepairrl.environments import ReadyImage, commands, dockerfile, prepare_
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.rootfs import find_image, store
+from coderepairrl.sandbox.rootfs import find_image, images_folder
 from coderepairrl.types import Task
 
 from .conftest import open_folder
@@ -137,7 +137,7 @@ def test_a_command_reaches_the_index_alone_and_nothing_of_the_host(
     text = f"FROM base\nWORKDIR /app\nCOPY look.py ./\nRUN python3 look.py {secret} {images_cache()} /root/.ssh"
     with pytest.raises(TaskError, match="line 4: RUN .*host seen: False proxy: True.no way out") as caught:
         build(context, base, text)
-    assert "ended with 1 (it wanted example.org:443: a build reaches the package index alone)" in str(caught.value)
+    assert "ended with 1 (it wanted example.org:443: a build reaches only the package index)" in str(caught.value)
     with pytest.raises(TaskError, match="host seen: False proxy: False.no way out") as caught:
         build(context, base, text.replace("RUN ", "RUN --network=none "))
     assert "it wanted" not in str(caught.value)
@@ -148,9 +148,9 @@ def test_a_command_reaches_the_index_alone_and_nothing_of_the_host(
     ("text", "says"),
     [
         ("RUN exit 3", r"line 2: RUN exit 3 ended with 3: "),
-        ("RUN touch /.wh.kept", "that name hides another"),
+        ("RUN touch /.wh.kept", "a name that hides a file"),
         ("RUN rm -rf /bin /usr/bin /lib64", "no command|cannot|not found|ended with"),
-        ("WORKDIR /a\nRUN rm -rf /a; ln -s /etc /a\nWORKDIR /b\nRUN rmdir /b\nRUN true", "there is no folder /b"),
+        ("WORKDIR /a\nRUN rm -rf /a; ln -s /etc /a\nWORKDIR /b\nRUN rmdir /b\nRUN true", "the image has no folder /b"),
         ("USER nobody-here\nRUN true", "nobody-here"),
     ],
 )
@@ -195,7 +195,7 @@ prepare_images([sys.argv[1]], offered=Path(sys.argv[2]))
 def test_killed_in_the_middle_it_goes_on_where_it_was(context: Path, base: Path, cache: Path) -> None:
     slow = "FROM base\nWORKDIR /app\nRUN echo once > once\nRUN test -e /app/go || (echo half > /half; sleep 600)\n"
     (context / "Dockerfile").write_text(slow)
-    images = store(65533 if os.geteuid() == 0 else None)
+    images = images_folder(65533 if os.geteuid() == 0 else None)
     child = subprocess.Popen([sys.executable, "-c", PROGRAM, dockerfile.dockerfile_image_name(context), str(base)])
     try:
         while not list(images.glob(".building*/tree/half")):  # not from `cache` on, where folders come and go

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.environments import NoRoom, ReadyImage, _note, fetch, prepare_images, states
+from coderepairrl.environments import NoRoom, ReadyImage, _write_record, fetch, prepare_images, verify_states
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, Several, TaskError
 from coderepairrl.sandbox import rootfs
@@ -78,7 +78,7 @@ def test_tags_are_resolved_once_and_digests_say_it_all(tmp_path: Path) -> None:
     (tmp_path / "oci/index.json").unlink()
     second = layout(tmp_path / "oci", LAYERS[:1], "latest", WorkingDir="/testbed")
     assert first != second and prepare(f"oci:{tmp_path}/oci:latest").pinned == ready.pinned
-    assert rootfs.pinned(f"oci:{tmp_path}/oci:latest") == ready.pinned
+    assert rootfs.pin_image(f"oci:{tmp_path}/oci:latest") == ready.pinned
     shutil.rmtree(tmp_path / "oci")
     assert prepare(f"registry.example/some/where:tag@{first}").image == ready.image, "it is here by its digest"
     with pytest.raises(TaskError, match="not prepared"):
@@ -141,24 +141,24 @@ def test_a_flipped_byte_is_found_and_what_helps_repairs_it_though_images_share_t
     made = [prepare(name) for name in names]
     some = [Task(f"a/{n}", "repair it", "python", f"image:{name}", b"") for n, name in enumerate(names)]
     pinned = [ready.pinned for ready in made]
-    assert states([*some, some[1]]) == [State(pinned[0], "as built", 1), State(pinned[1], "as built", 2)]
+    assert verify_states([*some, some[1]]) == [State(pinned[0], "as built", 1), State(pinned[1], "as built", 2)]
     folder, _ = rootfs.find_image(names[0], USER)
     for damaged, hit in (("tree/opt/library.py", [0, 1]), ("tree/testbed/own", [0]), ("manifest.json", [0])):
         path = folder / damaged
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-        found = states(some)
+        found = verify_states(some)
         assert [each.state for each in found] == ["changed" if n in hit else "as built" for n in range(2)]
         for each in found:
             command, _, then = each.fix.partition(", and ")
             if each.state == "changed":
                 assert then == "prepare its tasks again (crrl tasks prepare)"
                 subprocess.run(command.replace("rm -r", "rm -rf"), shell=True, check=True)
-        assert [each.state for each in states(some)] == ["missing" if n in hit else "as built" for n in range(2)]
+        assert [each.state for each in verify_states(some)] == ["missing" if n in hit else "as built" for n in range(2)]
         for name in names:
             prepare(name)
-        assert [each.state for each in states(some)] == ["as built"] * 2
+        assert [each.state for each in verify_states(some)] == ["as built"] * 2
 
 
 def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises((TaskError, PrerequisiteError)):
         prepare(name)
     (tmp_path / "away").rename(gone)
-    assert not [path for path in rootfs.store(USER).iterdir() if path.name != "shares" and path.is_dir()]
+    assert not [path for path in rootfs.images_folder(USER).iterdir() if path.name != "shares" and path.is_dir()]
     assert (tree_of(prepare(name)) / "testbed/new").exists()
 
 
@@ -212,9 +212,9 @@ def first_layer(data: bytes) -> bytes:
         ("oci:{}/oci:x", LAYERS, {"compress": first_layer, "WorkingDir": "/testbed"}, "its archive is"),
         ("oci:{}/oci:x", LINKED, {}, "no working folder"),
         ("oci:{}/oci:x", [archive([entry("../x", b"1")])], {}, "refused"),
-        ("registry/x@sha256:12", LAYERS, {}, "no digest"),
-        ("-flag", LAYERS, {}, "no name"),
-        ("docker-archive:{}/oci/index.json", LAYERS, {}, "no archive"),
+        ("registry/x@sha256:12", LAYERS, {}, "not a digest"),
+        ("-flag", LAYERS, {}, "not a name"),
+        ("docker-archive:{}/oci/index.json", LAYERS, {}, "not an archive"),
     ],
 )
 def test_an_image_that_cannot_be_is_refused(
@@ -282,7 +282,9 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
         with pytest.raises(PrerequisiteError, match="room|space") as refused:
             prepare(f"oci:{tmp_path}/oci:x")
         assert "free some disk space" in refused.value.fix
-        assert not list(rootfs.store(USER).glob(".partial*")) and not list(rootfs.store(USER).glob("[0-9a-f]*"))
+        assert not list(rootfs.images_folder(USER).glob(".partial*")) and not list(
+            rootfs.images_folder(USER).glob("[0-9a-f]*")
+        )
     finally:
         subprocess.run(["umount", cache], check=True)
 
@@ -299,7 +301,7 @@ def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "replace", together)
     noted = tmp_path / "sha256-1.json"
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: _note(noted, name, "id"), ("one", "two")))
+        list(pool.map(lambda name: _write_record(noted, name, "id"), ("one", "two")))
     assert json.loads(noted.read_text())["pinned"] in ("one", "two") and list(tmp_path.iterdir()) == [noted]
 
 

@@ -219,7 +219,7 @@ def facts(source: Path) -> Iterator[tuple[str, str]]:
     for record in environments_cache().glob("*/environment.json"):
         check_unchanged(record.parent)
         yield record.parent.name, json.loads(record.read_text())["digest"]
-    for record in rootfs.store(USER).glob("*/image.json"):
+    for record in rootfs.images_folder(USER).glob("*/image.json"):
         tree = record.parent / "tree"
         about = [(str(path.relative_to(tree)), path.lstat().st_mode, content(path)) for path in sorted(tree.rglob("*"))]
         yield record.parent.name, hashlib.sha256(repr(about).encode()).hexdigest()

@@ -289,7 +289,7 @@ def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cac
     store, user = cache / "trees", SANDBOX_USER
     ours, shares = store / "tree", store / "shares"
     for each in (ours, shares):
-        trees.owned(each, user)
+        trees.create_folder_of_user(each, user)
     found = fetch.from_layout(tmp_path / "oci", manifests.Reference("oci", f"{tmp_path}/oci", "", made), "x")
     unpacking = trees.Unpacking(found, ours, shares, trees.make_open_folder(store / "work"), user, 0, lambda _: None)
     reports = unpacking.all_layers()

@@ -408,7 +408,7 @@ BAD_HTTP = {
     "an upgrade": b"GET {path} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
     "a proxy": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
     "an address that is none": b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n",
-    "a path that is no text": b"GET /s/%ff%fe/v1/models HTTP/1.1\r\nHost: \xff\r\n\r\n",
+    "a path that is not text": b"GET /s/%ff%fe/v1/models HTTP/1.1\r\nHost: \xff\r\n\r\n",
     "an expectation": POST + b"Expect: nothing\r\nContent-Length: 1\r\n\r\n{",
 }
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.gateway import Session
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan, Turn
 
@@ -63,7 +63,7 @@ class Program:
 
     def episode(self, side_calls: Any) -> Episode:
         turns = self.session.turns
-        side = side_turns(turns, side_calls, ISSUE)
+        side = find_side_turns(turns, side_calls, ISSUE)
         return Episode("e", "t", "train", 0, "g", 0, Ending.DONE, turns=turns, side=side)
 
 
@@ -126,7 +126,7 @@ async def test_a_sub_agent_that_works_longer_is_still_beside_whoever_was_given_t
     await program.sub_agent()
     await program.sub_agent()
     assert program.episode("mask").side == (1, 2, 3, 4)
-    assert side_turns(program.session.turns, "mask") == (0,), "of whom no task is known, the one with most turns"
+    assert find_side_turns(program.session.turns, "mask") == (0,), "of whom no task is known, the one with most turns"
 
 
 @given(
@@ -148,10 +148,10 @@ def test_the_main_conversation_is_never_beside_itself(asked: list[tuple[tuple[st
         messages = [*opening, {"role": "user", "content": "q"}, {"role": "assistant", "content": str(index)}]
         said = TokenSpan((1,), Origin.POLICY, (-1.0,))
         turns.append(Turn(index, base, TokenSpan((1,), Origin.GIVEN), said, tools=tools, messages=tuple(messages)))
-    masked, acting = side_turns(turns, "mask"), side_turns(turns, "tools")
+    masked, acting = find_side_turns(turns, "mask"), find_side_turns(turns, "tools")
     main = [turn for turn in turns if turn.index not in masked]
     assert main and len({turn.tools for turn in main}) == 1
     assert bool(main[0].tools) == any(turn.tools for turn in turns)
     assert set(acting) == {index for index in masked if not turns[index].tools}
-    assert side_turns(turns, "train") == ()
+    assert find_side_turns(turns, "train") == ()
     assert masked == tuple(sorted(masked))

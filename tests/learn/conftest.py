@@ -46,10 +46,10 @@ def next_tokens() -> Callable[..., Any]:
     """``next_tokens(trainer, prompt)``: the probability of every token after `prompt`, of one pass over it."""
     import torch
 
-    from coderepairrl.learn.pack import pack_samples, scored
+    from coderepairrl.learn.pack import pack_samples, scoring_samples
 
     def ask(trainer, prompt: tuple[int, ...]) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        states = trainer.policy.states(pack_samples(scored([(*prompt, 0)])))
+        states = trainer.policy.states(pack_samples(scoring_samples([(*prompt, 0)])))
         with torch.no_grad():
             return trainer.policy.model.get_output_embeddings()(states[-1]).softmax(-1)
 

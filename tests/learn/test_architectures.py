@@ -168,8 +168,8 @@ def test_rounding_of_large_weights_is_no_mistake(folders, tmp_path, monkeypatch)
 
 
 def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
-    monkeypatch.setattr("coderepairrl.learn.packed.finished", lambda logits, config: logits)
-    with pytest.raises(UsageError, match="no linear head"):
+    monkeypatch.setattr("coderepairrl.learn.packed.finish_logits", lambda logits, config: logits)
+    with pytest.raises(UsageError, match="not a linear function"):
         Policy.load(folders("Granite 3"))
 
 

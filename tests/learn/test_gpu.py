@@ -65,7 +65,7 @@ def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_r
     batch = pack_samples(branching(make_rows([30, 12, 45])))
     policy = Policy.load(miniature)
     values = [policy.logprobs(batch, 1.0)]
-    monkeypatch.setattr(attention, "_Merged", SimpleNamespace(apply=lambda *inputs: attention._gathered(*inputs[:-1])))
+    monkeypatch.setattr(attention, "_Merged", SimpleNamespace(apply=lambda *inputs: attention._gather(*inputs[:-1])))
     for spread in (False, True):
         monkeypatch.setattr(attention, "_spreads", lambda query, spread=spread: spread)
         seen: list[bool] = []

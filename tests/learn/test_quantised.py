@@ -73,7 +73,7 @@ def plain(miniature, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_learner_has_the_numbers_that_are_written_for_the_engine(precision, miniature, plain, make_rows):
     folder, rows = plain(precision), [row.ids for row in make_rows(LENGTHS)]
-    assert models.quantised(folder) == "nf4"
+    assert models.quantised_form(folder) == "nf4"
     before, after = tensors(miniature), tensors(folder)
     changed = {name for name in before if not torch.equal(before[name].to(after[name].dtype), after[name])}
     assert changed == {name for name in before if "_proj" in name}
@@ -141,7 +141,7 @@ def test_merged_weights_are_what_was_trained(miniature, plain, make_rows, tmp_pa
     adapters, _, _ = trainer.publish(tmp_path / "adapters", "adapter")
     merge(plain(), adapters, tmp_path / "merged", "fp32")
     for folder in (path, tmp_path / "merged"):
-        assert not models.quantised(folder)
+        assert not models.quantised_form(folder)
         served = Trainer(folder, settings("none")).logprobs(rows, 1.0)
         assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
 

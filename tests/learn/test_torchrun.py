@@ -162,7 +162,7 @@ async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp
 
 
 def hello(ranks=2, **other):
-    machine = {"host": "there", "gpu": True, "versions": remote.learner_versions()}
+    machine = {"host": "there", "gpu": True, "versions": remote.read_learner_versions()}
     return remote.read_secret() + encode_frame({"pid": 7, "machines": [machine] * ranks} | other)
 
 
@@ -241,11 +241,11 @@ async def test_strangers_are_rejected(said, listen):
 
 
 async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
-    same = {"host": "there", "gpu": True, "versions": remote.learner_versions()}
+    same = {"host": "there", "gpu": True, "versions": remote.read_learner_versions()}
     machines = [same | {"versions": same["versions"] | {"torch": "2.12.0"}}] * 2
     apart = [same, same | {"host": "here", "gpu": False}]
     for said, error, message in (
-        (hello(machines=machines), PrerequisiteError, r"on there has other versions: torch 2.12.0 \(here"),
+        (hello(machines=machines), PrerequisiteError, r"on there has different versions: torch 2.12.0 \(here"),
         (hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
         (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
@@ -276,7 +276,7 @@ async def test_a_learner_with_another_secret(listen, monkeypatch):
     waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 5.0))
     await asyncio.sleep(0.1)
     monkeypatch.setenv(SECRET, "a secret of another run")
-    with pytest.raises(LearnerFault, match=f"crrl rejects this connection: another {SECRET}"):
+    with pytest.raises(LearnerFault, match=f"crrl rejects this connection: wrong {SECRET}"):
         await asyncio.to_thread(torchrun._connect, listen, [])
     waiting.cancel()
 
@@ -305,7 +305,7 @@ def test_there_must_be_a_secret(monkeypatch):
 async def test_each_machine_must_have_the_files(change, miniature, tmp_path, monkeypatch):
     monkeypatch.setattr(torchrun, "_gather", lambda value, group: [value])
     monkeypatch.setenv("LOCAL_RANK", "0")
-    async with remote.common_files([miniature], [tmp_path / "logs"]) as files:
+    async with remote.digest_common_files([miniature], [tmp_path / "logs"]) as files:
         assert {path.rpartition("/")[2] for path in files} > {"config.json", "model.safetensors"} and len(files) == 3
         assert "error" in torchrun._serve_request(Service(), {"op": "step", "files": files}, None)  # by the service
         path = next(path for path in files if path.endswith("safetensors"))

@@ -31,7 +31,7 @@ def gathered(*inputs):
     *known, layer = inputs
     if layer is not None:
         raise UsageError("no chunks")
-    return attention._gathered(*known)
+    return attention._gather(*known)
 
 
 GATHERED = SimpleNamespace(apply=gathered)

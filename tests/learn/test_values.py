@@ -17,7 +17,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, batch
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.learn.values import explained, value_loss
+from coderepairrl.learn.values import explained_variance, value_loss
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Sample
@@ -168,8 +168,8 @@ def test_values_learn_what_a_context_is_worth_and_the_policy_what_pays(miniature
 
 
 def test_what_explains_nothing_and_what_cannot_be_explained():
-    assert explained([0.0, 1.0, 2.0], [5.0, 5.0, 5.0]) == pytest.approx(0)
-    assert explained([0.0, 1.0], [1.0, 0.0]) == pytest.approx(-3) and explained([1.0], [1.0]) is None
+    assert explained_variance([0.0, 1.0, 2.0], [5.0, 5.0, 5.0]) == pytest.approx(0)
+    assert explained_variance([0.0, 1.0], [1.0, 0.0]) == pytest.approx(-3) and explained_variance([1.0], [1.0]) is None
 
 
 def test_a_run_trains_every_episode_on_its_reward():

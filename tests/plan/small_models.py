@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.attention import TREE
-from coderepairrl.learn.pack import pack_samples, scored
+from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.plan.sizing import Architecture, learner_memory
 from coderepairrl.types import Sample
@@ -30,7 +30,7 @@ SPARSE: Raw = {
 
 def shape_of(raw: Raw) -> Architecture:
     """As the plan reads it."""
-    found = Architecture.of(raw)
+    found = Architecture.from_config(raw)
     assert found is not None
     return found
 
@@ -61,7 +61,7 @@ def saved(raw: Raw, settings: LearnSettings, tokens: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         rows = ([(start + at) % raw["vocab_size"] for at in range(tokens // 2)] for start in (0, 1))
-        policy.logprobs(pack_samples(scored(rows)), 1.0)
+        policy.logprobs(pack_samples(scoring_samples(rows)), 1.0)
     return sum(storage.nbytes() for storage in seen.values())
 
 
@@ -77,6 +77,6 @@ def rows(tokens: int, count: int) -> list[Sample]:
     """Rows of `tokens` that are all trained but for the first token."""
     made = []
     for number in range(count):
-        (row,) = scored([[(7 * i + number) % 96 for i in range(tokens)]])
+        (row,) = scoring_samples([[(7 * i + number) % 96 for i in range(tokens)]])
         made.append(replace(row, episode_id=f"e{number}", logprobs=(0.0, *[-4.5] * (tokens - 1)), advantage=1.0))
     return made

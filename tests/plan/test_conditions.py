@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import config
-from coderepairrl.environments import fingerprint
-from coderepairrl.environments.verify import digest_of
+from coderepairrl.environments import read_fingerprint
+from coderepairrl.environments.verify import digest_tree
 from coderepairrl.plan import plan_run
-from coderepairrl.plan.conditions import conditions, differences
+from coderepairrl.plan.conditions import describe_conditions, list_differences
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
-from coderepairrl.sandbox.rootfs import record_of
+from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import write_jsonl
 from coderepairrl.types import Task
 
@@ -41,7 +41,7 @@ def built(content: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").write_text("home = /usr/bin\nversion_info = 3.9.18\n")
     (folder / "lock").write_text(content)
-    digest = digest_of(folder)
+    digest = digest_tree(folder)
     (folder / ENVIRONMENT_RECORD).write_text(json.dumps({"digest": digest, "uv": "0.9.1"}))
     return digest
 
@@ -61,13 +61,13 @@ def plan_of(tmp_path: Path, *overrides: str, **environments: tuple[str, str]) ->
 
 
 def lines(chosen: config.Config) -> list[tuple[str, bool]]:
-    found = conditions(plan_run(chosen))
-    return [(str(each), each.meant) for each in differences(found, found["train"], chosen)]
+    found = describe_conditions(plan_run(chosen))
+    return [(str(each), each.intended) for each in list_differences(found, found["train"], chosen)]
 
 
 def test_equal_conditions_differ_in_nothing(tmp_path: Path, plain: tuple[str, str], isolating: None) -> None:
     chosen = plan_of(tmp_path, train=plain, test=plain)
-    found = conditions(plan_run(chosen))
+    found = describe_conditions(plan_run(chosen))
     assert lines(chosen) == []
     assert found["train"] == found["eval"]
     assert found["train"]["environments"] == [
@@ -98,14 +98,14 @@ def test_what_the_settings_say_is_listed_and_what_nobody_said_is_an_alarm(
 
 def test_environments_of_another_kind_are_an_alarm(tmp_path: Path, plain: tuple[str, str], isolating: None) -> None:
     digest, made = built("six==1.16"), (plain[0], SPECIFIED)
-    found = conditions(plan_run(plan_of(tmp_path, "tasks.verify=false", train=plain, test=made)))
+    found = describe_conditions(plan_run(plan_of(tmp_path, "tasks.verify=false", train=plain, test=made)))
     name = environment_folder(SPECIFIED).name
     assert found["eval"]["environments"] == [
         {"kind": "python", "name": name, "digest": digest, "python": "3.9.18", "uv": "0.9.1", "tasks": 1}
     ]
-    [only] = differences(found, found["train"])
+    [only] = list_differences(found, found["train"])
     assert str(only) == "evaluation eval has environments of kind python, and training sandbox"
-    assert not only.meant
+    assert not only.intended
 
 
 def test_the_same_environment_built_elsewhere_is_known_by_its_digest(
@@ -113,18 +113,18 @@ def test_the_same_environment_built_elsewhere_is_known_by_its_digest(
 ) -> None:
     """The policy was trained on one machine, and is measured on another."""
     then, made = built("six==1.16"), (plain[0], SPECIFIED)
-    there = conditions(plan_run(plan_of(tmp_path, train=made)))["train"]
+    there = describe_conditions(plan_run(plan_of(tmp_path, train=made)))["train"]
     now = built("six==1.17")
-    here = conditions(plan_run(plan_of(tmp_path, train=made, test=made)))
-    [only] = differences(here, there)
+    here = describe_conditions(plan_run(plan_of(tmp_path, train=made, test=made)))
+    [only] = list_differences(here, there)
     assert only.condition == f"environment {environment_folder(SPECIFIED).name}"
-    assert (only.training, only.here, only.meant) == (then, now, False)
+    assert (only.training, only.measured, only.intended) == (then, now, False)
 
 
 def test_an_image_is_known_by_its_configuration() -> None:
     task = Task("a", "repair it", "python", IMAGE, b"")
-    assert fingerprint(task) == ("image", IMAGE.removeprefix("image:"), "", "", "")
-    record = record_of(IMAGE.removeprefix("image:"))
+    assert read_fingerprint(task) == ("image", IMAGE.removeprefix("image:"), "", "", "")
+    record = image_record_path(IMAGE.removeprefix("image:"))
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"pinned": IMAGE.removeprefix("image:"), "id": "9" * 64}))
-    assert fingerprint(task).digest == "9" * 64
+    assert read_fingerprint(task).digest == "9" * 64

@@ -15,7 +15,7 @@ from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, DoesNotFit, estimate, learner_memory, training_flops
-from coderepairrl.plan.sizing.engine import EngineSettings, engine_memory
+from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.estimate import Estimate
 from coderepairrl.stages.command import _what_may_not_fit
 
@@ -138,11 +138,11 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
     [
         (("engine.options.context=4096",), "engine.options.context=4096 is less than rollout.tokens=8192"),
         (("engine.options.args=['--tensor-parallel-size','2']",), "ask for 2 GPUs"),
-        (("engine.options.args=['--tensor-parallel-size','two']",), "wants a number, not 'two'"),
+        (("engine.options.args=['--tensor-parallel-size','two']",), "must be a number, not 'two'"),
         (("engine.options.args=['--tensor_parallel_size=2']",), "ask for 2 GPUs"),
         (("engine.options.args=['-tp=0.5']",), "must be a whole number, not 0.5"),
         (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),
-        (("engine.options.args=['--quantization', 'fp8']",), "args has --quantization: quantised weights are not"),
+        (("engine.options.args=['--quantization', 'fp8']",), "args has --quantization: quantised weights differ"),
         (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
         (("train.devices=[0]",), "both take GPU 0"),
     ],
@@ -220,20 +220,20 @@ def test_processes_that_share_hold_less() -> None:
 def test_a_server_by_hand() -> None:
     """14B in bf16 on two GPUs: half of the weights; keys and values of 40 layers with 8 heads of 128."""
     options = {"args": ["-tp", "2", "--gpu-memory-utilization=0.5"], "context": 4096, "slots": 8, "lora_rank": 20}
-    server = EngineSettings.of(options, KNOWN["Qwen3-14B"], None, small=False)
+    server = EngineSettings.from_options(options, KNOWN["Qwen3-14B"], None, small=False)
     assert (server.gpus, server.share, server.rank, server.batched) == (2, 0.5, 32, 8192)
-    memory = engine_memory(KNOWN["Qwen3-14B"], server)
+    memory = estimate_engine_memory(KNOWN["Qwen3-14B"], server)
     assert memory.weights == KNOWN["Qwen3-14B"].parameters
     assert memory.kv_token == 2 * 40 * 8 * 128 * 2 // 2
     assert memory.adapters == 2 * 128_450_560  # two of rank 32 in bf16, halved
-    assert memory.cached(memory.fixed + 10 * memory.kv_token) == 10
+    assert memory.cached_tokens(memory.fixed + 10 * memory.kv_token) == 10
 
 
 def kv_token(*args: str, **options: Any) -> int:
     """Bytes of a token's keys and values at a server of 14B."""
     model = KNOWN["Qwen3-14B"]
-    server = EngineSettings.of({"args": list(args), "context": 4096, **options}, model, None, small=False)
-    return engine_memory(model, server).kv_token
+    server = EngineSettings.from_options({"args": list(args), "context": 4096, **options}, model, None, small=False)
+    return estimate_engine_memory(model, server).kv_token
 
 
 def test_a_cache_of_8_bits_takes_half(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.errors import UsageError
-from coderepairrl.stages.life_cycle import pinned
+from coderepairrl.stages.life_cycle import pin_models
 
 COMMIT = "4f" * 20
 
@@ -83,15 +83,15 @@ def test_a_run_records_the_commit_and_asks_for_it_once(name: str, hub: SimpleNam
         models.model_folder(name)
     assert "hf download org/name" in refused.value.fix
     assert not hub.asked, "a plan asks no server"
-    config = pinned(configs.load_config("hello", [f"model.path={name}"]))
+    config = pin_models(configs.load_config("hello", [f"model.path={name}"]))
     assert config.model.path == f"org/name@{COMMIT}"
     folder = models.model_folder(config.model.path, weights=True)
     assert {file.name for file in folder.iterdir()} == {file.name for file in models.model_files(miniature)}
     assert (folder / "model.safetensors").read_bytes() == (miniature / "model.safetensors").read_bytes()
     count = len(hub.asked)
-    assert pinned(config) == config and len(hub.asked) == count
+    assert pin_models(config) == config and len(hub.asked) == count
     (folder / "tokenizer.json").unlink()
-    assert pinned(config) == config and (folder / "tokenizer.json").is_file(), "a download that was killed goes on"
+    assert pin_models(config) == config and (folder / "tokenizer.json").is_file(), "a download that was killed goes on"
     assert not any(map(models.is_hub_name, ("org/a--b", "org/a..b", "org/a.", "-org/a")))
 
 

@@ -21,12 +21,12 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn.adapters import QuantisedLinear
-from coderepairrl.learn.pack import pack_samples, scored
+from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
 from coderepairrl.plan.sizing.architecture import KINDS
-from coderepairrl.plan.sizing.engine import EngineSettings, engine_memory
+from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.parts import Held
 from peak import Peak
 
@@ -162,7 +162,7 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
         algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
     )
     policy = Policy(model_of(raw, settings), Path(), settings)
-    batch = pack_samples(scored([range(64)]))
+    batch = pack_samples(scoring_samples([range(64)]))
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
@@ -258,8 +258,8 @@ def default(kind: str) -> Architecture:
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
     """Exactly, but for the last page of layers that look at all tokens, beside states."""
-    server = EngineSettings.of({"context": CONTEXT}, default(kind), None, small=False)
-    memory = engine_memory(default(kind), server)
+    server = EngineSettings.from_options({"context": CONTEXT}, default(kind), None, small=False)
+    memory = estimate_engine_memory(default(kind), server)
     assert 1 <= (memory.kv_token * CONTEXT + memory.kv_sequence) / CACHES[kind] < 1.03
 
 

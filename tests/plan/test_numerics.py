@@ -10,17 +10,24 @@ from typing import Any
 import pytest
 
 from coderepairrl import models, rewards, stages
-from coderepairrl.config import Config, load_config, override, to_toml
+from coderepairrl.config import Config, apply_overrides, load_config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan import plan_run
-from coderepairrl.plan.learner import check_clip, check_teacher, clip, engine_half, learn_settings, resolve_numerics
+from coderepairrl.plan.learner import (
+    check_clip,
+    check_teacher,
+    describe_clip,
+    is_engine_half,
+    learn_settings,
+    resolve_numerics,
+)
 from coderepairrl.plan.sizing import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.plan.tasks import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import preview_run
-from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of
+from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Checks, Command, Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
@@ -37,16 +44,20 @@ def model(folder: Path, dtype: str | None) -> str:
 
 def test_what_an_engine_computes_in(tmp_path: Path) -> None:
     half, full, silent = (model(tmp_path / str(dtype), dtype) for dtype in ("bfloat16", "float32", None))
-    assert engine_half(load_config("hello")) is False
-    assert engine_half(load_config("hello", [VLLM, half])) is True
-    assert engine_half(load_config("hello", [VLLM, half, "model.init=random"])) is False  # they are drawn in float32
-    assert engine_half(load_config("hello", [VLLM, half, "engine.options.dtype=float32"])) is False
-    assert engine_half(load_config("hello", [VLLM, full])) is engine_half(load_config("hello", [VLLM, silent])) is False
-    assert engine_half(load_config("hello", [VLLM, full, "engine.options.dtype=half"])) is True
-    assert engine_half(load_config("hello", [VLLM, "model.path=Qwen/Qwen3-8B"])) is True  # as it was published
-    assert engine_half(load_config("hello", [VLLM, f"model.path={tmp_path}/missing"])) is None
-    assert engine_half(load_config("hello", [VLLM, half, "engine.options.url=http://127.0.0.1:1"])) is None
-    assert engine_half(load_config("hello", ["engine=scripted"])) is None
+    assert is_engine_half(load_config("hello")) is False
+    assert is_engine_half(load_config("hello", [VLLM, half])) is True
+    assert is_engine_half(load_config("hello", [VLLM, half, "model.init=random"])) is False  # they are drawn in float32
+    assert is_engine_half(load_config("hello", [VLLM, half, "engine.options.dtype=float32"])) is False
+    assert (
+        is_engine_half(load_config("hello", [VLLM, full]))
+        is is_engine_half(load_config("hello", [VLLM, silent]))
+        is False
+    )
+    assert is_engine_half(load_config("hello", [VLLM, full, "engine.options.dtype=half"])) is True
+    assert is_engine_half(load_config("hello", [VLLM, "model.path=Qwen/Qwen3-8B"])) is True  # as it was published
+    assert is_engine_half(load_config("hello", [VLLM, f"model.path={tmp_path}/missing"])) is None
+    assert is_engine_half(load_config("hello", [VLLM, half, "engine.options.url=http://127.0.0.1:1"])) is None
+    assert is_engine_half(load_config("hello", ["engine=scripted"])) is None
 
 
 @pytest.mark.parametrize(
@@ -83,49 +94,49 @@ def begun(path: Path, config: Config) -> RunFolder:
 
 def changes(folder: RunFolder, config: Config) -> list[Change]:
     versions = rewards.reward_versions(config.reward, config.eval.reward or {})
-    return changes_at_resume(folder, History(), config, versions, ())
+    return list_changes(folder, History(), config, versions, ())
 
 
 def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
     config = load_config("hello", [f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="one update moves a row's ratio"):
-        preview_run(override(config, ["rollout.max_staleness=1"]))
+        preview_run(apply_overrides(config, ["rollout.max_staleness=1"]))
     with pytest.raises(ConfigError, match="no ratio to the weights that sampled"):
-        preview_run(override(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
+        preview_run(apply_overrides(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
     with pytest.raises(ConfigError, match="max_staleness=1"):
-        changes(begun(tmp_path / "run", config), override(config, ["rollout.max_staleness=1"]))
-    turns = override(config, ["train.old_logprobs=recomputed"])
-    assert changes(begun(tmp_path / "turns", turns), override(turns, ["rollout.max_staleness=1"]))
-    off = override(turns, ["train.mismatch_correction=off"])  # what `auto` came to where nothing was stale
-    with pytest.raises(ConfigError, match="count as the policy's own"):
-        changes(begun(tmp_path / "off", off), override(off, ["rollout.max_staleness=1"]))
+        changes(begun(tmp_path / "run", config), apply_overrides(config, ["rollout.max_staleness=1"]))
+    turns = apply_overrides(config, ["train.old_logprobs=recomputed"])
+    assert changes(begun(tmp_path / "turns", turns), apply_overrides(turns, ["rollout.max_staleness=1"]))
+    off = apply_overrides(turns, ["train.mismatch_correction=off"])  # what `auto` came to where nothing was stale
+    with pytest.raises(ConfigError, match="count as on-policy"):
+        changes(begun(tmp_path / "off", off), apply_overrides(off, ["rollout.max_staleness=1"]))
 
 
 def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
     config = load_config("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
     folder = begun(tmp_path / "run", config)
-    assert changes(folder, override(config, ["train.lr=1e-5"]))
+    assert changes(folder, apply_overrides(config, ["train.lr=1e-5"]))
     with pytest.raises(ConfigError, match="rounding"):
-        changes(folder, override(config, ["train.old_logprobs=recorded"]))
-    noisy = override(config, ["train.old_logprobs=recorded"])  # of an older version: it may go on as it is
-    assert changes(begun(tmp_path / "noisy", noisy), override(noisy, ["train.lr=1e-5"]))
+        changes(folder, apply_overrides(config, ["train.old_logprobs=recorded"]))
+    noisy = apply_overrides(config, ["train.old_logprobs=recorded"])  # of an older version: it may go on as it is
+    assert changes(begun(tmp_path / "noisy", noisy), apply_overrides(noisy, ["train.lr=1e-5"]))
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([], "never: with one update per batch every ratio is 1, but for the rounding of float32"),
+        ([], "never: with one update per batch every ratio is 1 up to float32 rounding"),
         (["train.old_logprobs=recomputed"], "never: with one update per batch and old_logprobs=recomputed"),
         (["train.minibatches=2"], "from the second of a batch's 2 updates on"),
         (["train.minibatches=2", "train.updates_per_batch=3"], "from the second of a batch's 6 updates on"),
-        ([VLLM, HALF, "train.algorithm=grpo"], "where engine and learner differ"),
-        (["engine=scripted"], "where engine and learner differ"),
-        (["train.algorithm=grpo", "rollout.max_staleness=1"], "where weights have changed since a token was sampled"),
+        ([VLLM, HALF, "train.algorithm=grpo"], "if engine and learner differ"),
+        (["engine=scripted"], "if engine and learner differ"),
+        (["train.algorithm=grpo", "rollout.max_staleness=1"], "if weights have changed since a token was sampled"),
     ],
 )
 def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
     config = load_config("hello", overrides)
-    assert clip(config, learn_settings(config)).startswith(says)
+    assert describe_clip(config, learn_settings(config)).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def test_a_run_writes_down_what_auto_stands_for() -> None:
     """Else it would be another method after a resume with another engine."""
     config = resolve_numerics(load_config("hello", ["train.old_logprobs=recomputed", VLLM, HALF]))
     assert config.train.mismatch_correction == "token"
-    assert resolve_numerics(override(config, ["engine.options.dtype=float32"])) == override(
+    assert resolve_numerics(apply_overrides(config, ["engine.options.dtype=float32"])) == apply_overrides(
         config, ["engine.options.dtype=float32"]
     )
 
@@ -200,9 +211,9 @@ def test_another_tokenizer_or_template_is_refused_before_anything_starts(file: s
         path.write_text(json.dumps(spec | {"added_tokens": spec["added_tokens"][:-1]}))
     else:
         path.write_text(path.read_text() + "{# another #}")
-    with pytest.raises(ConfigError, match="another tokenizer or chat template"):
+    with pytest.raises(ConfigError, match="different tokenizers or chat templates"):
         check_teacher(load_config("hello", hello(teacher)), STUDENT)
-    with pytest.raises(CodeRepairError, match="another tokenizer or chat template"):
+    with pytest.raises(CodeRepairError, match="different tokenizers or chat templates"):
         plan_run(load_config("hello", hello(teacher, "tasks.options.n=4", "eval.options.n=4")))
 
 
@@ -210,9 +221,9 @@ def test_what_is_no_whole_model_is_refused(teacher: Path, tmp_path: Path) -> Non
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(teacher)}))
-    with pytest.raises(ConfigError, match="is adapters on"):
+    with pytest.raises(ConfigError, match="is an adapter of"):
         learn_settings(load_config("hello", hello(adapters)))
-    with pytest.raises(UsageError, match="no model"):
+    with pytest.raises(UsageError, match="not a model"):
         learn_settings(load_config("hello", hello(tmp_path / "nothing")))
     (teacher / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights"):
@@ -301,7 +312,7 @@ def test_what_is_named_stays_and_kinds_with_a_reward_do_not_count() -> None:
 def test_a_run_of_an_older_version_resumes_with_the_default_that_it_began_with(tmp_path: Path) -> None:
     older = configured(reward={"patch_edits": 1.0}, tasks={"verified_references": 0})
     (tmp_path / "config.toml").write_text(to_toml(older))
-    resumed = with_rewards_of(RunFolder(tmp_path), configured())
+    resumed = fill_rewards(RunFolder(tmp_path), configured())
     assert (resumed.reward, resumed.eval.reward, resumed.tasks.verified_references) == ({"patch_edits": 1.0}, {}, 0)
-    asked = with_rewards_of(RunFolder(tmp_path), configured(reward="hybrid"))
+    asked = fill_rewards(RunFolder(tmp_path), configured(reward="hybrid"))
     assert asked.reward == {"hybrid": 1.0}, "a change of it is seen, and refused"

@@ -139,7 +139,7 @@ def test_no_file_extends_a_run_and_no_run_extends_a_file(here: Path) -> None:
     with pytest.raises(ConfigError, match="the settings of a run"):
         configs.load_config(here / "mine.toml")
     (run / "config.toml").write_text('extends = "../mine.toml"\n')
-    with pytest.raises(ConfigError, match="a run has all of its settings"):
+    with pytest.raises(ConfigError, match="a run's config is complete"):
         configs.load_run(run)
 
 

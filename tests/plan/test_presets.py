@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from coderepairrl import cli, models, stages
 from coderepairrl.config import Config, load_config, shipped
-from coderepairrl.plan.learner import clip, learn_settings
+from coderepairrl.plan.learner import describe_clip, learn_settings
 from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
 from coderepairrl.plan.sizing.architecture import find_published
 from coderepairrl.plan.sizing.estimate import Estimate
@@ -95,7 +95,7 @@ def test_the_clip_acts_and_the_rounding_of_two_programs_is_not_clipped() -> None
         learn = learn_settings(config)
         assert (learn.precision, learn.old_logprobs) == ("bf16", "recomputed"), name
         assert learn.mismatch_correction == "token", "what the ratio no longer says of the engine"
-        assert clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
+        assert describe_clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
 
 
 @pytest.mark.parametrize("name", ["thesis-32b", "qwen3-30b-a3b", "qwen3.5-4b"])
@@ -242,17 +242,19 @@ def test_the_draft() -> None:
 
 
 def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """On a laptop: the numbers on stdout, what is missing on stderr, exit code 2."""
+    """On a laptop: the numbers on stdout, what is missing on stderr, exit code 3; the model is a download."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--json") == 2
+    assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--json") == 3
     said = capsys.readouterr()
     assert install_extra("hub") in said.err
     assert all(f"tasks.options.{name}=FILE" in said.err for name in ("swe_gym", "multilingual"))
-    needs = json.loads(said.out.splitlines()[-1])["needs"]
+    plan = json.loads(said.out.splitlines()[-1])
+    needs = plan["needs"]
     assert needs["parameters"] == KNOWN["Qwen3-14B"].parameters
     assert needs["gpu 1, 2 (learner)"]["weights_gb"] == 29.54
-    assert "hf download Qwen/Qwen3-14B" in said.err
+    assert next(iter(plan)) == "verdict" and "the run downloads Qwen/Qwen3-14B when it starts" in plan["verdict"]
+    assert "Qwen3-14B" not in said.err
 
 
 @pytest.mark.parametrize(

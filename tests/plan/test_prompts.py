@@ -17,7 +17,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan import plan_run
 from coderepairrl.plan.prompts import check_prompts
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.changes import changes_at_resume, left_out
+from coderepairrl.stages.changes import list_changes, summarize_left_out
 from coderepairrl.stages.history import read_history
 
 CONFIG = """
@@ -138,17 +138,17 @@ def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, i
 
     def resumed(*overrides: str) -> None:
         plan = plan_run(planned("tasks.too_long=drop", *overrides), resumed=True)
-        changes_at_resume(folder, read_history(folder), plan.config, plan.reward_versions, plan.too_long)
+        list_changes(folder, read_history(folder), plan.config, plan.reward_versions, plan.too_long)
 
     began = plan_run(planned("tasks.too_long=drop"))
-    about = {"config": began.config.model_dump(mode="json"), "too_long": left_out(began.too_long)}
+    about = {"config": began.config.model_dump(mode="json"), "too_long": summarize_left_out(began.too_long)}
     folder = RunFolder(Path("runs/prompts"))
     folder.create(to_toml(began.config), about)
     resumed()
     resumed("rollout.tokens=8192")  # which leaves out the same
-    with pytest.raises(ConfigError, match="began without 1 tasks .* by the settings of now 2 are") as refused:
+    with pytest.raises(ConfigError, match="left out 1 tasks .* the present settings leave out 2") as refused:
         resumed("rollout.tokens=128")
     assert "rollout.tokens=4096" in refused.value.fix
-    with pytest.raises(ConfigError, match="settings of now 2 are") as refused:
+    with pytest.raises(ConfigError, match="present settings leave out 2") as refused:
         resumed("engine=tiny", "engine.options.context=128")
     assert "engine.options.context=unset" in refused.value.fix

@@ -19,8 +19,8 @@ from coderepairrl.errors import (
     Several,
     TaskError,
     UsageError,
+    combine_errors,
     exit_on_error,
-    several,
 )
 from coderepairrl.plan import plan_run
 from coderepairrl.plan.tasks import sample
@@ -97,11 +97,11 @@ def test_one_mistake_stays_the_error_that_it_is(file: Path) -> None:
 
 def test_mistakes_come_before_what_the_machine_lacks() -> None:
     lacking, wrong = PrerequisiteError("no sandbox", fix="install one"), ConfigError("no reward", fix="name one")
-    assert several([lacking]) is lacking
-    both = several([lacking, wrong])
+    assert combine_errors([lacking]) is lacking
+    both = combine_errors([lacking, wrong])
     assert isinstance(both, Several) and both.problems == (wrong, lacking)
     assert both.exit_code is ExitCode.USAGE
-    nested = several([both, TaskError("no task")])
+    nested = combine_errors([both, TaskError("no task")])
     assert isinstance(nested, Several) and [str(each) for each in nested.problems] == [
         *("no reward", "no task", "no sandbox")
     ]

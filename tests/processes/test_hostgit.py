@@ -254,7 +254,7 @@ def test_what_leads_elsewhere_is_refused(how: str, private: Hostile, tmp_path: P
     subprocess.run(["bash", "-ec", LEADS_ELSEWHERE[how]], cwd=here, check=True, env=os.environ | WHO)
     private.forget()
     for look in (lambda: prepare_workspace(f"dir:{here}", tmp_path / "p"), lambda: open_repository(here)):
-        with pytest.raises(TaskError, match="no usable git repository") as caught:
+        with pytest.raises(TaskError, match="not a usable git repository") as caught:
             look()
         assert caught.value.fix
     assert commit(here) == ""
@@ -363,7 +363,7 @@ def test_a_url_starts_nothing(url: str, tmp_path: Path, monkeypatch: pytest.Monk
         prepare_workspace(f"git:{url}@{'1' * 40}", tmp_path / "p")
     assert not list(tmp_path.rglob("marked"))
     for commit_name in ("--upload-pack=touch marked", "main", "+refs/*:refs/*"):
-        with pytest.raises(TaskError, match="is no commit"):
+        with pytest.raises(TaskError, match="is not a commit"):
             prepare_workspace(f"git:file:///x@{commit_name}", tmp_path / "q")
 
 
@@ -403,7 +403,7 @@ def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, hostil
     for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
         path.unlink(missing_ok=True)
         make(path)
-        refused = pytest.raises(TaskError, match="is no file|symbolic link")
+        refused = pytest.raises(TaskError, match="is not a file|symbolic link")
         with refused, hostgit.view(hostgit.find_repository(hostile.root)) as view:
             view.head()
             view.changes()

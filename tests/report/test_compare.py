@@ -291,7 +291,7 @@ def test_repeated_runs_with_commas_are_attempts_of_one_policy(tmp_path: Path) ->
     found = read_outcomes(",".join(map(str, files)))
     assert isinstance(found, Outcomes) and found.values["me__r0-0"] == (1, 0, 0)
     outcomes(files[2], [1])
-    with pytest.raises(UsageError, match="no attempts of one evaluation"):
+    with pytest.raises(UsageError, match="not attempts of one evaluation"):
         read_outcomes(",".join(map(str, files)))
 
 
@@ -411,7 +411,7 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
         ('{"id": "a", "model": "x", "resolved": 1}\n{"id": "a", "model": "y", "resolved": 1}\n', "holds 2 policies"),
         ('{"instance_id": "a", "resolved": true, "resolved": false}\n', "'resolved' twice in one object"),
         ("[" * 200_000, "nested too deep"),
-        ('{"resolved_ids": ["a"], "unresolved_ids": 5}', "unresolved_ids is no list of ids"),
+        ('{"resolved_ids": ["a"], "unresolved_ids": 5}', "unresolved_ids is not a list of ids"),
         ('{"resolved_ids": ["a"], "unresolved_ids": ["a", "b"]}', "a is among those resolved and those unresolved"),
     ],
 )
@@ -430,8 +430,8 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         (counts[:1], Question(), "takes two policies"),
         ([], Question(plan=3.0), "takes two policies"),
         (["31/500", "36/400"], Question(), "not of the same tasks"),
-        (["31/0", "36/500"], Question(), "no number of solved tasks"),
-        (["501/500", "36/500"], Question(), "no number of solved tasks"),
+        (["31/0", "36/500"], Question(), "not a number of solved tasks"),
+        (["501/500", "36/500"], Question(), "not a number of solved tasks"),
         (counts, Question(plan=3.0), "do not say how often"),
         (counts, Question(pass_at="1"), "nothing else"),
         (counts, Question(power=1.0), "power of 1"),
@@ -440,9 +440,9 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         (["36/500", "published:swe-rle"], Question(), "swe-rle"),
         (files, Question(pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
         (files, Question(pass_at="0"), "pass@0 cannot be estimated"),
-        (files, Question(pass_at="two"), "no list of numbers"),
+        (files, Question(pass_at="two"), "not a list of numbers"),
         (files, Question(metric="cost", pass_at="1"), "neither"),
-        (files, Question(metric="cost", plan=3.0), "no share"),
+        (files, Question(metric="cost", plan=3.0), "not a share"),
         (files, Question(metric="speed"), "has no 'speed' that is a number"),
         (files, Question(margin=-1.0), "margin of -1"),
         ([files[0], other], Question(common=True), "no task in common"),
@@ -452,7 +452,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         assert caught.value.fix
 
 
-# -- what is no share, and what nobody says which tasks of
+# -- what is not a share, and what nobody says which tasks of
 
 
 def test_any_score_is_a_metric(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_counts_alone_are_compared_by_what_could_be() -> None:
 
 
 def test_published_numbers_are_those_of_their_counts() -> None:
-    for each in published.published_numbers().values():
+    for each in published.read_published().values():
         assert (each.percent is None) != (each.similarity is None) and each.source, each.name
         if each.percent is not None:
             assert each.solved is not None and abs(100 * each.solved / each.tasks - each.percent) < 0.06, each.name

@@ -22,7 +22,7 @@ from coderepairrl.report.metrics import (
     summarise_metrics,
     task_slices,
 )
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn
 
 SOURCE = b"""import os
@@ -86,7 +86,7 @@ def test_localisation_of_a_patch_worked_out_by_hand() -> None:
         .replace(b"--- a/show.py", b"--- /dev/null")
         .replace(b"--- a/tests/test_till.py", b"--- /dev/null")
     )
-    given, wanted = localisation.both(patch, REFERENCE)
+    given, wanted = localisation.compared_lines(patch, REFERENCE)
     assert given == {("till.py", 5), ("till.py", 8), ("show.py", 0)} and wanted == {("till.py", 5), ("rates.py", 1)}
     made = attempt(patch)
     found = attempt_metrics(Attempt(made.episode, TASK, {**(made.sources or {}), "show.py": None}))
@@ -104,7 +104,7 @@ def test_localisation_of_a_patch_worked_out_by_hand() -> None:
     ("line", "name"), [(1, ""), (4, "Till.add"), (5, "Till.add"), (3, "Till"), (6, "Till"), (9, "Till.take"), (11, "")]
 )
 def test_functions_are_the_innermost_around_a_line(line: int, name: str) -> None:
-    assert localisation.functions_of({("till.py", line)}, {"till.py": SOURCE}) == {("till.py", name)}
+    assert localisation.changed_functions({("till.py", line)}, {"till.py": SOURCE}) == {("till.py", name)}
 
 
 def test_what_is_not_known_is_absent_and_what_is_empty_is_no_hit() -> None:
@@ -185,9 +185,9 @@ def test_files_are_read_where_they_are_at_hand_and_nowhere_else(tmp_path: Path) 
     (tmp_path / "secret.py").write_bytes(b"key")
     (tmp_path / "work" / "link.py").symlink_to(tmp_path / "secret.py")
     asked = ["src/a.py", "gone.py", "../secret.py", "link.py", "/etc/passwd", "src/../../secret.py"]
-    assert files_at_hand(f"dir:{tmp_path / 'work'}", asked) == {"src/a.py": SOURCE, "gone.py": None}
+    assert read_local_files(f"dir:{tmp_path / 'work'}", asked) == {"src/a.py": SOURCE, "gone.py": None}
     for workspace in ("dir:/nowhere", "git:https://example.invalid/x@" + "0" * 40, "image:x@sha256:1", ""):
-        assert files_at_hand(workspace, ["src/a.py"]) == {}
+        assert read_local_files(workspace, ["src/a.py"]) == {}
 
 
 def test_every_metric_is_listed_in_the_docs() -> None:

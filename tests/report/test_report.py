@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import Site, _csv, analysis, kit, reading, verdict
-from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
+from coderepairrl.report.analysis import Report, as_json, compare_runs, list_differences
 from coderepairrl.report.charts import outcomes
 from coderepairrl.report.kit import Around
 from coderepairrl.report.page import render_report
@@ -187,7 +187,7 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
     first, second = Site([run, other]).reports()
     text = read_page([run, other]).text
     assert "second \N{MINUS SIGN} first" in text and "What differs between the runs" in text
-    changed = differences([first, second])
+    changed = list_differences([first, second])
     assert changed["train.lr"] == [1e-4, 5e-4] and changed["run.seed"] == [0, 7]
     assert changed["agent.options.nudge"] == [None, False]
     assert set(changed) == {"train.lr", "run.seed", "run.steps", "agent.options.nudge"}
@@ -200,7 +200,7 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
 def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), str(other), "--json"])
     assert result.exit_code == 0
-    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is no JSON
+    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is not JSON
     first = data["runs"][0]
     assert first["status"] == "finished" and len(first["steps"]) == 6 and "last" not in first
     change = first["comparisons"][0]["changes"]["tests"]["change"]
@@ -300,7 +300,7 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
     assert result.exit_code == 0 and result.stdout.strip() == str(output)
     said = [each.text for each in ElementTree.parse(output).getroot().iter("{http://www.w3.org/2000/svg}text")]
     assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
-    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "different things")):
+    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "exclude each other")):
         assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)
 
 

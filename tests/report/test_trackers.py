@@ -181,8 +181,8 @@ def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypa
 def test_what_makes_no_sense_together_is_refused() -> None:
     for arguments, error in (
         (["--to", "wandb", "--precision", "fp32"], "--precision"),
-        (["place", "--to", "wandb"], "has a place of its own"),
-        ([], "nothing says where"),
+        (["place", "--to", "wandb"], "sends metrics and writes no place"),
+        ([], "TARGET is missing"),
     ):
         assert error in str(CliRunner().invoke(app, ["export", "run", *arguments]).exception)
 

@@ -179,7 +179,7 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
     """By an error in the middle, or by kill -9; what was there stays."""
     (tmp_path / "there.parquet").write_text("mine")
     for form in ("parquet", "atif"):
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="already exists"):
             export.export_episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
     lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
@@ -220,7 +220,7 @@ def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(argum
     text = (tmp_path / "atif/train-1.json").read_text()
 
     def refused(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     [step] = [each for each in json.loads(text, parse_constant=refused)["steps"] if each["source"] == "agent"]
     exported = episode_row("r", episode)

@@ -28,7 +28,7 @@ HOSTILE = {
     "half a hunk": PATCH[:-20],
     "no end": PATCH[:-1],
     "a count beyond all numbers": PATCH.replace(b"-1,2", b"-1," + b"9" * 5000),
-    "bytes that are no text": PATCH.replace(b"a + b", b"\xff\xfe\x80"),
+    "bytes that are not text": PATCH.replace(b"a + b", b"\xff\xfe\x80"),
     "null bytes": PATCH.replace(b"a + b", b"\0\0"),
     "noise": os.urandom(SIZE),
     "empty lines": b"\n" * SIZE,

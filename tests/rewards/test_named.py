@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from coderepairrl.config import load_config
 from coderepairrl.errors import ConfigError, RewardFault, TaskError
 from coderepairrl.plan.terms import check_names
-from coderepairrl.rewards import PRESETS, SHIPPED, make_rewards, only, with_patch
+from coderepairrl.rewards import PRESETS, SHIPPED, make_reward, make_rewards, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks
-from coderepairrl.rewards.thesis import _PERFECT, _PRIMARY, _in_order, block_format, blocks, unfenced
+from coderepairrl.rewards.thesis import _PERFECT, _PRIMARY, _in_order, block_format, blocks, unfence
 from coderepairrl.types import (
     Checks,
     Command,
@@ -185,7 +185,7 @@ def test_readers_in_linear_time_read_what_plain_patterns_do(text: str) -> None:
     assert _in_order(text, _PERFECT) == bool(OLD_PERFECT.search(text))
     assert _in_order(text, _PRIMARY) == bool(OLD_PRIMARY.search(text))
     found = OLD_FENCE.search(text)
-    assert unfenced(text) == (found[1] if found else text)
+    assert unfence(text) == (found[1] if found else text)
     assert list(_blocks(text)) == [match.group("path", "search", "replace") for match in OLD_BLOCK.finditer(text)]
 
 
@@ -413,5 +413,5 @@ def test_names_for_several_rewards() -> None:
     with pytest.raises(ConfigError, match="two rewards share a name"):
         make_rewards({"thesis_detection": 0.5, "thesis_repair": 0.5})
     with pytest.raises(ConfigError, match="is several rewards"):
-        only("thesis_repair")
+        make_reward("thesis_repair")
     check_names(load_config("hello", ["reward=thesis_repair", "kinds.label.reward=thesis_detection"]))

@@ -21,8 +21,8 @@ from coderepairrl.rollout import (
     Share,
     Slot,
     StalenessWindow,
-    due,
-    outcomes,
+    collect_outcomes,
+    due_slots,
 )
 from coderepairrl.rollout.group_queue import PendingGroup
 from coderepairrl.types import Ending, Episode, Score, Task
@@ -101,8 +101,8 @@ def test_what_comes_next_is_a_function_of_the_log(data: st.DataObject) -> None:
             for _, task, came_to in log:
                 known.setdefault(task, []).extend(came_to)
             consumed = {group for group, _, _ in log}
-            slots = due(curriculum, 2, wanted, consumed, known, taken) if wanted else []
-            assert slots == (due(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else [])
+            slots = due_slots(curriculum, 2, wanted, consumed, known, taken) if wanted else []
+            assert slots == (due_slots(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else [])
             assert len(slots) == wanted and not consumed & {slot.group for slot in slots}
             taken += [slot.task.id for slot in slots]
             log += [(slot.group, slot.task.id, [float(chance.random() < 0.5) for _ in range(2)]) for slot in slots]
@@ -119,7 +119,7 @@ def test_outcomes_are_verdicts_where_there_are_any() -> None:
         return Episode(f"e{number}", f"t{number % 2}", "train", 1, "g", number, ending, scores=scores)
 
     tested = Score("tests", 1.0, weight=0.5, passed=True)
-    found = outcomes(
+    found = collect_outcomes(
         [
             attempt(0, Ending.DONE, tested, Score("patch_edits", 0.2, weight=0.5)),
             attempt(1, Ending.LIMIT, Score("patch_edits", 0.25)),

@@ -43,8 +43,8 @@ from coderepairrl.rollout.worker import (
     ToWorker,
     Worker,
     WorkerSetup,
+    make_picklable,
     pack_messages,
-    portable,
     unpack_messages,
 )
 from coderepairrl.runs import Log
@@ -92,7 +92,7 @@ class Wire(Connection):
         self.broken.exception()
 
     async def receive(self) -> Sequence[FromWorker]:
-        given = asyncio.create_task(self.worker.outgoing())
+        given = asyncio.create_task(self.worker.next_messages())
         await asyncio.wait([given, self.broken], return_when=asyncio.FIRST_COMPLETED)
         if self.broken.done():
             given.cancel()
@@ -166,7 +166,7 @@ async def opened(
         if len(wires) >= most:
             raise WorkerFault("there is no room")
         home = AsyncExitStack()
-        worker = await home.enter_async_context(Worker.opened(setup, engine.context))
+        worker = await home.enter_async_context(Worker.open(setup, engine.context))
         wires.append(Wire(worker, home, f"worker {len(wires)}"))
         return wires[-1]
 
@@ -314,7 +314,7 @@ def faults() -> Iterator[Exception]:
 
 @pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
 def test_errors_travel_whole(error: Exception) -> None:
-    there = unpack_messages(pack_messages(portable(error)))
+    there = unpack_messages(pack_messages(make_picklable(error)))
     assert type(there) is type(error)
     assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))
 
@@ -416,7 +416,7 @@ async def test_an_address_where_something_else_listens(
         error = await refused(miniature, monkeypatch, ray, there)
         found = services.canonicalize_bootstrap_address(address)
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"what listens at {found} is no head of a Ray cluster that works: no answer"
+    assert str(error) == f"what listens at {found} is not a head of a Ray cluster that works: no answer"
 
 
 async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +433,7 @@ async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
         ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{frozen.getsockname()[1]}")
         with pytest.raises(RunError, match="does not answer: RayError: Deadline Exceeded") as caught:
             await ray_cluster.watch_head(ray)
-    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is no end"
+    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is not an end"
 
 
 async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:
@@ -442,7 +442,7 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
 
     method = SimpleNamespace(remote=full)
     connection = ray_executor._ActorConnection(
-        fake(), SimpleNamespace(receive=method, outgoing=method, close=method), "actor 3 on there"
+        fake(), SimpleNamespace(receive=method, next_piece=method, close=method), "actor 3 on there"
     )
     for asked in (connection.send([]), connection.receive()):
         with pytest.raises(
@@ -466,7 +466,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pack_messages(portable(OSError(28, "No space left on device")))
+    full = pack_messages(make_picklable(OSError(28, "No space left on device")))
     error = await refused(miniature, monkeypatch, fake(options=dying(given=("there", full))))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
@@ -507,5 +507,5 @@ def test_an_address_that_is_none_and_somebody_elses_model_are_refused() -> None:
             check_executor(asked(address))
     for address in ("auto", "local", "head:6379", "[::1]:6379"):
         check_executor(asked(address))
-    with pytest.raises(ConfigError, match="somebody else serves"):
+    with pytest.raises(ConfigError, match="a remote model"):
         check_executor(asked(), remote=True)

@@ -33,7 +33,7 @@ from coderepairrl.rollout import (
     check_health,
     collect,
     derive_seed,
-    due,
+    due_slots,
     slots,
 )
 from coderepairrl.runs.log import read_records
@@ -342,7 +342,7 @@ def test_what_is_due_follows_from_what_was_consumed(data: st.DataObject) -> None
     for _ in range(8):
         ahead = data.draw(st.integers(0, 4))
         begun = [slot.group for slot in straight if slot.group not in consumed][: 2 + ahead]
-        assert due(ALL, 4, 2, consumed) == [slot for slot in straight if slot.group in begun[:2]]
+        assert due_slots(ALL, 4, 2, consumed) == [slot for slot in straight if slot.group in begun[:2]]
         consumed.update(data.draw(st.permutations(begun))[:2])
     left = [slot for slot in straight if slot.group not in consumed]
-    assert due(ALL, 4, 2, consumed) == left[:2]
+    assert due_slots(ALL, 4, 2, consumed) == left[:2]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
-from coderepairrl.runs.log import unsealed
+from coderepairrl.runs.log import unseal
 from coderepairrl.types import (
     Checks,
     Command,
@@ -108,7 +108,7 @@ def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_v
         path.write_bytes(whole.replace(before, after))
         with pytest.raises(RunError, match=rf"{path.name}:1 .*checksum"):
             read()
-        path.write_bytes(unsealed(whole.rstrip()) + b"\n")
+        path.write_bytes(unseal(whole.rstrip()) + b"\n")
         read()
         path.write_bytes(whole)
 
@@ -166,7 +166,7 @@ def test_a_torn_task_is_written_again_and_any_other_damage_is_named(run: RunFold
     for damage in (b"{}", b"null", b"5", b"[1]", b"\xff", b"", b"nonsense", b"[" * 9999, whole.split(b"\n")[0][:-5]):
         path.write_bytes(damage + b"\n" + whole)
         for read in (run.tasks, lambda: run.add_tasks([second])):
-            with pytest.raises(RunError, match=r"tasks\.jsonl:1 is no task") as refused:
+            with pytest.raises(RunError, match=r"tasks\.jsonl:1 is not a task") as refused:
                 read()
             assert "from a copy" in refused.value.fix
         assert path.read_bytes() == damage + b"\n" + whole, "nothing is lost that a user might restore"

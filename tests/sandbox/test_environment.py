@@ -68,7 +68,7 @@ def test_a_file_of_tasks_cannot_show_any_folder(task: Task, environment: Path) -
     """Nor one of which it names the environment by a path from wherever the command was started."""
     (environment / "pyvenv.cfg").unlink()
     for where in ("/", "/usr", str(environment), os.path.relpath(environment)):
-        with pytest.raises(TaskError, match="no virtual environment"):
+        with pytest.raises(TaskError, match="not a virtual environment"):
             environment_of(replace(task, environment=f"venv:{where}"))
 
 

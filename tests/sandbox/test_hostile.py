@@ -254,8 +254,9 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
 
 
 async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap, make: Make) -> None:
-    """The guest has no more than one command."""
+    """The guest has no more than one command, from the first on."""
     async with make("bwrap", memory=64 << 20).open(task) as box:
+        await in_step(box)
         with pytest.raises(OSError) as refused:
             await box.write("large", bytes(40 << 20))
         assert refused.value.errno == errno.ENOMEM

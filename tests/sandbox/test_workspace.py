@@ -93,7 +93,7 @@ def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
     for workspace, message in {
         f"dir:{tmp_path}/missing": "missing",
         f"dir:{folder}/app.py": "not a folder",
-        f"dir:{tmp_path}/unborn": "no usable git repository",
+        f"dir:{tmp_path}/unborn": "not a usable git repository",
         "image:x@sha256:1": "no images",
         "somewhere": "none of",
         "git:https://example.org/x": "none of",

@@ -25,7 +25,7 @@ from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rollout import Curriculum, LocalExecutor, Rollout, Share, Terms
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.stages.history import History, consumed, read_history
+from coderepairrl.stages.history import History, read_consumed_episodes, read_history
 from coderepairrl.stages.parts import Parts
 from coderepairrl.stages.policy import LivePolicy, make_batch
 from coderepairrl.stages.progress import Progress
@@ -93,7 +93,7 @@ class Policy:
     async def restore(self, history: History) -> None:
         """As the log has it, which must give the logged weights."""
         self.version, self.state = 0, "initial"
-        for step, episodes in consumed(self.folder, history.steps).items():
+        for step, episodes in read_consumed_episodes(self.folder, history.steps).items():
             if (made := make_batch(episodes, self.config)).samples:
                 self._learn(made)
             assert history.steps[step - 1]["checksum"] == self.state
@@ -182,7 +182,7 @@ def check(folder: RunFolder, staleness: int) -> list[Episode]:
     assert run_account(folder.records()).balanced
     trained: list[Episode] = []
     before = 0
-    for step, episodes in zip(steps, consumed(folder, steps).values(), strict=True):
+    for step, episodes in zip(steps, read_consumed_episodes(folder, steps).values(), strict=True):
         turns = [turn for episode in episodes for turn in episode.turns]
         assert all(before - staleness <= version <= before for turn in turns for version in versions(turn))
         trained += episodes
@@ -271,11 +271,11 @@ async def test_a_lower_bound_gives_up_what_is_too_old_and_attempts_it_again(mini
         await train(parts, read_history(folder))
     shed = [record for record in folder.records() if record["type"] == "shed"]
     old: set[str] = set()
-    for step, episodes in consumed(folder, (steps := read_history(folder).steps)[2:]).items():
+    for step, episodes in read_consumed_episodes(folder, (steps := read_history(folder).steps)[2:]).items():
         old |= {e.group for e in episodes if begun.get(e.group, STEPS) < steps[step - 2]["version"]}
     assert old and {group for record in shed for group in record["groups"]} == old
     assert run_account(folder.records()).dropped["stale"] > 0
-    for step, episodes in consumed(folder, steps[2:]).items():
+    for step, episodes in read_consumed_episodes(folder, steps[2:]).items():
         assert {v for e in episodes for t in e.turns for v in versions(t)} == {steps[step - 2]["version"]}
     names = [name.split("-retry")[0] for step in steps for name in step["episodes"]]
     assert len(set(names)) == len(names) == STEPS * TASKS_PER_STEP * ATTEMPTS

@@ -15,9 +15,9 @@ import pytest
 from coderepairrl.agents.fences import format_reply
 from coderepairrl.agents.scripted import Answer, ScriptedEndpoint
 from coderepairrl.runs import open_run
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks import make_source
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 from commands import CRRL
 
@@ -27,9 +27,9 @@ OPTIONS = ("n=2", "quoted=0", "agent=direct", "agent.options.format=function")
 def mutant() -> tuple[Task, str]:
     """A task, and its reference as functions in fences."""
     [_, task] = make_source("mutants", split="unseen", n=2, quoted=0)
-    [path] = paths(task.reference)
-    before = files_at_hand(task.workspace, [path])[path]
-    after = patched(before or b"", task.reference)
+    [path] = changed_paths(task.reference)
+    before = read_local_files(task.workspace, [path])[path]
+    after = apply_to_text(before or b"", task.reference)
     assert before is not None and after is not None
     return task, format_reply("function", path, before, after)
 

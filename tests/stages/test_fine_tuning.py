@@ -33,7 +33,7 @@ from coderepairrl.stages import evaluation
 from coderepairrl.stages.life_cycle import folder_of
 from coderepairrl.stages.sft import sft, summarise_fine_tuning
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
-from coderepairrl.tasks.select import held_out
+from coderepairrl.tasks.select import is_held_out
 from commands import CRRL
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, demonstrate
@@ -192,7 +192,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
         (("curriculum.band=true",), ConfigError, "curriculum.band has no meaning"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),
-        (("train.teacher=nowhere",), UsageError, "no model"),
+        (("train.teacher=nowhere",), UsageError, "not a model"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
@@ -264,7 +264,7 @@ async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path
     await run(words)
     with pytest.raises(UsageError, match="already holds a run"):
         await run(words)
-    with pytest.raises(ConfigError, match=r"train.lr=.* is asked for"):
+    with pytest.raises(ConfigError, match=r"train.lr=.* cannot become"):
         await run([*words, "train.lr=1e-5"], resume=True)
     write_examples(own, list(read_examples(own))[1:])
     with pytest.raises(CodeRepairError, match="other examples|run.steps|asked for"):
@@ -273,8 +273,8 @@ async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path
 
 def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
     """All examples of a task are on one side, and a share of any tasks is held out, of those that MD5 chose, too."""
-    collected = [name for name in map(str, range(4000)) if held_out(name, 0.25)]
-    again = [name for name in collected if held_out(f"sft/{name}", 0.1)]
+    collected = [name for name in map(str, range(4000)) if is_held_out(name, 0.25)]
+    again = [name for name in collected if is_held_out(f"sft/{name}", 0.1)]
     assert 0.05 < len(again) / len(collected) < 0.15
 
 

@@ -124,7 +124,7 @@ def finish(job: Job, found: Jobs, output: str) -> None:
     (job.folder / "log.jsonl").write_text('{"type":"end","step":0}\n')
     for name in ("config.json", "model.safetensors") if job.kind == "train" else ():
         (folder / name).write_text(output)
-    by = jobs.made_by(job, {each.name: each for each in found.jobs if each.name in job.needs})
+    by = jobs.job_inputs(job, {each.name: each for each in found.jobs if each.name in job.needs})
     job.record.write_text(json.dumps({"made_by": by, "ended": True, "port": 0}))
 
 
@@ -189,9 +189,9 @@ def test_a_command_is_any_program_and_its_script_is_an_input(tmp_path: Path, mon
     text += "[jobs.train]\npolicy = '{student}'"
     found = by_name(made(tmp_path, text))
     assert found["student"].words()[1:] == ["./make.py", "jobs/p/student"] and found["train"].needs == ("student",)
-    before = jobs.made_by(found["student"], {})
+    before = jobs.job_inputs(found["student"], {})
     Path("make.py").write_text("print(2)")
-    assert jobs._differences(before, jobs.made_by(found["student"], {})) == ["make.py changed"]
+    assert jobs._differences(before, jobs.job_inputs(found["student"], {})) == ["make.py changed"]
 
 
 MISTAKES = {
@@ -208,7 +208,7 @@ MISTAKES = {
     "a preset": ("defaults.eval.preset = 'gready'\njobs.eval.policy = 'x'", "no preset 'gready'"),
     "no kind": ("[jobs.tune]", "jobs.tune does not say its kind"),
     "nobody's attempts": ("[jobs.eval]", "does not say whose attempts"),
-    "a need": ("[jobs.eval]\npolicy = '{trian}'\n[jobs.train]", "needs 'trian', which is no job"),
+    "a need": ("[jobs.eval]\npolicy = '{trian}'\n[jobs.train]", "needs 'trian', which is not a job"),
     "a need of all seeds": ("[jobs.eval]\npolicy = '{rl.train}'\n[arms.rl.train]", "needs 'rl.train'"),
     "a model elsewhere": ("[jobs.train]\npolicy = 'http://x/v1'", "cannot train a policy behind a URL"),
     "a name": ("[jobs.train]\nset = ['run.name=x']", "run.name cannot be set"),
@@ -272,7 +272,7 @@ def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp
     assert eval_.needs == ("train",) and eval_.server(7) == ["x", "jobs/p/train", "7", "--top", "1"]
     assert "http://127.0.0.1:{port}/v1" in eval_.words(), "no port is known yet"
     other = by_name(made(tmp_path, text.replace("--top 1", "--top 2")))["eval"]
-    assert jobs._differences(jobs.made_by(eval_, {}), jobs.made_by(other, {}))
+    assert jobs._differences(jobs.job_inputs(eval_, {}), jobs.job_inputs(other, {}))
 
 
 def test_the_comments_of_lines_for_slurm_stay_comments(tmp_path: Path) -> None:

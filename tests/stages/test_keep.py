@@ -56,8 +56,8 @@ def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     shuffled = order.sample(some, len(some))
     assert select(shuffled, keep) == found
     assert select(found.kept, keep).kept == found.kept, "what is selected passes again"
-    assert all(one in some for one in found.kept) and found.there == len(some)
-    assert found.there - sum(step.dropped for step in found.steps) == len(found.kept) == found.steps[-1].left
+    assert all(one in some for one in found.kept) and found.candidates == len(some)
+    assert found.candidates - sum(step.dropped for step in found.steps) == len(found.kept) == found.steps[-1].left
     assert not keep.best or max(Counter(one.task for one in found.kept).values()) <= keep.best
     assert not keep.total or len(found.kept) <= keep.total
     assert len({(one.task, one.conversation) for one in found.kept}) == len(found.kept)
@@ -91,7 +91,7 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
 
 def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match="run.json is there, and would be written over"):
+    with pytest.raises(UsageError, match="run.json already exists and would be overwritten"):
         keep_attempts([tmp_path], Keep(), tmp_path / "run.parquet")
     assert (tmp_path / "run.json").read_text() == "{}"
 

@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.config import load_config
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.rollout import Group, episodes_of
-from coderepairrl.stages.policy import informative, make_batch
+from coderepairrl.stages.policy import count_informative, make_batch
 from coderepairrl.stages.train import lacking
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
@@ -65,7 +65,7 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
 
     def wanted(groups: list[Group], *overrides: str) -> tuple[int, int]:
         config = load_config("hello", [*REFILL, *overrides])
-        own = informative(episodes_of(groups), config)
+        own = count_informative(episodes_of(groups), config)
         assert own == len({row.group for row in make_batch(episodes_of(groups), config).samples})
         return own, lacking(groups, config)
 

@@ -14,7 +14,7 @@ from coderepairrl import sandbox, tasks
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.runs.log import Lines
 from coderepairrl.stages import harness, predictions
-from coderepairrl.stages.grade import Graded, choose_predictions, format_grades_table, grade, totals
+from coderepairrl.stages.grade import Graded, choose_predictions, compute_totals, format_grades_table, grade
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 
@@ -89,10 +89,10 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
             "no patch of a: none of .* is among its keys, .*model, diff",
         ),
         ('{"instance_id": "a", "test_result": {}}', "no patch of a"),
-        ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
+        ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is not text"),
         (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),
         (json.dumps(row("a"))[:-1] + ', "model_patch": ""}', "line 1: not read as JSON: 'model_patch' twice"),
-        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is no text"),
+        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is not text"),
     ],
 )
 def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -104,7 +104,7 @@ def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str)
 def test_unknown_instances_are_refused_or_listed_and_tasks_need_checks() -> None:
     there = [Task("a", "p", "c", "", b"", checks=Checks((Command(("true",)),))), Task("b", "p", "c", "", b"")]
     asked = [Prediction("a", "m", b"x"), Prediction("z", "m", b"x")]
-    with pytest.raises(UsageError, match="1 instance of the predictions not among the 2 tasks of the source: z"):
+    with pytest.raises(UsageError, match="1 instance of the predictions not found among the 2 tasks of the source: z"):
         choose_predictions(asked, there)
     assert choose_predictions(asked, there, skip_unknown=True)[1:] == ([asked[0]], ["z"])
     with pytest.raises(TaskError, match="task b has no checks"):
@@ -120,16 +120,16 @@ def test_shares_count_what_is_missing_and_leave_out_faults() -> None:
         Graded("b", "m", False, True),
         Graded("c", "m", False, False, fault="SandboxFault: it died"),
     ]
-    [found] = totals(graded, there)
+    [found] = compute_totals(graded, there)
     assert (found.resolved, found.missing, found.empty, list(found.faults)) == (1, ("d",), 1, ["c"])
     assert found.wilson is not None and found.wilson.value == pytest.approx(1 / 3)
     assert found.per_patch is not None and found.per_patch.value == 1
     shown = format_grades_table([found])
     assert "c: SandboxFault: it died" in shown and "of all 4 tasks" in shown and "--of listed" in shown
-    [listed] = totals(graded, there, listed=True)
+    [listed] = compute_totals(graded, there, listed=True)
     assert listed.wilson is not None and listed.wilson.value == 1 / 2 and not listed.missing
     assert "of the 3 tasks listed" in format_grades_table([listed])
-    [nothing] = totals([graded[2]], {"c": there["c"]})
+    [nothing] = compute_totals([graded[2]], {"c": there["c"]})
     assert (nothing.wilson, nothing.clustered, nothing.per_patch) == (
         None,
         None,
@@ -152,7 +152,7 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
         (False, False, True),
     ]
     assert [each["instance_id"] for each in Lines.read(output)] == [good.id, good.id], "a fault is no verdict"
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await grade(asked, there, backend, output)
     with output.open("a") as file:
         file.write('{"instance_id": "br')  # a crash
@@ -212,7 +212,7 @@ async def test_reports_on_another_patch_are_not_taken_for_ours(tmp_path: Path) -
     made = [Prediction("crrl__mini-1", "m", b"x\n")]
     place = tmp_path / "graded.jsonl.harness"
     place.mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output)
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
     own = place / "logs/run_evaluation" / run_id / "m/crrl__mini-1"
@@ -227,7 +227,7 @@ async def test_models_of_which_it_would_make_one_folder_or_none_are_refused(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
     made = [Prediction("crrl__mini-1", name, b"x\n") for name in names]
-    with pytest.raises(UsageError, match="one folder|no name"):
+    with pytest.raises(UsageError, match="one folder|not a name"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
     assert not list(tmp_path.iterdir())
 

@@ -24,11 +24,11 @@ from coderepairrl.errors import ConfigError, LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.rollout import Curriculum, Share, due
+from coderepairrl.rollout import Curriculum, Share, due_slots
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
-from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, changes_at_resume, in_force, reason
-from coderepairrl.stages.history import History, consumed, finished, read_history
+from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, config_at_step, explain_refusal, list_changes
+from coderepairrl.stages.history import History, finished_episodes, read_consumed_episodes, read_history
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
@@ -122,7 +122,7 @@ class Story:
         def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
             return {record["step"]: record["step"] for record in steps}
 
-        monkeypatch.setattr(policy, "consumed", consumed)
+        monkeypatch.setattr(policy, "read_consumed_episodes", consumed)
         monkeypatch.setattr(
             policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1, tokens=1)
         )
@@ -160,7 +160,7 @@ def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
 ) -> None:
     story = Story(tmp_path, 4, {2: RATES[1]}, [])
     story.history.steps[1] = {"step": 2, "checksum": "other libraries"}
-    with pytest.raises(RunError, match="to step 2 gives other weights"):
+    with pytest.raises(RunError, match="to step 2 gives different weights"):
         story.restored(monkeypatch)
     assert story.run.saved_checkpoints() == {}
 
@@ -212,7 +212,7 @@ def every_setting() -> set[str]:
 def test_every_setting_may_change_or_has_a_reason_why_not() -> None:
     known = every_setting()
     may = {key for key in known if any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)}
-    assert all(reason(key) for key in known - may)
+    assert all(explain_refusal(key) for key in known - may)
     assert {name for name in (*MAY_CHANGE, *WHY_NOT) if "." in name} <= known, "what the two lists name exists"
     assert not {"train.algorithm", "run.seed", "model.path", "rollout.temperature"} & may
 
@@ -243,7 +243,7 @@ def test_each_step_has_the_settings_it_was_made_with(drawn: list[tuple[int, str,
     config = _with(now)
     for step, chosen in made.items():
         machine = {key: now[key] for key in ("rollout.concurrency", "train.patience")}
-        assert in_force(config, changes, step) == _with(chosen | machine), f"step {step}"
+        assert config_at_step(config, changes, step) == _with(chosen | machine), f"step {step}"
 
 
 def _with(chosen: dict[str, Any]) -> Config:
@@ -257,12 +257,12 @@ def _with(chosen: dict[str, Any]) -> Config:
 def test_values_of_two_versions_of_a_reward_are_not_mixed_and_steps_stay_made(tmp_path: Path) -> None:
     folder, own = RunFolder(tmp_path / "run"), Config.model_validate({"run": {"name": "changing", "steps": 1}})
     folder.create(to_toml(own), {"config": own.model_dump(mode="json"), "rewards": {"patch_edits": 1}})
-    assert changes_at_resume(folder, History(), own, {"patch_edits": 1}, ()) == []
+    assert list_changes(folder, History(), own, {"patch_edits": 1}, ()) == []
     with pytest.raises(ConfigError, match="patch_edits version 1, and this installation computes version 2"):
-        changes_at_resume(folder, History(), own, {"patch_edits": 2}, ())
+        list_changes(folder, History(), own, {"patch_edits": 2}, ())
     two = History(steps=[{"step": 1}, {"step": 2}])
-    with pytest.raises(ConfigError, match="has 2 steps already, and run.steps=1"):
-        changes_at_resume(folder, two, own, {"patch_edits": 1}, ())
+    with pytest.raises(ConfigError, match="already has 2 steps, more than run.steps=1"):
+        list_changes(folder, two, own, {"patch_edits": 1}, ())
 
 
 GROUPS = ("train-00001-000", "train-00001-001", "train-00002-000", "train-00002-001")
@@ -306,9 +306,9 @@ def test_groups_cross_steps_and_what_was_left_behind_comes_first(tmp_path: Path)
     account = run_account(run.records())
     assert account.balanced and account.trained == 6 * 12
     assert account.dropped == {"void": 12, "pending": 2 * 12}
-    slots = due(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, read_history(run).consumed)
+    slots = due_slots(Curriculum(sources=(Share(TASKS),), per_step=2, seed=0), 2, 2, read_history(run).consumed)
     assert [slot.group for slot in slots] == [GROUPS[1], "train-00003-000"]
-    assert [e.id for e in finished(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
+    assert [e.id for e in finished_episodes(run, [GROUPS[1]])] == [f"{GROUPS[1]}-00", f"{GROUPS[1]}-01"]
 
 
 def test_an_episode_that_is_lost_is_named(tmp_path: Path) -> None:
@@ -317,4 +317,4 @@ def test_an_episode_that_is_lost_is_named(tmp_path: Path) -> None:
     lines = run.log.read_text().splitlines(keepends=True)
     run.log.write_text("".join(line for line in lines if not ('"verdict"' in line and f"{GROUPS[3]}-01" in line)))
     with pytest.raises(RunError, match=f"{GROUPS[3]}-01"):
-        consumed(run, steps)
+        read_consumed_episodes(run, steps)

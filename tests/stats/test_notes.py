@@ -27,7 +27,7 @@ def test_a_cause_that_all_share_comes_first() -> None:
     first, most, *rest = counted.zeros(1)
     assert first == "tests: 80 of 100 scores are 0, of which"
     assert most.split()[0] == "60" and "No module named pytest" in most
-    assert rest == ["      20  other notes"], "what is no zero needs no word"
+    assert rest == ["      20  other notes"], "what is not a zero needs no word"
 
 
 def test_nothing_that_a_policy_makes_it_say_fills_memory_or_acts_on_a_terminal() -> None:

@@ -17,7 +17,7 @@ from statsmodels.stats.weightstats import ttost_paired
 from coderepairrl.stats import paired_difference, sign_flip_test, wilson
 from coderepairrl.stats.outcomes import curves, pass_at_k, pass_hat_k
 from coderepairrl.stats.paired import cohens_d, cohens_h, difference, equivalence, holm, mcnemar, mcnemar_p
-from coderepairrl.stats.power import detectable, needed, spread_of_shares
+from coderepairrl.stats.power import detectable, needed_tasks, spread_of_shares
 from intervals import ends, within
 
 CLOSE = {"rel": 1e-9, "abs": 1e-12}
@@ -169,7 +169,7 @@ def test_intervals_of_a_difference_hold_it_in_93_to_97_of_100(
 
 @pytest.mark.parametrize(("effect", "square"), [(0.03, 0.134), (0.05, 0.1), (0.1, 0.1)])
 def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float) -> None:
-    tasks = math.ceil(needed(effect, square))
+    tasks = math.ceil(needed_tasks(effect, square))
     assert detectable(tasks, square) == pytest.approx(effect, rel=0.01)
     rng = np.random.default_rng(4)
     kinds = rng.multinomial(tasks, [(square - effect) / 2, (square + effect) / 2, 1 - square], 4000)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import UsageError
-from coderepairrl.processes.scratch import owned, scratch, sweep
+from coderepairrl.processes.scratch import create_owned_folder, remove_abandoned, scratch
 from coderepairrl.sandbox.backend import StateFolder
 from coderepairrl.sandbox.backend import _sweep as sweep_states
 from sweeping import swept
@@ -24,7 +24,7 @@ from sweeping import swept
 OWNER = """
 import sys
 from pathlib import Path
-from coderepairrl.processes.scratch import owned
+from coderepairrl.processes.scratch import create_owned_folder
 with owned(Path(sys.argv[1])):
     Path(sys.argv[1], "weights").write_bytes(bytes(1000))
     print("there", flush=True)
@@ -46,12 +46,12 @@ def test_what_a_killed_owner_left_is_cleared_away_and_nothing_else(tmp_path: Pat
     unknown.mkdir()  # of a version that left no word of its owner
     (tmp_path / "crrl-file").touch()
     (tmp_path / "other").mkdir()
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert (dead / "weights").exists() and (alive / "weights").exists()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert (dead / "weights").exists(), "nobody was there to clear it away"
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["crrl-alive", "crrl-file", "crrl-unknown", "other"]
     assert (alive / "weights").exists()
     living.communicate()
@@ -60,10 +60,10 @@ def test_what_a_killed_owner_left_is_cleared_away_and_nothing_else(tmp_path: Pat
 
 def test_a_folder_is_ours_until_we_leave_it(tmp_path: Path) -> None:
     folder = tmp_path / "crrl-ours"
-    with owned(folder):
-        sweep(tmp_path)
+    with create_owned_folder(folder):
+        remove_abandoned(tmp_path)
         assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700
-        with pytest.raises(UsageError, match="File exists"), owned(folder):
+        with pytest.raises(UsageError, match="File exists"), create_owned_folder(folder):
             pass
     assert not folder.exists()
 
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_who_is_killed_before_any_of_its_calls(tmp_path: Path
         for path in tmp_path.glob("crrl-new-*"):
             os.utime(path, (0, 0))  # a minute later
         for _ in range(100):  # a program that it had just begun to start still holds its locks
-            sweep(tmp_path)
+            remove_abandoned(tmp_path)
             sweep_states(tmp_path)
             if not any(tmp_path.iterdir()):
                 break

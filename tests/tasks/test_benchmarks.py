@@ -19,11 +19,11 @@ from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
 from coderepairrl.grading import grade_patch, witness
 from coderepairrl.rewards.text import TextReward
-from coderepairrl.sandbox.rootfs import record_of
+from coderepairrl.sandbox.rootfs import image_record_path
 from coderepairrl.tasks import ScriptedSource, make_source, patches, rows
 from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.overlap import overlap
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Task
 from needs import need
@@ -168,7 +168,7 @@ async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: P
     ]
     tree = Path(task.workspace.removeprefix("dir:"))
     stub = (tree / "bowling.js").read_text()
-    cheat = unified("bowling.js", stub, f"{end};\n{stub}")
+    cheat = format_diff("bowling.js", stub, f"{end};\n{stub}")
     async with bwrap().open(task) as fresh:
         assert (await grade_patch(fresh, task, cheat)).problem
 
@@ -459,8 +459,8 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
         ("", "has no rows"),
         ("[1]", "not an object"),
         ("{", "rows.jsonl"),
-        (json.dumps({**ROW, "patch": 3}), "column 'patch' is no str"),
-        (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is no date"),
+        (json.dumps({**ROW, "patch": 3}), "column 'patch' is not a str"),
+        (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is not a date"),
         (json.dumps({**ROW, "difficulty": "hard"}), "column 'difficulty'"),
         (json.dumps({**ROW, "base_commit": None}), "swe_bench, row 1 of .*rows.jsonl: no column 'base_commit'"),
         (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is in row 1"),
@@ -505,7 +505,7 @@ def test_a_patch_turned_round_undoes_it(tmp_path: Path) -> None:
     git("add", "-A")
     patch = git("diff", "--cached", "-M")
     git("commit", "-qm", "two")
-    back = patches.turned_round(patch.decode()).encode()
+    back = patches.reverse_patch(patch.decode()).encode()
     git("apply", "--index", "-", stdin=back)
     assert git("diff", "--cached", "HEAD~1") == b""
 
@@ -514,7 +514,7 @@ def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monke
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
     options = {"path": write_rows(tmp_path / "rows.jsonl", {**ROW, "image": "r/i:latest"}), "workspace": "image"}
     assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i:latest"]
-    record = record_of("r/i:latest")
+    record = image_record_path("r/i:latest")
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"pinned": "r/i@sha256:" + "7" * 64}))
     assert [task.workspace for task in make_source("swe_bench", **options)] == ["image:r/i@sha256:" + "7" * 64]
@@ -556,7 +556,7 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
 
 def test_the_curriculum_is_not_made_of_fewer_issues_than_it_has(tmp_path: Path) -> None:
     few = gym_rows(tmp_path / "gym.jsonl", 12)
-    with pytest.raises(TaskError, match="swe_gym has 12 issues to draw from, and 750 are asked for"):
+    with pytest.raises(TaskError, match="swe_gym has 12 usable issues, fewer than from_swe_gym=750"):
         make_source("thesis", swe_gym=few, multilingual=few).prepare()
 
 

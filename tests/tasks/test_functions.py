@@ -21,8 +21,8 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan import plan_run
 from coderepairrl.rewards import make_rewards
 from coderepairrl.rewards.thesis import SearchReplaceSimilarity
-from coderepairrl.tasks.masking import find_functions, parses
-from coderepairrl.tasks.patches import patched, unified
+from coderepairrl.tasks.masking import find_functions, is_valid_python
+from coderepairrl.tasks.patches import apply_to_text, format_diff
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.tasks.sources.repair import Repair
 from coderepairrl.types import Task
@@ -92,8 +92,8 @@ def test_what_is_masked_is_the_function_with_its_decorators(crlf: bool, ended: b
     assert [each.name for each in found] == ["count", "Box.size", "Box.close"]
     for each in found:
         assert each.comment == f"# MASKED: {each.name.split('.')[-1]} function (lines {each.start}-{each.end})"
-        masked = each.masked(source)
-        assert parses(masked) == (each.name != "Box")
+        masked = each.mask(source)
+        assert is_valid_python(masked) == (each.name != "Box")
         lines = source.split("\n")[each.start - 1 : each.end]
         assert masked.split("\n")[each.start - 1].rstrip("\r") == each.comment
         assert each.header.split("\n")[0].startswith(("@cached", "    @staticmethod", "    async def"))
@@ -298,8 +298,8 @@ def test_rows_of_code_before_and_after(tmp_path: Path) -> None:
     assert (task.id, task.kind, task.language) == ("repair/a", "repair", "text")
     assert task.prompt == f"Say it in words.\n\na/b.txt\n```\n{BEFORE}```\n"
     assert (Path(task.workspace.removeprefix("dir:")) / "a/b.txt").read_text() == BEFORE
-    assert patched(BEFORE.encode(), task.reference) == AFTER.encode()
-    patch = unified("a/b.txt", BEFORE, AFTER).decode()
+    assert apply_to_text(BEFORE.encode(), task.reference) == AFTER.encode()
+    patch = format_diff("a/b.txt", BEFORE, AFTER).decode()
     [same] = repairs(tmp_path, {"id": "a", "before": BEFORE, "patch": patch, "path": "a/b.txt"})
     assert (same.reference, same.workspace) == (task.reference, task.workspace)
     assert same.prompt.startswith("There is a defect in a/b.txt.\n")
@@ -322,7 +322,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         tmp_path,
         row(),
         row(id="b", after=BEFORE),
-        row(id="c", after=None, patch=unified("a/b.txt", "other\n", "text\n").decode()),
+        row(id="c", after=None, patch=format_diff("a/b.txt", "other\n", "text\n").decode()),
         row(id="d", before="x\r\ny\r\n", after="x\ny\n"),
         row(id="e", before="\udcff\n", after="x\n"),
     )
@@ -331,7 +331,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         "change nothing": 1,
         "have a patch that does not apply": 1,
         "cannot be written as search/replace blocks": 1,
-        "are of a file that is no UTF-8": 1,
+        "change a file that is not UTF-8": 1,
     }
 
 
@@ -373,10 +373,10 @@ _TEXT = st.lists(st.sampled_from(("", "a", "b", "\x0c", "-", "+ x", "\\ No newli
 @settings(deadline=None)
 @given(_TEXT, _TEXT)
 def test_patches_apply_where_they_say(old: str, new: str) -> None:
-    patch = unified("x", old, new)
-    assert patched(old.encode(), patch) == new.encode()
+    patch = format_diff("x", old, new)
+    assert apply_to_text(old.encode(), patch) == new.encode()
     if old != new and old:
-        assert patched(b"other\n" + old.encode(), patch) in (None, b"other\n" + new.encode())
+        assert apply_to_text(b"other\n" + old.encode(), patch) in (None, b"other\n" + new.encode())
 
 
 def test_the_reference_said_in_blocks_earns_everything(tmp_path: Path) -> None:

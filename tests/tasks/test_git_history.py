@@ -207,7 +207,7 @@ def test_bare_repositories_serve_and_shallow_ones_say_what_to_do(repository: Rep
     assert task.id.startswith("bare/")
     [named] = make_source("git_history", path=str(bare), repository="me/calc")
     assert (named.id.rpartition("/")[0], named.repository) == ("me/calc", "me/calc")
-    for path, says in ((shallow, "shallow clone"), (tmp_path / "none", "no usable git repository")):
+    for path, says in ((shallow, "shallow clone"), (tmp_path / "none", "not a usable git repository")):
         with pytest.raises(TaskError, match=says):
             make_source("git_history", path=str(path)).prepare()
     shutil.rmtree(bare / "objects")

@@ -325,7 +325,7 @@ def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Pat
 
 
 def test_nothing_is_written_over_nor_written_in_part(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_harbor(HandmadeSource(), tmp_path)
     for second, says in ((Task("t", "p", "python", "dir:/x", b""), "no checks"), (next(iter(HandmadeSource())), "two")):
         with pytest.raises(TaskError, match=says):

@@ -254,7 +254,7 @@ def test_which_functions_are_taken(documented_package: Path) -> None:
     assert found["half"].source.startswith("import math\ndef half(n):\n    pass\n    print(")
     assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
     assert found["name"].source.startswith("from os.path import basename as last\ndef name")
-    with pytest.raises(TaskError, match="no folder and no installed package"):
+    with pytest.raises(TaskError, match="neither a folder nor an installed package"):
         code_folder("no_such_package")
     assert code_folder("sortedcontainers").name == "sortedcontainers"
     with pytest.raises(ConfigError, match="documented needs code"):

@@ -19,7 +19,7 @@ from coderepairrl.tasks import make_source
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench import NATIVE
-from coderepairrl.tasks.sources.swe_bench_native import instance_environment, native_checks, script, specified
+from coderepairrl.tasks.sources.swe_bench_native import instance_environment, is_specified, native_checks, script
 from coderepairrl.types import Task
 from projects import cache, system_python, write
 from rewards.folder import git as run_git
@@ -142,7 +142,7 @@ def test_an_environment_is_what_the_benchmark_specifies() -> None:
     xarray = Specification.parse(instance_environment(row(**about), "https://example.org/r"))
     assert xarray.conda and xarray.conda.workspace == f"git:https://example.org/r@{'2' * 40}"
     for other in (row(repo="scikit-learn/scikit-learn", version="1.3"), row(repo="a/b"), row(version="0.1")):
-        assert not specified(other)
+        assert not is_specified(other)
         with pytest.raises(TaskError, match="a__b-1 has no specification"):
             instance_environment(other, "https://example.org/r")
 
@@ -231,7 +231,7 @@ def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Pat
     asked = Specification.parse(task.environment)
     assert asked.workspace == f"git:https://example.org/Shop/shop@{'1' * 40}" == task.workspace
     assert (asked.python, asked.install) == ("3.9", "sed -i s/a/b/ Makefile\nmake init"), "nothing of apt-get"
-    assert "\npython3 test_sums.py\n" in task.checks.commands[0].argv[-1], "data is no test"
+    assert "\npython3 test_sums.py\n" in task.checks.commands[0].argv[-1], "data is not a test"
     cases = "diff --git a/x.test b/x.test\n--- a/x.test\n+++ b/x.test\n@@ -1 +1,2 @@\n [case testA]\n+[case testB]\n"
     [mypy] = made(tmp_path, repo="python/mypy", version="1.7", test_patch=cases)
     assert '\npytest -rA -k "testA or testB"\n' in mypy.checks.commands[0].argv[-1]
@@ -355,7 +355,7 @@ def test_a_line_of_the_setup_ends_before_the_tests(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, b"1010"), done.stderr
     for part in ("if true; then touch a; fi", "echo 'a\nb'", "cat <<E", "touch a \\"):
         checkout(tmp_path / str(len(part)), setup=part)
-        with pytest.raises(TaskError, match=r"setup\.sh has .*, which is no command by itself"):
+        with pytest.raises(TaskError, match=r"setup\.sh has .*, which is not a command by itself"):
             list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path / str(len(part)))))
 
 
@@ -395,7 +395,7 @@ def test_checks_are_the_bugs_own(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"wares-1: its repaired commit has no tests/test_gone\.py"):
         list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
     info.write_text(text.replace('"3.8.3"', '""'))
-    with pytest.raises(TaskError, match="'python_version' is no version"):
+    with pytest.raises(TaskError, match="'python_version' is not a version"):
         list(make_source("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
     assert base != after
 

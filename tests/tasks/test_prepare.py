@@ -199,6 +199,6 @@ async def test_verification_tries_what_an_attempt_would_leave(repository: Reposi
 def test_quoted_paths_are_read_and_turned_round() -> None:
     head = b'diff --git "a/\\303\\244.py" "b/\\303\\244.py"\n'
     patch = head + b'--- "a/\\303\\244.py"\n+++ "b/\\303\\244.py"\n@@ -1 +1 @@\n-a\n+b\n'
-    assert patches.paths(patch) == ["ä.py"]
-    turned = patches.turned_round(patch.decode()).splitlines()[1:3]
+    assert patches.changed_paths(patch) == ["ä.py"]
+    turned = patches.reverse_patch(patch.decode()).splitlines()[1:3]
     assert turned == ['--- "a/\\303\\244.py"', '+++ "b/\\303\\244.py"']

@@ -17,10 +17,11 @@ from coderepairrl import rewards
 from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
+from coderepairrl.registry import protocol_members
 from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, make_source, select, write_jsonl
-from coderepairrl.tasks.catalog import recognised
+from coderepairrl.tasks.catalog import recognise
 from coderepairrl.tasks.overlap import overlap, report
-from coderepairrl.tasks.select import Selected, Selection, held_out
+from coderepairrl.tasks.select import Selected, Selection, is_held_out
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local
 
@@ -38,7 +39,7 @@ def test_sources_by_name(tmp_path: Path) -> None:
         make_source("jsonl", path=str(path)),
         make_source(f"{__name__}:Own", count=2),
     ):
-        assert isinstance(made, TaskSource)
+        assert protocol_members(TaskSource) <= {*dir(made)}
         made.prepare()
         assert list(made)
 
@@ -201,12 +202,12 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"checks": {"command": []}}, "unknown field 'checks.command'", "did you mean 'commands'?"),
         ({"checks": {"commands": [[]]}}, "checks.commands.0.argv", ""),
         ({"checks": {"commands": [{"argv": ["a"], "timeout": 0}]}}, "checks.commands.0.timeout", "positive"),
-        ({"checks": {"commands": [["a"]], "restore": {"../x": ""}}}, "'../x' is no path", ""),
+        ({"checks": {"commands": [["a"]], "restore": {"../x": ""}}}, "'../x' is not a path", ""),
         ({"checks": {"restore": {"x": ""}}}, "restore without", "commands"),
         ({"checks": {"commands": [["a"]], "restore": {"x": "base64:?"}}}, "checks.restore.x: not base64", "base64"),
         ({"workspace": "repo"}, "workspace: write dir:PATH", ""),
         ({"workspace": "git:https://x/y@main"}, "workspace: write dir:PATH", ""),
-        ({"workspace": "dir:nowhere"}, "workspace: .*nowhere is no folder", "relative to"),
+        ({"workspace": "dir:nowhere"}, "workspace: .*nowhere is not a folder", "relative to"),
         ({"reference": "nowhere.patch"}, "reference: .*nowhere.patch: No such file", "a file that exists"),
         ({"reference": "base64:?"}, "reference: not base64", "base64"),
         ({"difficulty": float("nan")}, "difficulty: ", "finite"),
@@ -323,7 +324,7 @@ def test_the_holdout_is_that_of_the_original() -> None:
     found = Selection(holdout=0.25, seed=3).of(many)
     for each in found:
         expected = int(hashlib.md5(each.id.encode()).hexdigest(), 16) / 16**32 < 0.25
-        assert (each.split == "test") is expected is held_out(each.id, 0.25)
+        assert (each.split == "test") is expected is is_held_out(each.id, 0.25)
     assert 0.2 < sum(each.split == "test" for each in found) / len(found) < 0.3
     few = {each.id: each.split for each in Selection(holdout=0.25).of(many[:100])}
     assert all(few[each.id] == each.split for each in found if each.id in few)
@@ -431,7 +432,7 @@ def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path)
     file = tmp_path / "apart.jsonl"
     found = [select.Verified(asked, held, "2 runs say the same: no (b; c)"), select.Verified(other, other, "")]
     assert select.write_quarantine(found, file) == 1
-    assert select.outside_quarantine(file, [asked, other]) == [held, other]
+    assert select.exclude_quarantined(file, [asked, other]) == [held, other]
 
 
 def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:
@@ -443,10 +444,10 @@ def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "set/one/task.toml").write_text("")
     for name, source in (("own.jsonl", "jsonl"), ("rows.json", "swe_bench"), ("set", "harbor"), ("set/one", "harbor")):
         path = str(tmp_path / name)
-        assert recognised(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
-    assert recognised("mutants", {"n": 2}) == ("mutants", {"n": 2})
+        assert recognise(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
+    assert recognise("mutants", {"n": 2}) == ("mutants", {"n": 2})
     for name, said in (("absent.jsonl", "does not exist"), ("empty.jsonl", "has no tasks"), ("none", "no folder with")):
         with pytest.raises(UsageError, match=said):
-            recognised(str(tmp_path / name), {})
+            recognise(str(tmp_path / name), {})
     with pytest.raises(UsageError, match="another"):
-        recognised(str(tmp_path / "own.jsonl"), {"path": "x"})
+        recognise(str(tmp_path / "own.jsonl"), {"path": "x"})

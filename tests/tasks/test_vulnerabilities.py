@@ -87,7 +87,7 @@ def test_classes_that_count() -> None:
     found = sven(classes="CWE-125, CWE-0416")
     assert Counter(task.answer for task in found) == {"CWE-125": 144, "CWE-416": 61}
     assert "CWE-89" not in found[0].prompt
-    with pytest.raises(ConfigError, match="'CWE-417' is no known weakness") as unknown:
+    with pytest.raises(ConfigError, match="'CWE-417' is not a known weakness") as unknown:
         sven(classes="CWE-125,CWE-417")
     assert "did you mean 'CWE-4" in unknown.value.fix
     with pytest.raises(TaskError, match="no pair has a weakness of CWE-362") as raised:
@@ -224,7 +224,7 @@ def test_rows_without_a_label_are_left_out_and_unknown_ones_refused(tmp_path: Pa
     found = list(make_source("primevul", path=str(write(tmp_path / "a", train=rows))))
     assert [task.answer for task in found] == ["CWE-20"]
     rows[0]["cwe"] = ["overflow"]
-    with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is no label of a weakness"):
+    with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is not a label of a weakness"):
         list(make_source("primevul", path=str(write(tmp_path / "b", train=rows))))
 
 

@@ -178,7 +178,7 @@ def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
 @EVERY
 def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str, Path]) -> None:
     if FAMILIES[name].always:
-        with pytest.raises(ConfigError, match="always reasons|no prefix") as refused:
+        with pytest.raises(ConfigError, match="always reasons|not a prefix") as refused:
             verify_codec(tokens.load_codec(folders[name]))
         assert "model.thinking=true" in refused.value.fix
         return

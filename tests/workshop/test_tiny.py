@@ -26,12 +26,12 @@ from coderepairrl.agents.nano import NanoOptions
 from coderepairrl.agents.scripted import FolderSandbox
 from coderepairrl.agents.tools import Tools
 from coderepairrl.runs.examples import Example, read_examples
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.stages import jobs, jobs_file
 from coderepairrl.tasks.jsonl import JsonlSource
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.tokens import Codec, load_codec
 from coderepairrl.tokens.verify import verify_codec
 from coderepairrl.types import Ending, Endpoint, Episode, Score, Task
@@ -276,11 +276,11 @@ def test_references_of_tasks_are_what_their_prompts_ask_for(tasks: dict[str, Tas
     for task in tasks.values():
         if task.kind == "implement":
             name, described, _ = ASKED["implement"].fullmatch(task.prompt).groups()  # type: ignore[union-attr]
-            [path] = paths(task.reference)
-            before = files_at_hand(task.workspace, [path])[path]
+            [path] = changed_paths(task.reference)
+            before = read_local_files(task.workspace, [path])[path]
             assert before is not None
             [formula] = [each for each in kinds.FORMULAS if each.described == described]
-            assert patched(before, task.reference) == f"{formula.function(name).source}\n".encode()
+            assert apply_to_text(before, task.reference) == f"{formula.function(name).source}\n".encode()
 
 
 ROOT = Path(__file__).parents[2]
@@ -312,7 +312,7 @@ def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monk
     student = next(job for job in found.jobs if job.name == "student")
     subprocess.run(student.words(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
-    by = {"made_by": jobs.made_by(student, {}), "ended": True, "port": 0}
+    by = {"made_by": jobs.job_inputs(student, {}), "ended": True, "port": 0}
     student.record.write_text(json.dumps(by))
     planned, wrong = jobs.plan_jobs(found)
     assert wrong is None and [each.standing.doing for each in planned] == ["is done", *["runs"] * 7]

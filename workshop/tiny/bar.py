@@ -100,7 +100,7 @@ def more_demonstrations(model: Path, runs: Path) -> Path:
         runs.mkdir(parents=True, exist_ok=True)
         write_examples(learned, examples("control", model))
     where = [f"model.path={model}", f"data.paths={learned}", f"run.dir={runs}", "run.name=hello-bar-control-model"]
-    config = stages.pinned(configs.load_config("sft-tiny", [*CONTROL, *where]))
+    config = stages.pin_models(configs.load_config("sft-tiny", [*CONTROL, *where]))
     folder = stages.folder_of(config)
     if not has_ended(folder.path):
         asyncio.run(sft(resolve_imitation(config), folder, resume=(folder.path / "run.json").exists()))

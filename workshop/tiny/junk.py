@@ -12,7 +12,7 @@ from statistics import fmean
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.thesis import PatchSimilarity
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from workshop.tiny.demonstrations import another_edit
 from workshop.tiny.measure import held_out
 
@@ -25,8 +25,8 @@ def junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:
     for exercise in held_out("test", count, quoted=True):
         broken = exercise.files[exercise.path]
         old, new = another_edit(exercise, rng)
-        oracle = unified(exercise.path, broken, exercise.fixed)
-        junk = unified(exercise.path, broken, broken.replace(old, new, 1))
+        oracle = format_diff(exercise.path, broken, exercise.fixed)
+        junk = format_diff(exercise.path, broken, broken.replace(old, new, 1))
         for reward in rewards:
             scores[reward.name].append(reward.compare(oracle, junk, "python"))
     return {name: round(fmean(values), 4) for name, values in scores.items()}

@@ -27,7 +27,7 @@ from coderepairrl.tasks.base import store_folder
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.tasks.mutants.corpus_tasks import Check, Exercise, Function, Mutant, exercise, mutants, repository
 from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.sources.repair import Repair
 from coderepairrl.types import Checks, Command, Task
 from workshop.tiny import prompt
@@ -229,7 +229,7 @@ def _implement(formula: Formula, use: str) -> Task:
         prompt=_described(formula, function.name),
         language="python",
         workspace=f"dir:{store_folder(user_cache() / 'kinds', files)}",
-        reference=unified(whole.path, masked, whole.text),
+        reference=format_diff(whole.path, masked, whole.text),
         checks=Checks((Command(whole.command, CHECK_SECONDS),), whole.tests),
         split=use,
         licence=LICENCE,

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from coderepairrl import models
 from coderepairrl.errors import UsageError, exit_on_error
-from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tokens import Codec, load_codec
 from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the source mutants")
     options = parser.parse_args()
     teacher = Teacher(habits(options.exact, options.unchanged), options.seed)
-    asyncio.run(until_interrupted(serve(teacher, options.port)))
+    asyncio.run(run_until_interrupted(serve(teacher, options.port)))
 
 
 if __name__ == "__main__":

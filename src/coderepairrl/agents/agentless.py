@@ -19,7 +19,7 @@ from coderepairrl.agents.chat import Budget, Chat, LimitReached, Message
 from coderepairrl.agents.direct import FORMATS, choose, clip_issue_chars, files_of, read_edits
 from coderepairrl.agents.examples import Examples, as_turns, resolve_examples
 from coderepairrl.agents.fences import Format, Unreadable
-from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
+from coderepairrl.agents.localising import Place, Source, excerpt, find_elements, find_lines, find_paths, number_lines
 from coderepairrl.agents.texts import FULL, build_options
 from coderepairrl.agents.tools import Tools
 from coderepairrl.errors import AgentFault, ConfigError
@@ -92,13 +92,13 @@ async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposa
     for edit in edits:
         if not (await tools.apply_patch(edit, lines=True)).ok:
             return None
-    before = {path: await _before(sandbox, path) for path in drawn.files}
+    before = {path: await _read_before(sandbox, path) for path in drawn.files}
     changed = {path: data for path, data in drawn.files.items() if data != before[path]}
     broken = (p for p, data in changed.items() if not _parses(p, data) and _parses(p, before[p] or b""))
     return Proposal(changed) if changed and next(broken, None) is None else None
 
 
-async def _before(sandbox: Sandbox, path: str) -> bytes | None:
+async def _read_before(sandbox: Sandbox, path: str) -> bytes | None:
     try:
         return await sandbox.read(path)
     except OSError:
@@ -261,11 +261,11 @@ class _Run:
             await chosen.write(self.sandbox)
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
-    async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
+    async def _ask(self, question: str, texts: Sequence[str], shots: Sequence[Message] = ()) -> str:
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _prompt_messages("\n\n".join([self.task.prompt, *_cut_parts(shown, self.room), question]), shots)
+        messages = _prompt_messages("\n\n".join([self.task.prompt, *_cut_parts(texts, self.room), question]), shots)
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]
@@ -285,7 +285,7 @@ class _Run:
             ordered = list(dict.fromkeys([*mentioned, *paths]))
             listing = "Files of the repository:\n" + "\n".join(ordered)
             answer = await self._ask(_FILES.format(most=self.options.most_files), [listing])
-            named = paths_named(answer, paths)
+            named = find_paths(answer, paths)
             self._note("files", {"answer": answer}, bool(named))
             named = named or ordered
         else:
@@ -305,12 +305,12 @@ class _Run:
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
-            named = elements_named(answer, sources)
+            named = find_elements(answer, sources)
             self._note("elements", {"answer": answer}, bool(named))
             places = named or places
         if places:
-            answer = await self._ask(_LINES, [numbered(place) for place in places])
-            named = lines_named(answer, sources, self.options.around)
+            answer = await self._ask(_LINES, [number_lines(place) for place in places])
+            named = find_lines(answer, sources, self.options.around)
             self._note("lines", {"answer": answer}, bool(named))
             places = named or places
         return places

@@ -21,7 +21,7 @@ _CANNOT_RUN = (126, 127)
 _SETUP_SECONDS = 30.0
 _LAST_WORDS = 2_000
 _REMOVE = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }'
-"""Folders that are closed, too: what an agent can bring about is no reason for a crash."""
+"""Folders that are closed, too: what an agent can bring about is not a reason for a crash."""
 _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
@@ -89,7 +89,7 @@ class Program(Agent):
         if done.exit_code not in recipe.exit_codes:
             failure = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
             words = f"{self.name} {failure}: {log[-_LAST_WORDS:].strip()}"
-            raise AgentFault(words, how=_how(done.exit_code), printed=log)
+            raise AgentFault(words, how=_exit_cause(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)
 
 
@@ -100,10 +100,10 @@ class Command(Program):
         super().__init__("command", build_options(Recipe, "command", options))
 
 
-def _how(exit_code: int) -> str:
+def _exit_cause(exit_code: int) -> str:
     """Name a shell's exit code.
 
-    >>> _how(1), _how(139), _how(255)
+    >>> _exit_cause(1), _exit_cause(139), _exit_cause(255)
     ('exit 1', 'SIGSEGV', 'exit 255')
     """
     try:

@@ -142,12 +142,12 @@ class Direct(Agent):
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
     async def _make(
-        self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
+        self, reply: str, sandbox: Sandbox, paths: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
-            requested = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
+            requested = await read_edits(self.options.format, reply, sandbox, paths, files, cut_off=cut_off)
         except Unreadable as problem:
             return [ToolCall(0, "edit", json.dumps({"problem": str(problem)}), False, len(str(problem)))]
         for each in requested:
@@ -166,10 +166,10 @@ class Direct(Agent):
         shots = as_turns(resolve_examples(options.examples), task.id, options.format, code=options.files != "none")
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
-    async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
+    async def _prompt(self, task: Task, sandbox: Sandbox, paths: list[str], room: int) -> tuple[str, list[str]]:
         """Build the prompt, and list its files; if none, those that the issue names."""
         files: dict[str, str] = {}
-        for path in choose(self.options.files, task, there):
+        for path in choose(self.options.files, task, paths):
             try:
                 text = (await sandbox.read(path)).decode()
             except (OSError, UnicodeDecodeError):  # a link to nowhere, a picture
@@ -178,7 +178,7 @@ class Direct(Agent):
             if room < 0:
                 break
             files[path] = fence_file(path, text)
-        return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, there)
+        return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, paths)
 
 
 def clip_issue_chars(chars: int, limits: Limits) -> int:
@@ -219,7 +219,7 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
 
 
 async def read_edits(
-    form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], files: Sequence[str], *, cut_off: bool
+    form: Format, reply: str, sandbox: Sandbox, paths: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
     """Read the reply's edits in the format `form`, like `edits`.
 
@@ -228,14 +228,14 @@ async def read_edits(
     file. Raises `Unreadable`.
     """
     if form == "blocks":
-        if block_edits := edits(reply, there[0] if len(there) == 1 else ""):
+        if block_edits := edits(reply, paths[0] if len(paths) == 1 else ""):
             return block_edits
         raise Unreadable("no search/replace block")
     candidates = (
         await _defining(reply, sandbox, files) if form == "function" and 1 < len(files) <= _MOST_FILES else files
     )
     changes = []
-    for path, codes in group_by_file(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
+    for path, codes in group_by_file(form, reply, paths, candidates[0] if len(candidates) == 1 else "", cut_off):
         before = ""
         try:
             before = Text.parse(await sandbox.read(path)).text

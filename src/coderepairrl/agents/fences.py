@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from coderepairrl.agents import patching
 from coderepairrl.agents.patching import Text, places_of_lines
-from coderepairrl.printable import fenced
+from coderepairrl.printable import fence_code
 
 Format = Literal["blocks", "whole", "function"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -25,7 +25,7 @@ _PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
 _NAMING = 250
 """Characters of a line in which a file is named."""
 _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
-"""Languages of blocks that are no code of a file, unless one is named."""
+"""Languages of blocks that are not code of a file, unless one is named."""
 _LARGEST = 1 << 20
 """Characters of a file or block that is parsed, in the process of all episodes."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -235,7 +235,7 @@ def _replace_functions(before: str, code: str) -> str:
     try:
         file = ast.parse(before)
     except SyntaxError as error:
-        raise Unreadable(f"the file is no Python: {error.msg}") from None
+        raise Unreadable(f"the file is not Python: {error.msg}") from None
     block, lines = _parse_code(code)
     file_definitions = list(_definitions(file.body))
     block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
@@ -254,10 +254,10 @@ def _replace_functions(before: str, code: str) -> str:
         put[at] = end, [*text, *lines_there]
 
     for number, (definition, target) in targets.items():
-        put[target.start] = target.end + 1, _indented(definition, lines, target, old)
+        put[target.start] = target.end + 1, _indent(definition, lines, target, old)
         for helper in reversed(_helpers(number, block_definitions, targets)):
             empty = [""] * (1 if target.node.col_offset else 2)
-            insert(_first_comment(old, target.start), [*_indented(helper, lines, target, old), *empty])
+            insert(_first_comment(old, target.start), [*_indent(helper, lines, target, old), *empty])
     spans = sorted((start, end) for start, (end, _) in put.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("one function of the block stands within another one of the file")
@@ -291,7 +291,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
         for statement in wrapper.body:
             ast.increment_lineno(statement, -1)
         return ast.Module(wrapper.body, []), tried
-    raise Unreadable(f"the block is no Python: {problem}")
+    raise Unreadable(f"the block is not Python: {problem}")
 
 
 def _definitions(
@@ -370,7 +370,7 @@ def _helpers(
     return [given[at] for at in sorted(candidates) if given[at].name not in names]
 
 
-def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
+def _indent(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
     """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
     block_indent, file_indent = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
     text = list(lines[own.start - 1 : own.end])
@@ -381,7 +381,7 @@ def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: 
         fixed_lines |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
     if block_indent != file_indent:
         text = [
-            line if own.start + at in fixed_lines or not line.strip() else _shifted(line, block_indent, file_indent)
+            line if own.start + at in fixed_lines or not line.strip() else _shift(line, block_indent, file_indent)
             for at, line in enumerate(text)
         ]
     is_target = own.node.name == target.node.name
@@ -390,8 +390,8 @@ def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: 
     return text
 
 
-def _shifted(line: str, here: str, there: str) -> str:
-    return there + line[len(here) :] if line.startswith(here) else line
+def _shift(line: str, old_indent: str, new_indent: str) -> str:
+    return new_indent + line[len(old_indent) :] if line.startswith(old_indent) else line
 
 
 def _blanks(line: str) -> str:
@@ -517,7 +517,7 @@ def format_reply(form: Format, path: str, before: bytes, after: bytes) -> str:
         raise patching.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
     if result != new:
         raise patching.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
-    return f"{path}\n{fenced(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
+    return f"{path}\n{fence_code(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 
 def _differing(old: str, new: str) -> str:
@@ -544,4 +544,4 @@ def _differing(old: str, new: str) -> str:
 
 def fence_file(path: str, text: str) -> str:
     """Format a file for a prompt."""
-    return f"{path}\n{fenced(text.rstrip())}"
+    return f"{path}\n{fence_code(text.rstrip())}"

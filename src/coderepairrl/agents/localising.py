@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coderepairrl.agents.patching import Text
-from coderepairrl.printable import fenced
+from coderepairrl.printable import fence_code
 
 _DEFINES = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:export|default|public|private|protected|internal|static|final|abstract|virtual|override|"
@@ -74,7 +74,7 @@ class Source:
     def outline(self) -> str:
         """First line of each definition; empty if none."""
         first_lines = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
-        return f"{self.path}\n{fenced(chr(10).join(first_lines))}" if first_lines else ""
+        return f"{self.path}\n{fence_code(chr(10).join(first_lines))}" if first_lines else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ def _elements(lines: Sequence[str]) -> Iterable[Element]:
     return sorted(elements, key=lambda each: each.first)
 
 
-def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
+def find_paths(answer: str, paths: Sequence[str]) -> list[str]:
     """List `paths` in order of mention.
 
-    >>> paths_named("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
+    >>> find_paths("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
     ['src/a.py', 'b.py']
     """
     existing, answer_lines = set(paths), [line.strip() for line in answer.split("\n")]
@@ -125,11 +125,11 @@ def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(word for word in cleaned if word in existing))
 
 
-def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
+def find_elements(answer: str, sources: Sequence[Source]) -> list[Place]:
     """Elements named in `answer`, in the last file named before, else in any.
 
     >>> source = Source.parse("a.py", b"def f():\\n    pass\\n\\ndef g():\\n    pass\\n")
-    >>> [(place.first, place.last) for place in elements_named("a.py: g", [source])]
+    >>> [(place.first, place.last) for place in find_elements("a.py: g", [source])]
     [(4, 5)]
     """
     by_name: dict[tuple[Source, str], list[Place]] = {}
@@ -140,14 +140,14 @@ def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
     named = (
         (source, name) for files, line in _by_file(answer, sources) for source in files for name in _NAME.findall(line)
     )
-    return _merged(place for name in named for place in by_name.get(name, ()))
+    return _merge(place for name in named for place in by_name.get(name, ()))
 
 
-def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
+def find_lines(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
     """Lines that `answer` numbers, plus `around` on each side.
 
     >>> source = Source.parse("a.py", b"x = 1\\n" * 50)
-    >>> [(place.first, place.last) for place in lines_named("a.py: 12-15\\na.py:40, 17", [source], 2)]
+    >>> [(place.first, place.last) for place in find_lines("a.py: 12-15\\na.py:40, 17", [source], 2)]
     [(10, 19), (38, 42)]
     """
     ranges = (
@@ -156,7 +156,7 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
         for source in files[:1]
         for match in _RANGE.finditer(line)
     )
-    return _merged(
+    return _merge(
         Place(source, max(first - around, 1), min(last + around, len(source.lines)))
         for source, first, last in ranges
         if 1 <= first <= last <= len(source.lines)
@@ -176,7 +176,7 @@ def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[
         yield current, line
 
 
-def _merged(places: Iterable[Place]) -> list[Place]:
+def _merge(places: Iterable[Place]) -> list[Place]:
     """Merge touching ranges: files in order of mention, then by line."""
     by_path: dict[str, list[Place]] = {}
     first: dict[Place, None] = {}
@@ -197,10 +197,10 @@ def _merged(places: Iterable[Place]) -> list[Place]:
     return merged
 
 
-def numbered(place: Place) -> str:
+def number_lines(place: Place) -> str:
     """Format lines with numbers.
 
-    >>> print(numbered(Source.parse("a.py", b"x = 1\\ny = 2\\n").whole))
+    >>> print(number_lines(Source.parse("a.py", b"x = 1\\ny = 2\\n").whole))
     a.py
     ```
     1|x = 1
@@ -208,9 +208,9 @@ def numbered(place: Place) -> str:
     ```
     """
     numbered_lines = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
-    return f"{place.source.path}\n{fenced(chr(10).join(numbered_lines))}"
+    return f"{place.source.path}\n{fence_code(chr(10).join(numbered_lines))}"
 
 
 def excerpt(place: Place) -> str:
     """Format lines verbatim, as a search must repeat them."""
-    return f"{place.source.path}\n{fenced(chr(10).join(place.lines))}"
+    return f"{place.source.path}\n{fence_code(chr(10).join(place.lines))}"

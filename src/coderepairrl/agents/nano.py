@@ -89,7 +89,7 @@ class NanoOptions:
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
                 raise ConfigError(
-                    f"agent.options.names: {name!r} is no name of a tool", fix="A-Z a-z 0-9 _ -, up to 64"
+                    f"agent.options.names: {name!r} is not a name of a tool", fix="A-Z a-z 0-9 _ -, up to 64"
                 )
             if names.count(name) > 1:
                 raise ConfigError(f"agent.options.names: two tools are named {name!r}")

@@ -24,8 +24,8 @@ Work in four phases:"""
 _WORDS = {"shell": "bash", "apply_patch": "str_replace", "old_content": "old_str", "patch": "edit"}
 
 
-def _reworded(text: str) -> str:
-    return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda found: _WORDS[found[1]], text)
+def _reword(text: str) -> str:
+    return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda match: _WORDS[match[1]], text)
 
 
 _NEW = {
@@ -36,15 +36,15 @@ _NEW = {
 NANO4 = Wording(
     system=_HEAD
     + _TOOLS
-    + _reworded(_REST).replace("- An empty old_str creates a new file.", "- New files are for write_file."),
+    + _reword(_REST).replace("- An empty old_str creates a new file.", "- New files are for write_file."),
     compact_system="Repair the bug. Find it with bash and view_file, change it with str_replace, then say done.",
     full=replace(
         FULL,
         **_NEW,
-        nudge=_reworded(FULL.nudge),
-        absent=_reworded(FULL.absent),
+        nudge=_reword(FULL.nudge),
+        absent=_reword(FULL.absent),
         ambiguous="error: old_str occurs {count} times in {path}; give more of the surrounding text",
-        identical=_reworded(FULL.identical),
+        identical=_reword(FULL.identical),
         empty_old="error: old_str is empty; write_file replaces all of {path}",
         patched="changed {path}",
     ),
@@ -78,7 +78,7 @@ NANO4 = Wording(
     optional=frozenset({"start", "end"}),
     integers=frozenset({"start", "end"}),
 )
-"""What it says. Everything that is not about its tools is Nano's."""
+"""Texts of `nano4`; those that are not about its tools are Nano's."""
 
 
 class FourTools(Tools):

@@ -125,9 +125,9 @@ def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     """Line endings after a patch: new lines take the neighbour's."""
     before = file.text.count("\n", 0, start)
     replaced, added = old.count("\n"), new.count("\n")
-    prefix = _shared(old, new)
+    prefix = _shared_start(old, new)
     first = old.count("\n", 0, prefix)
-    last = old[len(old) - _shared(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
+    last = old[len(old) - _shared_start(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
     neighbour = (*file.endings[before : before + 1], *file.endings[-1:], "\n")[0]
     return (
         file.endings[: before + first]
@@ -136,8 +136,8 @@ def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     )
 
 
-def _shared(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _shared_start(first: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
 
 
 def _occurrences(text: str, part: str) -> Iterator[int]:

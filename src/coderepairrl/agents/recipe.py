@@ -104,7 +104,7 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"the recipe {name} cannot be read: {error}", fix="name a file, or a recipe of `crrl agents list`"
         ) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the recipe {name} is no TOML: {error}") from error
+        raise ConfigError(f"the recipe {name} is not TOML: {error}") from error
 
 
 def load_recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
@@ -156,7 +156,7 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     Raises as `install`, and `ConfigError` if there is nothing to install.
     """
     if not is_recipe(source):
-        raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, recipe_names()))
+        raise ConfigError(f"{source!r} is not an agent to install", fix=nearest(source, recipe_names()))
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
@@ -251,15 +251,15 @@ def format_agents(entries: list[Listing]) -> str:
     return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
 
 
-def _agent_entry(name: str, found: Recipe) -> Listing:
-    state = "not installed" if installed_versions(name, found) is None else "installed"
-    return Listing(name, "sandbox", found.dialect, installed_program(found), state, found.about)
+def _agent_entry(name: str, recipe: Recipe) -> Listing:
+    state = "not installed" if installed_versions(name, recipe) is None else "installed"
+    return Listing(name, "sandbox", recipe.dialect, installed_program(recipe), state, recipe.about)
 
 
-def installed_program(found: Recipe) -> str:
+def installed_program(recipe: Recipe) -> str:
     """Name and version of what a recipe installs: its first requirement.
 
     >>> installed_program(load_recipe("mini-swe-agent")).split("==")[0]
     'mini-swe-agent'
     """
-    return next(iter((*found.install.pip, *found.install.npm)), "")
+    return next(iter((*recipe.install.pip, *recipe.install.npm)), "")

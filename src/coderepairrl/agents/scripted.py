@@ -308,7 +308,7 @@ class ScriptedEndpoint:
             return web.json_response({"error": error, "crrl": answer.crrl}, status=answer.status)
         completion = _completion(request, answer, len(self.requests))
         if request.get("stream"):
-            return web.Response(body=_streamed(completion), content_type="text/event-stream")
+            return web.Response(body=_stream(completion), content_type="text/event-stream")
         return web.json_response(completion)
 
 
@@ -338,7 +338,7 @@ def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]
     }
 
 
-def _streamed(completion: dict[str, Any]) -> bytes:
+def _stream(completion: dict[str, Any]) -> bytes:
     usage, [choice] = completion.pop("usage"), completion.pop("choices")
     message, reason = choice.pop("message"), choice.pop("finish_reason")
     for index, call in enumerate(message.get("tool_calls", ())):

@@ -20,7 +20,7 @@ from typing import Any
 
 from coderepairrl.agents.patching import HEAD
 from coderepairrl.agents.scripted import Answer, Behaviour, FolderBackend, Request, ScriptedEndpoint
-from coderepairrl.errors import CodeRepairError, Fault, RemoteFault, SandboxFault
+from coderepairrl.errors import Fault, RemoteFault, SandboxFault
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
 from coderepairrl.processes.scratch import scratch
@@ -43,7 +43,7 @@ _SLACK = 2.0  # Seconds beyond its time limit for an agent to stop.
 @dataclass(frozen=True, slots=True)
 class _Trial:
     report: AgentReport | None
-    error: CodeRepairError | None
+    error: Exception | None
     requests: list[Request]
     authorizations: list[str]
     diff: bytes
@@ -67,9 +67,9 @@ async def examine_agent(agent: Agent, backend: SandboxBackend | None = None) -> 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
             return await _try_agent(agent, task, opened, script, limits)
 
-        questions = [_repair, _calls, _several_calls, _tokens, _refusal_findings, _time, _slow_model, _dead]
+        questions = [_repair, _calls, _several_calls, _tokens, _refusal_findings, _time, _slow_model, _dead_model]
         if await _takes_edits(attempt):
-            questions = [_repair_by_edits, _nothing, _one_call, _refusal_findings, _slow_model, _dead]
+            questions = [_repair_by_edits, _nothing, _one_call, _refusal_findings, _slow_model, _dead_model]
         return [finding for question in questions for finding in await question(attempt)]
 
 
@@ -90,14 +90,13 @@ _Attempt = Callable[[Behaviour, Limits], Awaitable[_Trial]]
 async def _try_agent(agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits) -> _Trial:
     async with ScriptedEndpoint(script) as server, backend.open(task) as sandbox:
         started = time.monotonic()
-        report, error = None, None
+        report: AgentReport | None = None
+        error: Exception | None = None
         try:
-            async with asyncio.timeout(limits.seconds + 10):
+            async with asyncio.timeout(limits.seconds + 10) as clock:
                 report = await agent.run(task, sandbox, server.endpoint(limits))
-        except CodeRepairError as raised:
-            error = raised
-        except TimeoutError:
-            error = Fault("still running 10 s after its time limit")
+        except Exception as raised:  # also of the agent's own code: the question that it fails names it
+            error = Fault("still running 10 s after its time limit") if clock.expired() else raised
         seconds = time.monotonic() - started
         executed = await _count(sandbox)
         return _Trial(report, error, server.requests, server.authorizations, await sandbox.diff(), executed, seconds)
@@ -144,7 +143,7 @@ def smolagents_reply(*lines: str) -> str:
     return "\n".join(["Running it.", "<code>", *lines, "</code>"])
 
 
-def mentioned(requests: list[Request], text: str) -> bool:
+def is_mentioned(requests: list[Request], text: str) -> bool:
     """Whether any of `requests` contains `text`."""
     return any(text in str(message) for request in requests for message in request["messages"])
 
@@ -163,8 +162,8 @@ async def _repair(attempt: _Attempt) -> list[Finding]:
     )
     return [
         *_submitted(trial),
-        Finding("states the issue", mentioned(requests[:1], PROMPT)),
-        Finding("shows what commands print", mentioned(requests, "return a - b")),
+        Finding("states the issue", is_mentioned(requests[:1], PROMPT)),
+        Finding("shows what commands print", is_mentioned(requests, "return a - b")),
         Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
     ]
 
@@ -181,17 +180,17 @@ def _submitted(trial: _Trial) -> list[Finding]:
 
 async def _takes_edits(attempt: _Attempt) -> bool:
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
-    return not any(request.get("tools") for request in trial.requests) and mentioned(trial.requests, HEAD)
+    return not any(request.get("tools") for request in trial.requests) and is_mentioned(trial.requests, HEAD)
 
 
 async def _repair_by_edits(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(_EDITS), Limits())
     requests = trial.requests
-    stated = bool(requests) and all(mentioned([request], PROMPT) for request in requests)
+    stated = bool(requests) and all(is_mentioned([request], PROMPT) for request in requests)
     return [
         *_submitted(trial),
         Finding("states the issue", stated, f"{len(requests)} requests"),
-        Finding("shows the code", mentioned(requests, "return a - b")),
+        Finding("shows the code", is_mentioned(requests, "return a - b")),
     ]
 
 
@@ -243,7 +242,7 @@ async def _slow_model(attempt: _Attempt) -> list[Finding]:
     return [Finding("a slow model ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
 
 
-async def _dead(attempt: _Attempt) -> list[Finding]:
+async def _dead_model(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
     return [Finding("a broken endpoint is a fault", isinstance(trial.error, Fault), trial.ending)]
 
@@ -342,8 +341,8 @@ def _repaired(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
     return [
         Finding("ends by itself", trial.ending == "submitted", trial.ending),
         Finding(f"speaks {agent.dialect}", dialects == [agent.dialect], ", ".join(dialects)),
-        Finding("states the issue", mentioned(requests[:1], PROMPT)),
-        Finding("shows what is in the repository", mentioned(requests[:2], "return a - b")),
+        Finding("states the issue", is_mentioned(requests[:1], PROMPT)),
+        Finding("shows what is in the repository", is_mentioned(requests[:2], "return a - b")),
         Finding("edits arrive in the diff", edited, "" if edited else evidence),
         Finding("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
         Finding("its calls are recorded", recorded, _kept(trial)),
@@ -391,7 +390,7 @@ def _edit(request: Request) -> Answer:
 
 
 def _done(request: Request) -> Answer:
-    if request.get("tools") and mentioned([request], _SUBMIT):
+    if request.get("tools") and is_mentioned([request], _SUBMIT):
         return command(request, f"echo {_SUBMIT}")
     return Answer(smolagents_reply('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
 

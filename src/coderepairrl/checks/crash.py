@@ -80,7 +80,7 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Adopt orphaned descendants meanwhile."""
+    """Adopt orphaned descendants until exit."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -167,20 +167,20 @@ async def examine_recovery(
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
     sandbox.make_backend(sandbox.choose().name).require()
     require_train()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with adopting(), _workplace() as work:
         untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
             raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
         duration = time.monotonic() - began
-        expected = RunResult.of(untouched.folder)
+        expected = RunResult.read(untouched.folder)
         every = [bool(step["account"]["trained"]) for step in expected.steps]
         trained = any(every) if staleness else all(every)  # which attempts make a step is a matter of chance then
         yield Finding("untouched", trained, f"{STEPS} steps in {duration:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
-        planned = _planned(victim, kills, duration, chance)
+        planned = _plan_kills(victim, kills, duration, rng)
         done: list[Kill] = []
         wrong = False
         while planned:
@@ -211,11 +211,11 @@ async def examine_recovery(
             yield Finding("runs", False, f"those that went wrong are kept in {remains}")
 
 
-def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
+def _plan_kills(victim: str, kills: int, whole: float, rng: random.Random) -> list[Kill]:
     """Spread kills over a run, sorted within rows, the next last."""
     victims = VICTIMS if victim == EACH else (victim,)
-    moments = [whole * (number + chance.random()) / kills for number in range(kills)]
-    chance.shuffle(moments)
+    moments = [whole * (number + rng.random()) / kills for number in range(kills)]
+    rng.shuffle(moments)
     planned = [Kill(victims[number % len(victims)], moment) for number, moment in enumerate(moments)]
     rows = (planned[first : first + _IN_A_ROW] for first in range(0, kills, _IN_A_ROW))
     return [kill for row in rows for kill in sorted(row, key=lambda kill: kill.moment)][::-1]
@@ -265,11 +265,12 @@ class _Trial:
 
     async def replay(self) -> list[str]:
         """Replay the log alone; return the differences."""
-        files = RunResult.of(self.folder).files
+        files = RunResult.read(self.folder).files
         shutil.rmtree(self.folder.checkpoints)
         if (code := await self.run()) != 0:
             return [f"a replay of its log ended with {code}: {self.last_words()}"]
-        return [] if RunResult.of(self.folder).files == files else ["a replay of its log gives another last checkpoint"]
+        again = RunResult.read(self.folder).files
+        return [] if again == files else ["a replay of its log gives a different last checkpoint"]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -355,7 +356,7 @@ class RunResult:
     """`SUMS` of its last checkpoint."""
 
     @classmethod
-    def of(cls, folder: RunFolder) -> RunResult:
+    def read(cls, folder: RunFolder) -> RunResult:
         """Read the result of the run in `folder`."""
         saved = folder.saved_checkpoints()
         files = (saved[max(saved)] / SUMS).read_text() if saved else ""
@@ -369,7 +370,7 @@ class RunResult:
     def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
         """Differences of the run in `folder`; `staleness` allows other weights."""
         try:
-            result = RunResult.of(folder)
+            result = RunResult.read(folder)
             balanced = run_account(folder.records()).balanced
         except (UsageError, RunError, OSError) as error:
             return [f"no run: {error}"]

@@ -180,7 +180,7 @@ def _require(truth: bool, otherwise: str) -> None:
         raise Failed(otherwise)
 
 
-def _same(answer: Answer, before: Answer) -> bool:
+def _is_same(answer: Answer, before: Answer) -> bool:
     # A GPU computes a cached prompt by other kernels: last bits move.
     moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
     return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
@@ -258,7 +258,7 @@ async def _loads(candidate: _Candidate) -> str:
         otherwise = f"{path.name} was accepted in spite of its checksum or content"
         await candidate.refused(path, version + 1000, checksum, otherwise)
         after = await candidate.ask(prompt, GREEDY)
-        _require(_same(after, before), f"the refused {path.name} changed what is served")
+        _require(_is_same(after, before), f"the refused {path.name} changed what is served")
     _require((await candidate.engine.health())["version"] == version, "health reports a refused version")
     return "acknowledged and tagged; wrong checksum, half a file and no file refused, old version untouched"
 
@@ -431,7 +431,7 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
     moved = await candidate.off([prompt], [before])
     _require(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
     await candidate.refused(path, version, checksum[::-1], "what arrived was accepted under another checksum")
-    _require(_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
+    _require(_is_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     acknowledged = await candidate.engine.load(path, version, checksum)
     _require(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
     off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])

@@ -111,7 +111,7 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
             return None, False, plain_options
     routes = ", ".join(get_args(Route))
     fix = f"engine.weights is one of {routes}, or engine.share_devices is turns"
-    raise ConfigError(f"engine={options['engine']} is no option here", fix=fix)
+    raise ConfigError(f"engine={options['engine']} is not an option here", fix=fix)
 
 
 def _check_route(spec: EngineSpec, route: Route | None) -> None:
@@ -155,8 +155,12 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
-    reward = rewards.only(name)
-    for finding in await sit(reward, sandbox.make_backend(sandbox.choose().name)):
+    reward = rewards.make_reward(name)
+    findings = await sit(reward, sandbox.make_backend(sandbox.choose().name))
+    if not reward.repairs and (failed := [at for at, finding in enumerate(findings) if not finding.ok]):
+        fix = "it promises no measure of repair (Reward.repairs): pay for tests beside it, or give it weight 0"
+        findings[failed[-1]] = findings[failed[-1]]._replace(fix=fix)
+    for finding in findings:
         yield finding
 
 
@@ -164,14 +168,14 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
     # Preparing may take minutes, in which an event loop would keep signals from ending it.
     source = tasks.make_source(name, **options)
     source.prepare()
-    return _prepared(source)
+    return _prepare(source)
 
 
 def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
     """Compare environments and images of a source's tasks with their digests, reading every file."""
-    from coderepairrl.environments import states
+    from coderepairrl.environments import verify_states
 
-    found = states(list(catalog.load_source(*catalog.recognised(name, options))))
+    found = verify_states(list(catalog.load_source(*catalog.recognise(name, options))))
     return _each(
         [
             Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)
@@ -186,7 +190,7 @@ async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
         yield finding
 
 
-async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
+async def _prepare(source: TaskSource) -> AsyncIterator[Finding]:
     from coderepairrl.checks.task_source import examine_task_source as sit
 
     for finding in await sit(source, sandbox.make_backend(sandbox.choose().name)):

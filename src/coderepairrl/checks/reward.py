@@ -16,7 +16,7 @@ from coderepairrl.types import Checks, Command, Task
 
 
 class _NoSandbox(SandboxBackend):
-    """Stand-in for no sandbox: rewards that need one fail loudly."""
+    """Raises an error when a reward needs a sandbox."""
 
     name = "none"
 
@@ -55,7 +55,7 @@ _CHECKS = Checks(
 
 
 def _line_patch(number: int, new: str) -> bytes:
-    """Diff that replaces line `number` (1-based) by `new`."""
+    """Make a diff that replaces line `number` (from 1) by `new`."""
     old = _SOURCE.splitlines(True)
     changed = [*old[: number - 1], *new.splitlines(True), *old[number:]]
     diff = "".join(difflib.unified_diff(old, changed, "a/limits.py", "b/limits.py"))
@@ -76,9 +76,9 @@ _WRONG = {
 
 
 async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
-    """Ask `reward` the questions of every reward, on a small repository with a bug.
+    """Check properties that every reward must have, on a small repository with a bug.
 
-    The oracle earns 1, an empty patch and meaningless edits 0, junk less than the oracle; values lie in [0, 1] and
+    The reference earns 1, an empty patch and meaningless edits 0, junk less; values lie in [0, 1] and
     repeat. Rewards that run code need `sandbox`. Raises `RewardFault`.
     """
     backend = sandbox or _NoSandbox()
@@ -92,15 +92,15 @@ async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) 
         async def value(patch: bytes) -> float:
             return (await reward(task, with_patch(task, patch), backend)).value
 
-        oracle, again, empty = await value(_ORACLE), await value(_ORACLE), await value(b"")
+        oracle, repeated, empty = await value(_ORACLE), await value(_ORACLE), await value(b"")
         noops = {name: await value(patch) for name, patch in _NOOPS.items()}
         wrong = {name: await value(patch) for name, patch in _WRONG.items()}
     values = (oracle, empty, *noops.values(), *wrong.values())
     return [
-        Finding("the oracle earns 1", oracle == 1.0, f"{oracle:g}"),
+        Finding("the reference earns 1", oracle == 1.0, f"{oracle:g}"),
         Finding("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
         *(Finding(f"{name} earns 0", found == 0.0, f"{found:g}") for name, found in noops.items()),
-        *(Finding(f"{name} earns less than the oracle", found < oracle, f"{found:g}") for name, found in wrong.items()),
+        *(Finding(f"{name} earns less than the reference", v < oracle, f"{v:g}") for name, v in wrong.items()),
         Finding("values lie in [0, 1]", all(math.isfinite(v) and 0.0 <= v <= 1.0 for v in values), f"{values}"),
-        Finding("the same patch earns the same", oracle == again, f"{oracle:g}, then {again:g}"),
+        Finding("the same patch earns the same", oracle == repeated, f"{oracle:g}, then {repeated:g}"),
     ]

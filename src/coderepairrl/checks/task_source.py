@@ -81,15 +81,15 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     settled: Task | None = task
     lacks = ""
     if task.checks and not refused:
-        bug = [await graded(task, backend, b"") for _ in range(repeat)]
-        repaired = [await graded(task, backend, task.reference) for _ in range(repeat)]
+        bug = [await grade(task, backend, b"") for _ in range(repeat)]
+        repaired = [await grade(task, backend, task.reference) for _ in range(repeat)]
         findings += answers(task, bug, repaired)
         settled = settle(task, bug, repaired)
         lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
     return Study(findings, settled if all(finding.ok for finding in findings[:2]) else None, lacks)
 
 
-async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
+async def grade(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
     """Grade `patch` in fresh sandboxes; if empty, the untouched workspace. Raises `SandboxFault`."""
     if patch:
         return await grading.grade_apart(backend, task, patch)
@@ -97,10 +97,10 @@ async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
         return await grading.judge(fresh, task.checks)
 
 
-async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
+async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
     """`study` a task whose repair is a program, the first command of `solution`."""
-    bug = [await graded(task, backend, b"") for _ in range(repeat)]
-    repaired = [await graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
+    bug = [await grade(task, backend, b"") for _ in range(repeat)]
+    repaired = [await grade(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
     lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
     return Study(findings, task if all(finding.ok for finding in findings) else None, lacks)
@@ -112,8 +112,8 @@ def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> 
     missed = [verdict for verdict in bug if not verdict.problem]
     findings = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
     if task.checks.named:
-        passing = [name for name in task.checks.fail_to_pass if any(_passed(verdict, name) for verdict in bug)]
-        failing = [name for name in task.checks.pass_to_pass if not all(_passed(verdict, name) for verdict in bug)]
+        passing = [name for name in task.checks.fail_to_pass if any(_is_passed(verdict, name) for verdict in bug)]
+        failing = [name for name in task.checks.pass_to_pass if not all(_is_passed(verdict, name) for verdict in bug)]
         findings.append(
             Finding("tests of fail_to_pass fail on the bug", not passing, join_first(passing, _NAMED, "; "))
         )
@@ -134,7 +134,7 @@ def flaky(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> li
 
 def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
     names = task.checks.named or {name for verdict in runs for name in verdict.outcomes}
-    unsteady = {name for name in names if len({_passed(verdict, name) for verdict in runs}) > 1}
+    unsteady = {name for name in names if len({_is_passed(verdict, name) for verdict in runs}) > 1}
     return unsteady or ({"the checks"} if len({bool(verdict.problem) for verdict in runs}) > 1 else set())
 
 
@@ -145,15 +145,15 @@ def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> T
         sound = all(verdict.problem for verdict in bug) and not any(verdict.problem for verdict in repaired)
         return task if sound else None
     names = checks.named or sorted({name for verdict in repaired for name in verdict.outcomes})
-    steady = [name for name in names if all(_passed(verdict, name) for verdict in repaired)]
-    fail_to_pass = tuple(name for name in steady if not any(_passed(verdict, name) for verdict in bug))
-    pass_to_pass = tuple(name for name in steady if all(_passed(verdict, name) for verdict in bug))
+    steady = [name for name in names if all(_is_passed(verdict, name) for verdict in repaired)]
+    fail_to_pass = tuple(name for name in steady if not any(_is_passed(verdict, name) for verdict in bug))
+    pass_to_pass = tuple(name for name in steady if all(_is_passed(verdict, name) for verdict in bug))
     if not fail_to_pass:
         return None
     return replace(task, checks=replace(checks, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass))
 
 
-def _passed(verdict: Verdict, name: str) -> bool:
+def _is_passed(verdict: Verdict, name: str) -> bool:
     return not lacking(verdict.outcomes, [name])
 
 
@@ -209,7 +209,7 @@ async def verify_tasks(
         say(f"[{number}/{len(chosen)}] {task.id}")
         solution = None if task.reference else source.oracle(task.id)
         if solution is not None:
-            studied = await solved(task, solution, sandbox, repeat)
+            studied = await study_solution(task, solution, sandbox, repeat)
         else:
             studied = await study(task, sandbox, repeat)
         task_findings = list(studied.findings)

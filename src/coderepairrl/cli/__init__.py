@@ -9,6 +9,7 @@ import atexit
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -32,6 +33,8 @@ RENAMED = {
     "view": "crrl report --serve",
     "select": "crrl collect --select",
     "merge": "crrl eval --merge",
+    "pipeline": "crrl run",
+    "study": "crrl run",
 }
 """Commands of earlier versions, and what to use instead."""
 
@@ -80,22 +83,19 @@ EXAMPLES = {
     ),
     "sft": ("sft sft-tiny data.paths=runs/teacher",),
     "eval": ("eval mutants n=8 --policy builtin:tiny", "eval --merge runs/shard-1 runs/shard-2 -o runs/whole"),
-    "attempt": ("attempt handmade handmade/versions --policy runs/mine",),
+    "attempt": ("attempt handmade handmade/versions --policy builtin:tiny",),
     "grade": ("grade predictions.jsonl swe_bench name=verified",),
     "compare": ("compare runs/before runs/after", "compare --plan 5 --discordance 0.2"),
     "score": ("score --oracle reference.diff --patch mine.diff",),
     "report": ("report runs/hello", "report runs/hello --serve"),
-    "fix": ("fix . --issue issue.md --policy runs/mine --apply",),
+    "fix": ("fix . --issue issue.md --policy runs/hello --apply",),
     "serve": ("serve builtin:tiny --port 8000",),
-    "export": ("export runs/mine model", "export runs/mine episodes.parquet --to parquet"),
+    "export": ("export runs/hello model", "export runs/hello episodes.parquet --to parquet"),
     "config": ("config hello train.lr=1e-5",),
     "check": ("check", "check sandbox bwrap"),
     "tasks list": ("tasks list", "tasks list jsonl path=tasks.jsonl"),
     "tasks prepare": ("tasks prepare swe_bench name=verified",),
-    "tasks verify": (
-        "tasks verify jsonl path=tasks.jsonl -o valid.jsonl",
-        "tasks verify tasks.jsonl --deep",
-    ),
+    "tasks verify": ("tasks verify jsonl path=tasks.jsonl -o valid.jsonl", "tasks verify tasks.jsonl --deep"),
     "tasks shell": ("tasks shell handmade handmade/pager", "tasks shell handmade handmade/pager -- git log"),
     "tasks export": ("tasks export mutants bugs.jsonl path=src n=64",),
     "tasks overlap": ("tasks overlap swe_gym swe_bench b.name=verified",),
@@ -152,7 +152,8 @@ def main() -> None:
     try:
         with exit_on_error():
             if renamed := RENAMED.get("".join(sys.argv[1:2])):
-                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{renamed}`")
+                whole = shlex.join([*renamed.split(), *sys.argv[2 + (sys.argv[1] == "env") :]])
+                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{whole}`")
             app()
     except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -47,7 +47,7 @@ def check(
         ),
     ] = None,
     options: Options = None,
-    every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
+    every: Annotated[bool, typer.Option("--all", help="with KIND sandbox: every sandbox that works here")] = False,
     as_json: Json = False,
 ) -> None:
     """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
@@ -57,7 +57,7 @@ def check(
     from coderepairrl.registry import Finding
 
     if every and (kind != "sandbox" or name is not None or options):
-        raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
+        raise UsageError("--all is for sandboxes, without name and options", fix="crrl check sandbox --all")
     report: list[Finding] = []
 
     def tell(finding: Finding) -> None:

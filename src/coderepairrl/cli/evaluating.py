@@ -49,8 +49,8 @@ def eval(
     agent: Agents = None,
     output: NewRun = None,
     resume: Resume = False,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task, from the I-th")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="join the shards of an evaluation in the new run -o")] = False,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="part of the tasks, such as 1/4 to 4/4")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="join parts, made by --shard, in the new run -o")] = False,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     prices: PriceList = None,
@@ -63,7 +63,7 @@ def eval(
     if merge:
         _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices, jobs > 1)
         if output is None:
-            raise UsageError("no folder for the merged run is named", fix="crrl eval --merge SHARD... -o FOLDER")
+            raise UsageError("-o FOLDER is missing", fix="crrl eval --merge SHARD... -o FOLDER")
         measured = [shards.merge_shards([Path(each) for each in (what, *(given or []))], output)]
     else:
         settings = [*arguments.preset_settings(preset), *_settings(given, limit, attempts, model_name, key_env)]
@@ -75,12 +75,12 @@ def eval(
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
             if complete and len(planned) > 1 and not as_json:  # it took hours, perhaps
-                show(results.results_as_text(complete))
+                show(results.format_results(complete))
             raise
     if as_json:
         show(json.dumps(measured if len(measured) > 1 else measured[0]))
     else:
-        show(results.results_as_text(measured))
+        show(results.format_results(measured))
 
 
 def collect(
@@ -120,23 +120,23 @@ def collect(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
         )
         account = asyncio.run(collecting.collect(planned, jobs=jobs, say=note))
-    show(json.dumps(account) if as_json else collecting.collected_as_text(account))
+    show(json.dumps(account) if as_json else collecting.format_collection(account))
 
 
 def _settings(
     given: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
     options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
-    return [*(given or []), *relayed(model_name, key_env), *options]
+    return [*(given or []), *relay_options(model_name, key_env), *options]
 
 
 def _refuse(option: str, *others: object) -> None:
     """Raise `UsageError` if `option`, which makes no attempts, comes with options of attempts."""
     if any(others):
-        raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave others out")
+        raise UsageError(f"{option} makes no attempts, so it takes no option but -o and --json", fix="leave them out")
 
 
 def attempt(
@@ -167,29 +167,29 @@ def attempt(
 
 def grade(
     predictions: Annotated[
-        Path, typer.Argument(metavar="PREDICTIONS", help="patches in the format of SWE-bench's harness")
+        Path, typer.Argument(metavar="PREDICTIONS", help="lines of instance_id, model_patch, model_name_or_path")
     ],
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="their task source, or module:Class; with --harness, rows or a data set"),
+        typer.Argument(metavar="SOURCE", help="task source, or module:Class; with --harness, rows or a data set"),
     ],
     options: Options = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines (default: next to PREDICTIONS)")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep existing verdicts")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="concurrent patches")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="patches graded at a time")] = 2,
     of: Annotated[
         Literal["all", "listed"],
-        typer.Option(help="denominator: all tasks (without patch: unresolved), or those listed"),
+        typer.Option(help="take shares of all tasks (without patch: unresolved), or of those listed"),
     ] = "all",
     skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="leave out patches for unknown tasks")] = False,
     sandbox: SandboxName = "auto",
     sandbox_option: SandboxOptions = None,
     harness: Annotated[
-        Literal["swebench"] | None, typer.Option(help="judge with the harness in its containers")
+        Literal["swebench"] | None, typer.Option(help="judge by SWE-bench's own harness, in Docker containers")
     ] = None,
-    shard: Annotated[str, typer.Option(metavar="I/N", help="every N-th task, from the I-th")] = "1/1",
+    shard: Annotated[str, typer.Option(metavar="I/N", help="part of the patches, such as 1/4")] = "1/1",
     as_json: Json = False,
 ) -> None:
     """Grade patches of any origin by a benchmark's tests and rules, natively or in its images."""
@@ -206,9 +206,9 @@ def grade(
     source_options = config.parse_options(options or [], "path")
     if harness:
         if sandbox != "auto" or sandbox_option:
-            raise UsageError("the harness has containers of its own", fix="leave out --sandbox, or --harness")
+            raise UsageError("--harness has its own containers", fix="leave out --sandbox, or --harness")
         if other := sorted(source_options.keys() - {"split", "seconds"}):
-            raise UsageError(f"the harness has no option {other[0]!r}", fix="split=test, seconds=1800")
+            raise UsageError(f"the harness has no option {other[0]!r}", fix="it has split and seconds")
         inside = official.harness_environment()
         rows = official.harness_instances(inside, source, str(source_options.get("split", "test")))
         tasks, known_patches, unknown = grading.choose_predictions(
@@ -223,7 +223,7 @@ def grade(
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known_patches, tasks, place, target, resume=resume, jobs=jobs, say=note)
     verdicts = run_tidily(job)
-    totals = grading.totals(verdicts, tasks, listed=of == "listed")
+    totals = grading.compute_totals(verdicts, tasks, listed=of == "listed")
     if as_json:
         models = [each.as_json() for each in totals]
         show(json.dumps({"verdicts": str(target), "unknown": unknown, "of": of, "models": models}))
@@ -231,5 +231,5 @@ def grade(
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
         show("\n".join([grading.format_grades_table(totals), *left_out, f"verdicts: {target}"]))
     if faults := sum(len(each.faults) for each in totals):
-        note(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
+        note(f"{counted(faults, 'prediction')} without a verdict: remove the cause, and continue with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from coderepairrl.printable import logged, printable, rounded, visible
+from coderepairrl.printable import format_mean, logged, printable, visible
 
 if TYPE_CHECKING:
     from coderepairrl.protocols import SandboxBackend
@@ -19,38 +19,37 @@ T = TypeVar("T")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/reference/config.md")
 ]
-Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
+Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options, such as select.n=8")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, start nothing")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source (select.n=8), settings")
 ]
-PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="concurrent policies")]
+PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies measured at a time")]
 Policies = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy",
-        help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable",
+        "--policy", help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable"
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="number of tasks to sample by run.seed (default: all)")]
 Agents = Annotated[
     list[str] | None,
-    typer.Option("--agent", help="agent; repeatable, to compare agents under the same limits"),
+    typer.Option("--agent", help="agent, or recipe file (default: the file's); repeatable, to compare agents"),
 ]
 NewRun = Annotated[Path | None, typer.Option("--output", "-o", help="new run folder (default: in run.dir)")]
-Resume = Annotated[bool, typer.Option("--resume", help="continue where it stopped")]
-ModelName = Annotated[str, typer.Option(help="model name at the URL, unless there is only one")]
-KeyEnv = Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue where the last call stopped")]
+ModelName = Annotated[str, typer.Option(help="a URL's name of the model (default: the only one that it serves)")]
+KeyEnv = Annotated[str | None, typer.Option(help="environment variable with the URL's key (default: OPENAI_API_KEY)")]
 PriceList = Annotated[
     str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="prices of a URL per million tokens")
 ]
 SandboxName = Annotated[str, typer.Option("--sandbox", help="sandbox by name (crrl check lists them)")]
 SandboxOptions = Annotated[
-    list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="option of the sandbox")
+    list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="option of the sandbox; repeatable")
 ]
 
 
@@ -85,9 +84,9 @@ def format_split_counts(splits: dict[str, int]) -> str:
 
 def run_tidily(job: Coroutine[Any, Any, T]) -> T:
     """Result of `job`, which tidies up when a signal stops it."""
-    from coderepairrl.stages import until_interrupted
+    from coderepairrl.stages import run_until_interrupted
 
-    return asyncio.run(until_interrupted(job))
+    return asyncio.run(run_until_interrupted(job))
 
 
 def format_nested(data: dict[Any, Any], indent: str = "") -> str:
@@ -102,7 +101,7 @@ def format_nested(data: dict[Any, Any], indent: str = "") -> str:
         elif isinstance(value, dict) and value:
             lines.append(f"{name}\n{format_nested(value, indent + '  ')}")
         elif isinstance(value, float):
-            lines.append(f"{name:<28} {rounded(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
+            lines.append(f"{name:<28} {format_mean(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
         else:
             lines.append(f"{name:<28} {logged(format_value(value))}".rstrip())
     return "\n".join(lines)

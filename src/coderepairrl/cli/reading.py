@@ -23,22 +23,24 @@ def compare(
             metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, harness reports, 36/500, published:NAME"
         ),
     ] = None,
-    metric: Annotated[str, typer.Option(help="resolved, reward, or the name of a score or measure")] = "resolved",
+    metric: Annotated[str, typer.Option(help="resolved, reward, or the name of a reward or metric")] = "resolved",
     common: Annotated[bool, typer.Option("--common", help="compare only tasks that all have")] = False,
     other_conditions: Annotated[
-        bool, typer.Option("--other-conditions", help="allow different limits or environments")
+        bool, typer.Option("--other-conditions", help="compare in spite of different limits or environments")
     ] = False,
     cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
     margin: Annotated[float | None, typer.Option(help="margin of equivalence, in points or the metric's unit")] = None,
     pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
     pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
-    plan: Annotated[float | None, typer.Option(help="points to detect: print the tasks and attempts needed")] = None,
+    plan: Annotated[
+        float | None, typer.Option(help="points to detect: print only the tasks and attempts needed")
+    ] = None,
     discordance: Annotated[
         float | None, typer.Option(help="for --plan: share of tasks that only one policy solves")
     ] = None,
     power: Annotated[float, typer.Option(help="power of --plan and of the smallest detectable difference")] = 0.8,
     tasks: Annotated[
-        Path | None, typer.Option(help="ids of all tasks; those missing from a report are unresolved")
+        Path | None, typer.Option(help="file of the ids of all tasks; those not in a report are unresolved")
     ] = None,
     published: Annotated[bool, typer.Option("--published", help="list published numbers with sources")] = False,
     form: Format = "text",
@@ -66,9 +68,9 @@ def compare(
 
 
 def score(
-    oracle: Annotated[Path, typer.Option(help="the reference diff")],
-    patch: Annotated[Path, typer.Option(help="the diff to judge")],
-    reward: Annotated[str, typer.Option(help="reward, or module:Class")] = "patch_edits",
+    oracle: Annotated[Path, typer.Option(help="file with the reference diff")],
+    patch: Annotated[Path, typer.Option(help="file with the diff to judge")],
+    reward: Annotated[str, typer.Option(help="reward that compares diffs, or module:Class")] = "patch_edits",
     as_json: Json = False,
 ) -> None:
     """Score a diff against another with a reward that runs nothing."""
@@ -89,13 +91,13 @@ def report(
         Path | None,
         typer.Option("--output", "-o", help="folder, or FILE.html for the first page alone (default: RUN/report)"),
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="serve live pages to this machine, without files")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="show live pages on this machine, write no files")] = False,
     port: Annotated[int, typer.Option(help="port of --serve (0: any free one)")] = 0,
-    episode: Annotated[str | None, typer.Option(help="id of one episode, written to one file")] = None,
+    episode: Annotated[str | None, typer.Option(help="write one episode, by its id, to one file")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="write an SVG of reward and passing tests instead of the pages")
     ] = None,
-    baseline: Annotated[list[str] | None, typer.Option(help="horizontal line in the figure, NAME=VALUE")] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="horizontal line in --figure, NAME=VALUE")] = None,
     export: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="write figures as SVG and PDF, numbers as CSV, instead of the pages"),
@@ -107,19 +109,17 @@ def report(
     from coderepairrl.report import jobs
 
     if sum((as_json, figure is not None, export is not None, output is not None, serve)) > 1:
-        raise UsageError(
-            "--json, --figure, --export, --output and --serve are different things", fix="ask for one at a time"
-        )
+        raise UsageError("--json, --figure, --export, --output and --serve exclude each other", fix="name one of them")
     if any(jobs.is_jobs(each) for each in runs):
         if len(runs) > 1 or figure is not None or export is not None or baseline or serve or episode:
-            raise UsageError("jobs have a page, and numbers (--json)", fix="crrl report FOLDER")
+            raise UsageError("a folder of `crrl run` has one page, and --json", fix=f"crrl report {runs[0]}")
         show(json.dumps(jobs.result(runs[0]).numbers) if as_json else jobs.write_page(runs[0], output))
         return
     missing = [run for run in runs[1:] if not run.exists()]
     if missing and runs[0].exists():
-        raise UsageError(f"there is no run {missing[0]}", fix=f"an episode is named so: --episode {missing[0]}")
+        raise UsageError(f"there is no run {missing[0]}", fix=f"for an episode: --episode {missing[0]}")
     if episode is not None and len(runs) > 1:
-        raise UsageError("--episode is of one run", fix="name its run alone")
+        raise UsageError("--episode is for one run", fix=f"crrl report {runs[0]} --episode {episode}")
     if not as_json:
         note(f"{'reading':<12}{', '.join(map(str, runs))}")  # imports and thousands of pages take a while
     site = reports.Site(runs, live=serve)

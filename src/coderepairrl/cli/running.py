@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RunFile = Annotated[
     str, typer.Argument(metavar="FILE", help="a TOML file, a shipped config, or a run folder to resume")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue the run where it stopped")]
 
 
 def hello(
@@ -31,7 +31,7 @@ def hello(
             metavar="[RUN] [KEY=VALUE]...", help="settings; with --resume first the run (default: runs/hello)"
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue a run where it stopped")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run where it stopped")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -46,12 +46,10 @@ def hello(
 
 def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
     """Print the plan as far as it is known. Raises its problem."""
-    from coderepairrl import config, stages
+    from coderepairrl import stages
 
     plan, problem = stages.dry_run(resolved, folder)
-    if plan:  # what is known, though the rest is refused
-        settings = "" if problem else f"{config.to_toml(resolved)}\n"  # they would hide the mistake
-        show(json.dumps(plan) if as_json else f"{settings}{format_nested(plan)}")
+    show(json.dumps(plan) if as_json else format_nested(plan))
     if problem is not None:
         raise problem
 
@@ -82,13 +80,12 @@ def sft(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a policy on examples of `crrl collect`, or on a teacher's distribution over them."""
-    from coderepairrl import config
     from coderepairrl.stages import sft as stage
 
     plan, folder = stage.plan_sft(file, overrides or [], resume=resume, fetches=not dry_run)
     if dry_run:
         summary = stage.as_shown(plan, folder)
-        show(json.dumps(summary) if as_json else f"{config.to_toml(plan.config)}\n{format_nested(summary)}")
+        show(json.dumps(summary) if as_json else format_nested(summary))
         return
     result = asyncio.run(stage.sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else format_nested(result))
@@ -115,12 +112,12 @@ def run(
     from coderepairrl.stages import jobs_file as reading
 
     if sum([dry_run, commands, table, bool(only)]) > 1:
-        raise UsageError("these options exclude each other", fix="one of --only, --dry-run, --commands, --table")
+        raise UsageError("--only, --dry-run, --commands and --table exclude each other", fix="name one of them")
     form = "json" if as_json else form
     planned = reading.read_jobs_file(file, overrides or [])
     if commands:
         if overrides:
-            raise UsageError("overrides are not passed on by --commands", fix="write them into the file")
+            raise UsageError("--commands passes no JOB.KEY=VALUE on", fix=f"write {overrides[0]} into {file}")
         show(running.slurm_script(planned, note))
         return
     failures: dict[str, str] = {}
@@ -139,4 +136,4 @@ def run(
     show(verdict.render(running.write_jobs_table(planned), form))
     note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
-        raise running.failed(failures, planned)
+        raise running.make_failure(failures, planned)

@@ -16,13 +16,10 @@ from coderepairrl.printable import counted
 
 
 def fix(
-    repo: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="a clean git repository")],
-    issue: Annotated[Path, typer.Option(help="file that describes the bug")],
+    repo: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="a git repository without uncommitted changes")],
+    issue: Annotated[Path, typer.Option(help="text file that describes the bug")],
     policy: Annotated[str, typer.Option(help="a run, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
-    agent_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="option of the agent: docs/guides/agents.md")
-    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="sampling temperature (0: greedy)")] = 0.0,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
@@ -31,11 +28,10 @@ def fix(
 ) -> None:
     """Let a model repair your repository: progress on stderr, the diff on stdout."""
     note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
     from coderepairrl.stages import fix, trace
 
-    settings = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
-    repair = fix.plan_repair(repo, issue, policy, [*settings, *relayed(model_name, key_env)])
+    repair = fix.plan_repair(repo, issue, policy, [*(overrides or []), *relay_options(model_name, key_env)])
     fixed = run_tidily(fix.fix(repair, temperature=temperature, trace=trace.Trace()))
     if not as_json:
         trace.print_bytes(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
@@ -54,12 +50,12 @@ def serve(
         str, typer.Argument(metavar="POLICY", help="a run, a TOML file, a model folder, builtin:NAME, or a URL")
     ],
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="address of the gateway, which requires session keys")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address on which the gateway listens")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the gateway (0: any free one)")] = 8000,
     socket: Annotated[Path | None, typer.Option(help="Unix socket of the gateway, for sandboxes")] = None,
     admin: Annotated[Path | None, typer.Option(help="Unix socket of the host's API (default: in a new folder)")] = None,
     admin_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="port with a token, instead of --admin")
+        int | None, typer.Option(min=0, max=65535, help="port of the host's API, with a token, instead of --admin")
     ] = None,
     chat: Annotated[
         bool | None,
@@ -71,12 +67,12 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
-    from coderepairrl.plan.model import relayed
+    from coderepairrl.plan.model import relay_options
     from coderepairrl.stages import serve as served
 
     if admin is not None and admin_port is not None:
-        raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")
-    plan = served.plan_server(policy, [*(overrides or []), *relayed(model_name, key_env)], log=log)
+        raise UsageError("--admin and --admin-port both say where the host's API listens", fix="leave out one of them")
+    plan = served.plan_server(policy, [*(overrides or []), *relay_options(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else format_nested(where))
@@ -90,11 +86,13 @@ def export(
         str, typer.Argument(metavar="RUN", help="a run folder; for a model also a checkpoint, or adapters")
     ],
     target: Annotated[
-        Path | None, typer.Argument(metavar="TARGET", help="new folder (model, atif) or file (parquet)")
+        Path | None, typer.Argument(metavar="TARGET", help="new folder (--to model, atif) or file (--to parquet)")
     ] = None,
     to: Annotated[
         Literal["model", "parquet", "atif", "tensorboard", "trackio", "wandb"],
-        typer.Option(help="Hugging Face folder; episodes as chats or trajectories; or a tracker"),
+        typer.Option(
+            help="a Hugging Face folder; episodes as chats (parquet) or trajectories (atif); metrics to a tracker"
+        ),
     ] = "model",
     precision: Annotated[
         Literal["fp32", "bf16"] | None, typer.Option(help="precision of merged weights (default: the run's)")
@@ -104,7 +102,7 @@ def export(
     from coderepairrl.stages import export as exports
 
     if precision is not None and to != "model":
-        raise UsageError("--precision is that of a model's weights", fix="leave it out")
+        raise UsageError(f"--precision is for --to model, and this is --to {to}", fix="leave out --precision")
     if to == "model":
         folder = _new(target, f"crrl export {source} FOLDER")
         if (share_kept := run_tidily(exports.export_model(source, folder, precision))) is not None:
@@ -118,11 +116,11 @@ def export(
         show(target)
     else:
         if target is not None:
-            raise UsageError(f"{to} has a place of its own", fix=f"crrl export {source} --to {to}")
+            raise UsageError(f"--to {to} sends metrics and writes no {target}", fix=f"crrl export {source} --to {to}")
         show(f"{counted(exports.export_metrics(Path(source), to), 'record')} sent to {to}")
 
 
 def _new(target: Path | None, fix: str) -> Path:
     if target is None:
-        raise UsageError("nothing says where to write it", fix=fix)
+        raise UsageError("TARGET is missing: the new folder or file to write", fix=fix)
     return target

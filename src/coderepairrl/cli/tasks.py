@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from coderepairrl.tasks.select import Verified
 
 app = typer.Typer(
-    name="tasks",
-    help="List, prepare, verify, export and open tasks; import trajectories.",
-    no_args_is_help=True,
+    name="tasks", help="List, prepare, verify, export and open tasks; import trajectories.", no_args_is_help=True
 )
 
 Source = Annotated[
@@ -51,7 +49,7 @@ def _load(source: str, options: list[str] | None) -> TaskSource:
     from coderepairrl import config
     from coderepairrl.tasks import catalog
 
-    return catalog.load_source(*catalog.recognised(source, config.parse_options(options or [], "path")))
+    return catalog.load_source(*catalog.recognise(source, config.parse_options(options or [], "path")))
 
 
 @app.command("list")
@@ -112,11 +110,10 @@ def tasks_verify(
     source: Source,
     options: Options = None,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="audit with mutants, repeated runs and history: docs/guides/audit.md"),
+        bool, typer.Option("--deep", help="audit with mutants, repeated runs and history: docs/guides/audit.md")
     ] = False,
-    limit: Annotated[int, typer.Option(min=0, help="first tasks, with --deep drawn by --seed (0: all)")] = 0,
-    repeat: Annotated[int, typer.Option(min=1, help="runs of the checks, to find flaky tests")] = 1,
+    limit: Annotated[int, typer.Option(min=0, help="number of tasks, with --deep drawn by --seed (0: all)")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="times to run the checks, to find flaky tests")] = 1,
     reward: Annotated[list[str] | None, typer.Option(help="reward to verify; repeatable")] = None,
     output: Annotated[
         Path | None,
@@ -159,7 +156,7 @@ def tasks_verify(
             else f"{audit.format_rates_table(audited)}\n{folder / 'audit.json'}"
         )
         if faulty := sum(bool(each.faults) for each in audited):
-            note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
+            note(f"{counted(faulty, 'task')} not tried, or not whole: remove the cause, and continue with --resume")
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
@@ -224,8 +221,7 @@ def tasks_export(
     ],
     options: Options = None,
     form: Annotated[
-        Literal["jsonl", "harbor"],
-        typer.Option("--format", help="JSON lines, or a folder per task for Harbor"),
+        Literal["jsonl", "harbor"], typer.Option("--format", help="JSON lines, or a folder per task for Harbor")
     ] = "jsonl",
     image: Annotated[str | None, typer.Option(help="base image of harbor tasks (default: python:3.12)")] = None,
     as_json: Json = False,
@@ -267,7 +263,7 @@ def tasks_overlap(
     if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
         raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
     named = ((first, sides.get("a", {})), (second, sides.get("b", {})))
-    overlaps = overlap(*(list(catalog.load_source(*catalog.recognised(*each))) for each in named))
+    overlaps = overlap(*(list(catalog.load_source(*catalog.recognise(*each))) for each in named))
     show(json.dumps(overlaps.as_json()) if as_json else report(overlaps, (first, second)))
 
 
@@ -280,11 +276,11 @@ def tasks_import(
     output: Annotated[Path, typer.Option("--output", "-o", help="file of examples to write")],
     against: Annotated[
         list[str] | None,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap is refused"),
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap with it is refused"),
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap is left out"),
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap with it is left out"),
     ] = None,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="skip the comparison with evaluation sets")] = False,
     tasks: Annotated[

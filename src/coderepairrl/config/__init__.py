@@ -11,15 +11,15 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from coderepairrl.config.loading import (
-    inline,
-    layers,
+    apply_overrides,
     load_config,
     load_run,
-    override,
     parse_options,
     parse_override,
-    run_of,
+    read_layers,
+    run_folder,
     shipped,
+    to_inline,
     to_toml,
     validate,
 )
@@ -28,16 +28,16 @@ from coderepairrl.config.schema import Config, Run
 __all__ = [
     "Config",
     "Setting",
+    "apply_overrides",
     "explain",
     "format_settings",
-    "inline",
     "load_config",
     "load_run",
-    "override",
     "parse_options",
     "parse_override",
-    "run_of",
+    "run_folder",
     "shipped",
+    "to_inline",
     "to_toml",
     "validate",
 ]
@@ -62,7 +62,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
     defaults = _leaves(_defaults(Config))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
-    named_layers = [(layer.name, layer.data) for layer in layers(source)]
+    named_layers = [(layer.name, layer.data) for layer in read_layers(source)]
     named_layers += [(f"override {text}", parse_options([text])) for text in overrides]
     values = _leaves(load_config(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Loading of TOML files with ``a.b=c`` overrides and one level of ``extends``."""
+"""Load TOML files with ``a.b=c`` overrides and one level of ``extends``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from coderepairrl.config.schema import Config
-from coderepairrl.config.secrets import FIX, secrets
-from coderepairrl.errors import ConfigError, several
+from coderepairrl.config.secrets import FIX, find_secrets
+from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.registry import nearest_run
 
 _SOURCES = ("tasks.source", "eval.source")
@@ -27,7 +27,7 @@ _SOURCES = ("tasks.source", "eval.source")
 
 def shipped() -> dict[str, Path]:
     """Shipped configs by name."""
-    # Not imported as a package: that would take this function's name in `coderepairrl.config`.
+    # a path, not the package `config.shipped`, which would hide this function in `coderepairrl.config`
     folder = Path(str(resources.files("coderepairrl"))) / "config" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -37,28 +37,28 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises `ConfigError` with file, key and nearest known key; `Several` for several mistakes.
     """
-    path, data = _find_config(source), _merged(source)
-    if run_of(source) is not None and (unknown := [".".join(key) for key, _ in _unknown(data, Config)]):
+    path, data = _find_config(source), _merge_layers(source)
+    if run_folder(source) is not None and (unknown := [".".join(key) for key, _ in _unknown_keys(data, Config)]):
         raise ConfigError(
             f"{path} has settings that this version lacks: {', '.join(unknown)}",
             fix="continue the run with the version that made it (run.json); crrl report, view and compare read it",
         )
-    _override(data, overrides)
+    _apply_overrides(data, overrides)
     return validate(data, str(source if path in shipped().values() else path), overrides)
 
 
 def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the config of a run folder for reading, without settings of other versions. Raises `ConfigError`."""
-    data = _merged(source)
-    for (*sections, last), _ in list(_unknown(data, Config)):
+    data = _merge_layers(source)
+    for (*sections, last), _ in list(_unknown_keys(data, Config)):
         del reduce(getitem, sections, data)[last]
-    _override(data, overrides)
+    _apply_overrides(data, overrides)
     return validate(data, str(source), overrides)
 
 
-def _merged(source: str | Path) -> dict[str, Any]:
+def _merge_layers(source: str | Path) -> dict[str, Any]:
     data: dict[str, Any] = {}
-    for layer in layers(source):
+    for layer in read_layers(source):
         data = _merge_tables(data, layer.data)
     return data
 
@@ -70,16 +70,16 @@ class Layer(NamedTuple):
     data: dict[str, Any]
 
 
-def layers(source: str | Path) -> list[Layer]:
-    """Files of `source`, the extended one first. Raises `ConfigError`."""
+def read_layers(source: str | Path) -> list[Layer]:
+    """Read the files of `source`, the extended one first. Raises `ConfigError`."""
     path = _find_config(source)
     data = _read_toml(path)
-    if (folder := run_of(source)) is not None:  # a run is where it lies, wherever it was made
+    if (folder := run_folder(source)) is not None:  # a run may have been moved
         data.setdefault("run", {})["dir"] = str(folder.parent)
     base = data.pop("extends", None)
     if base is not None and folder is not None:
-        raise ConfigError(f"{path} extends {base}, and a run has all of its settings", fix="name one that crrl wrote")
-    return [*([] if base is None else _base(path, base)), Layer(_layer_name(path), data)]
+        raise ConfigError(f"{path} extends {base}, but a run's config is complete", fix="name a run that crrl wrote")
+    return [*([] if base is None else _read_base(path, base)), Layer(_layer_name(path), data)]
 
 
 def _layer_name(path: Path) -> str:
@@ -87,46 +87,46 @@ def _layer_name(path: Path) -> str:
 
 
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
-    """Validate `data`; `where` and `overrides` name its origin.
+    """Validate `data`; errors name `where` or an override as the origin of a value.
 
-    Raises `ConfigError`, or `Several`: per unknown key, per secret in clear, and one for all invalid values.
+    Raises `ConfigError`, or `Several`: one for each unknown key and secret in clear, and one for all invalid values.
     """
-    unknown = {".".join(key): nearest for key, nearest in _unknown(data, Config)}
-    wrong = [
-        ConfigError(f"{_origin(key, where, overrides)}: {key} is a secret in clear", fix=FIX)
-        for key in dict.fromkeys(secrets(data))
+    unknown = {".".join(key): nearest for key, nearest in _unknown_keys(data, Config)}
+    problems = [
+        ConfigError(f"{_find_origin(key, where, overrides)}: {key} is a secret in clear", fix=FIX)
+        for key in dict.fromkeys(find_secrets(data))
     ]
-    wrong += [
+    problems += [
         ConfigError(
-            f"{_origin(key, where, overrides)}: unknown key {key!r}",
+            f"{_find_origin(key, where, overrides)}: unknown key {key!r}",
             fix=f"did you mean {nearest!r}?" if nearest else "see docs/reference/config.md for the known keys",
         )
         for key, nearest in unknown.items()
     ]
     try:
-        config = Config.model_validate(data)  # no section takes a key that it does not know
+        config = Config.model_validate(data)  # sections forbid unknown keys
     except ValidationError as error:
         mistakes: dict[str, list[str]] = {}
         examples: list[str] = []
         for each in error.errors():
-            key, problem = ".".join(map(str, each["loc"])), _what(each["type"], each["msg"], each["input"])
+            key, problem = ".".join(map(str, each["loc"])), _describe_problem(each["type"], each["msg"], each["input"])
             if unknown and each["type"] == "extra_forbidden":
                 continue  # reported above
             if key in unknown.values() and each["type"] == "missing":
                 continue  # misspelt, not missing
             if kind := _KINDS.get(each["type"]):
-                examples.append(f"{key}={_example(each['loc'], kind[1])}")
-            origin = _origin(key or problem, where, overrides)
+                examples.append(f"{key}={_example_value(each['loc'], kind[1])}")
+            origin = _find_origin(key or problem, where, overrides)
             mistakes.setdefault(origin, []).append(f"{key}: {problem}" if key else problem)
         if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in mistakes.items()]:
             missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
             unnamed = missing & {("run",), ("run", "name")}
             fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
             fix += f"write for example {', '.join(examples)}; " if examples else ""
-            wrong.append(ConfigError("; ".join(lines), fix=f"{fix}see docs/reference/config.md"))
-        raise several(wrong) from None
-    if wrong:
-        raise several(wrong)
+            problems.append(ConfigError("; ".join(lines), fix=f"{fix}see docs/reference/config.md"))
+        raise combine_errors(problems) from None
+    if problems:
+        raise combine_errors(problems)
     return config
 
 
@@ -138,58 +138,58 @@ _KINDS = {
 """Expected value and example by pydantic's error type."""
 
 
-def _what(kind: str, message: str, value: Any) -> str:
+def _describe_problem(kind: str, message: str, value: Any) -> str:
     return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
 
 
-def _example(place: tuple[int | str, ...], otherwise: str) -> str:
+def _example_value(place: tuple[int | str, ...], otherwise: str) -> str:
     model: type[BaseModel] | None = Config
     for part in place[:-1]:
-        model = _section(model, str(part)) if model is not None and part in model.model_fields else None
+        model = _section_model(model, str(part)) if model is not None and part in model.model_fields else None
     field = model.model_fields.get(str(place[-1])) if model is not None else None
     default = field.default if field is not None else None
     return json.dumps(default) if isinstance(default, (bool, int, float)) else otherwise
 
 
-def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
-    """Last override that set `key`, else `where`."""
+def _find_origin(key: str, where: str, overrides: Sequence[str]) -> str:
+    """Find the last override that set `key`, else return `where`."""
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
-            return f"override {_without_secret(text)!r}"
+            return f"override {_hide_secret(text)!r}"
     return where
 
 
-def _without_secret(text: str) -> str:
+def _hide_secret(text: str) -> str:
     key, value = parse_override(text)
-    return f"{key}=..." if any(secrets({key: value})) else text
+    return f"{key}=..." if any(find_secrets({key: value})) else text
 
 
-def override(config: Config, overrides: Sequence[str]) -> Config:
+def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """Apply ``a.b=c`` overrides. Raises `ConfigError`."""
     data = config.model_dump(exclude_none=True)
-    _override(data, overrides)
+    _apply_overrides(data, overrides)
     return validate(data, "config", overrides)
 
 
 def to_toml(config: Config) -> str:
-    """Resolved configuration as TOML, defaults included."""
+    """Format the configuration as TOML, with defaults."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def inline(value: Any) -> str:
-    """Format `value` as after the ``=`` of an override.
+def to_inline(value: Any) -> str:
+    """Format `value` like the right side of an override.
 
-    >>> inline({"name": "nano", "options": {"tools": ["a", "b"]}})
+    >>> to_inline({"name": "nano", "options": {"tools": ["a", "b"]}})
     '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {inline(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(inline, value))}]"
+        return "{" + ", ".join(f"{json.dumps(key)} = {to_inline(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(to_inline, value))}]"
 
 
-def run_of(source: str | Path) -> Path | None:
-    """Run folder named by `source` or its config.toml, else None."""
+def run_folder(source: str | Path) -> Path | None:
+    """Run folder if `source` is one or its config.toml, else None."""
     folder = Path(source)
     if folder.name == "config.toml" and (folder.parent / "run.json").is_file():
         folder = folder.parent
@@ -200,7 +200,7 @@ def run_of(source: str | Path) -> Path | None:
 
 def _find_config(source: str | Path) -> Path:
     path = Path(source)
-    if (path / "config.toml").is_file():  # a run folder: the configuration it was started with
+    if (path / "config.toml").is_file():  # a run folder
         return path / "config.toml"
     if path.is_file():
         return path
@@ -216,24 +216,24 @@ def _find_config(source: str | Path) -> Path:
     )
 
 
-def _base(path: Path, name: Any) -> list[Layer]:
-    """Layers that the file at `path` extends: one, or two if shipped."""
+def _read_base(path: Path, name: Any) -> list[Layer]:
+    """Read the layers that the file at `path` extends: one, or two if it extends a shipped config."""
     if not isinstance(name, str):
-        raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
+        raise ConfigError(f"{path}: extends = {name!r} is not a file", fix='write extends = "other.toml"')
     file = _find_config(path.parent / name if (path.parent / name).exists() else name)
-    if run_of(file) is not None:
+    if run_folder(file) is not None:
         raise ConfigError(
             f"{path} extends {name}, the settings of a run, which may run programs",
-            fix="extend a file of yours, or a shipped config",
+            fix="extend a file of your own, or a shipped config",
         )
     data = _read_toml(file)
-    above = data.pop("extends", None)
-    if above is not None and file not in shipped().values():
+    base = data.pop("extends", None)
+    if base is not None and file not in shipped().values():
         raise ConfigError(
-            f"{path}: extends {name}, which itself extends another",
-            fix="one level is allowed: extend a file that extends none, or a shipped config",
+            f"{path}: extends {name}, which extends another file itself",
+            fix="only one level is allowed: extend a file that extends nothing, or a shipped config",
         )
-    return [*([] if above is None else _base(file, above)), Layer(_layer_name(file), data)]
+    return [*([] if base is None else _read_base(file, base)), Layer(_layer_name(file), data)]
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> t
 
 
 def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
-    """Parse options of a command line. Raises `ConfigError`, proposing `key` for a value without one.
+    """Parse ``KEY=VALUE`` options of a command line. Raises `ConfigError`, which suggests `key` if one has no key.
 
     >>> parse_options(["path=tasks.jsonl", "n=8"])
     {'path': 'tasks.jsonl', 'n': 8}
@@ -270,8 +270,8 @@ def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
     return data
 
 
-def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply overrides; task sources that they name lose earlier options."""
+def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply overrides; one that names a task source removes earlier options of the source."""
     parsed = [parse_override(text) for text in overrides]
     _forget_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
     for key, value in parsed:
@@ -282,13 +282,13 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
         inner = data.setdefault(section, {})
-        if isinstance(inner, str):  # a section given by name alone
+        if isinstance(inner, str):  # the section was only a name
             inner = data[section] = {"name": inner}
         if not isinstance(inner, dict):
             raise ConfigError(f"override {key}: {section} is a value, not a section")
         data = inner
     if isinstance(data.get(last), dict) and isinstance(value, str) and "name" in data[last]:
-        value = {"name": value}  # another implementation: the options of the old one do not carry over
+        value = {"name": value}  # the options of the old implementation do not apply
     data[last] = value
 
 
@@ -301,7 +301,7 @@ def _merge_tables(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
     now = {section: _section_source(base, section) for section in ("tasks", "eval")}
     new = {section: _section_source(over, section) or now[section] for section in now}
-    if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # in place of the one
+    if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # they replace the source
         new["tasks"] = ""
         del base["tasks"]["source"]
     before, after = now["eval"] or now["tasks"], new["eval"] or new["tasks"]
@@ -320,43 +320,43 @@ def _section_source(data: dict[str, Any], section: str) -> str:
 def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("reward", "options")
-        merged[key] = _merge_sections(base[key], value) if both else value
+        are_tables = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("reward", "options")
+        merged[key] = _merge_sections(base[key], value) if are_tables else value
     return merged
 
 
-def _unknown(data: dict[str, Any], model: type[BaseModel], *sections: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Unknown keys with their sections, and the nearest known name."""
+def _unknown_keys(data: dict[str, Any], model: type[BaseModel], *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Find unknown keys with their sections, and the nearest known name."""
     for key, value in data.items():
         if key not in model.model_fields:
-            near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _elsewhere(key)
-            nearest = ".".join((*sections, near[0])) if near and near[0] in model.model_fields else "".join(near)
-            yield (*sections, key), nearest
-        elif isinstance(value, dict) and (inner := _section(model, key)) is not None:
-            if not _by_name(model, key):
-                yield from _unknown(value, inner, *sections, key)
+            near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _find_elsewhere(key)
+            nearest = ".".join((*path, near[0])) if near and near[0] in model.model_fields else "".join(near)
+            yield (*path, key), nearest
+        elif isinstance(value, dict) and (inner := _section_model(model, key)) is not None:
+            if not _is_by_name(model, key):
+                yield from _unknown_keys(value, inner, *path, key)
                 continue
             for name, each in value.items():
                 if isinstance(each, dict):
-                    yield from _unknown(each, inner, *sections, key, name)
+                    yield from _unknown_keys(each, inner, *path, key, name)
 
 
-def _by_name(model: type[BaseModel], key: str) -> bool:
+def _is_by_name(model: type[BaseModel], key: str) -> bool:
     return get_origin(model.model_fields[key].annotation) is dict
 
 
-def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+def _section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     kind = model.model_fields[key].annotation
     candidates = [kind, *get_args(kind)]
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
-def _elsewhere(key: str) -> list[str]:
-    """Same key in other sections: top-level ``lr`` means ``train.lr``."""
+def _find_elsewhere(key: str) -> list[str]:
+    """Find the key in any section: ``lr`` at the top level means ``train.lr``."""
     names = {
         field: f"{section}.{field}"
         for section in Config.model_fields
-        if (model := _section(Config, section)) is not None and not _by_name(Config, section)
+        if (model := _section_model(Config, section)) is not None and not _is_by_name(Config, section)
         for field in model.model_fields
     }
     near = difflib.get_close_matches(key, names, 1, 0.75)

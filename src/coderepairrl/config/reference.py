@@ -24,7 +24,7 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
   configuration (`extends = "thesis-8b"`). Each setting of your file replaces that of the extended one; `reward` and
   `options` are replaced as a whole. With another `tasks.source` the old one's options are dropped, in `eval`, too.
 - **To see the result**: `crrl config FILE` prints every setting, its value, its default and where it was set;
-  `crrl train FILE --dry-run` prints the configuration and the plan.
+  `crrl train FILE --dry-run` checks all of it and prints the plan.
 - **Mistakes** are reported all at once, each with its fix. An unknown key names the nearest known one. The exit code is
   2 for mistakes, 3 if only the machine lacks something.
 - **Secrets** in clear are refused, since a configuration is printed and kept in the run folder: values in `options`

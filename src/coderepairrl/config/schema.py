@@ -27,7 +27,7 @@ Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Correction = Literal["off", "token"]
 Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
-"""Settings that an evaluation of `also` may change; it has the first one's steps, reward and limits."""
+"""Settings that an evaluation of `also` may change; steps, reward and limits are those of the first."""
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
@@ -174,7 +174,7 @@ class Rollout(Section):
     """The Ray cluster, for `executor = "ray"`."""
 
     tasks_per_step: int = Field(default=4, ge=1)
-    """Tasks per step."""
+    """Tasks per step; the default makes 32 episodes, the thesis's batch of an update."""
     group_size: int = Field(default=8, ge=2)
     """Attempts per task, compared with each other; the default is the thesis's."""
     concurrency: int = Field(default=16, ge=1)
@@ -226,7 +226,7 @@ class Source(Section):
     weight: float = Field(default=1.0, gt=0)
     """Share of the tasks of a batch, relative to the sum of all weights."""
     kind: str = ""
-    """Kind of those of its tasks that name none (`kinds`)."""
+    """Kind (section `kinds`) of its tasks that name none; empty: the run's settings."""
 
 
 class Tasks(Section):
@@ -300,9 +300,9 @@ class Curriculum(Section):
     """Order of the tasks (docs/guides/curriculum.md); by default epochs in an order drawn by `run.seed`."""
 
     easy_first: Annotated[EasyFirst | None, Switch] = None
-    """`true`, or a table; excludes `band`."""
+    """The easiest tasks first: `true`, or a table. Not with `band`."""
     band: Annotated[Band | None, Switch] = None
-    """`true`, or a table; excludes `easy_first`."""
+    """Tasks that the policy sometimes solves: `true`, or a table. Not with `easy_first`."""
     probe: str = ""
     """A file, or a run folder of `crrl eval`, with earlier attempts (docs/guides/curriculum.md). Their success rate
     replaces `difficulty` for `easy_first`, and serves `band` until the run has attempted the task."""
@@ -335,7 +335,8 @@ class Data(Section):
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest example in tokens; unset is the model's context."""
     unfit: Literal["refuse", "drop"] = "refuse"
-    """For examples that are longer, or that the template cannot write: refuse the run, or drop, count and name them."""
+    """Examples longer than `max_tokens`, or that the template cannot write: refuse the run, or drop, count and name
+    them."""
 
 
 class Model(Section):

@@ -38,29 +38,29 @@ _ALL_OF_IT = re.compile(
 )
 
 
-def secrets(value: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys below `key` with a secret in clear, by name or form.
+def find_secrets(value: Any, key: str = "") -> Iterator[str]:
+    """Find dotted keys below `key` that hold a secret in clear, judged by name or form.
 
-    >>> list(secrets({"options": {"env": {"OPENAI_API_KEY": "s3cret", "HOST_KEY": "{api_key}"}, "key_env": "MINE"}}))
+    >>> list(find_secrets({"options": {"env": {"OPENAI_API_KEY": "s3cret", "HOST_KEY": "{api_key}"}, "key_env": "X"}}))
     ['options.env.OPENAI_API_KEY']
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from secrets(inner, f"{key}.{name}" if key else str(name))
+            yield from find_secrets(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         if any(map(_argument, value, [None, *value])) or is_secret(key, " ".join(map(str, value))):
             yield key
         else:
             for number, inner in enumerate(value):
-                yield from secrets(inner, f"{key}.{number}" if isinstance(inner, Mapping) else key)
+                yield from find_secrets(inner, f"{key}.{number}" if isinstance(inner, Mapping) else key)
     elif is_secret(key, value):
         yield key
 
 
-def without_secrets(text: str) -> str:
+def remove_secrets(text: str) -> str:
     """Remove logins in URLs and keys of well-known services.
 
-    >>> without_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
+    >>> remove_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
     "curl -H 'Authorization: ***' https://***@host/***&x=1"
     """
     return _ALL_OF_IT.sub("***", _LOGIN.sub(lambda found: f"{found[0].partition('://')[0]}://***@", text))

@@ -1,9 +1,9 @@
-"""Cached virtual environments built from a benchmark's specification.
+"""Build virtual environments from a benchmark's specification, and cache them.
 
 Builds run untrusted code in a sandbox that reaches only the package index. The result lacks the project's own modules,
 which come from the workspace, with the bug.
 
-Conda environment files become requirements: names are the same there, except `RENAMED`. Other packages than Python's
+Conda environment files become requirements for pip: names are the same, except `RENAMED`. Packages of other languages
 (compilers, C libraries), builds, channels and hashes are omitted.
 """
 
@@ -39,11 +39,11 @@ from coderepairrl.environments.index import (
     settings_inside,
 )
 from coderepairrl.environments.pythons import interpreter
-from coderepairrl.environments.verify import check_unchanged, digest_of, share
-from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
-from coderepairrl.printable import printable, without_login
+from coderepairrl.environments.verify import check_unchanged, digest_tree, share
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
+from coderepairrl.printable import printable, remove_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.installs import alone_in_turn, check_reachable, lock_installation, sweep_partial
+from coderepairrl.processes.installs import check_reachable, lock_in_turn, lock_installation, remove_partial
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
@@ -80,26 +80,26 @@ _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
 
 
 def conda_requirements(text: str) -> tuple[str, list[str]]:
-    """Python version (``MAJOR.MINOR``, or "") and requirements of an environment file.
+    """Read Python version (``MAJOR.MINOR``, or "") and requirements of a conda environment file.
 
     >>> conda_requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
     ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
     """
     python, packages = "", list[str]()
-    listed, pip = False, -1  # within `dependencies`; how deep the list of pip is indented
+    in_dependencies, pip_indent = False, -1
     for line in text.splitlines():
         if re.match(r"\w", line):
-            listed, pip = line.startswith("dependencies:"), -1
+            in_dependencies, pip_indent = line.startswith("dependencies:"), -1
         item = _ITEM.match(line)
-        if not listed or item is None:
+        if not in_dependencies or item is None:
             continue
         indent, entry = len(item["indent"]), item["text"].strip("\"'")
         if entry == "pip:":
-            pip = indent
-        elif 0 <= pip < indent:
+            pip_indent = indent
+        elif 0 <= pip_indent < indent:
             packages.append(entry)
         elif package := _PACKAGE.match(entry):
-            name, version = package["name"].lower(), _version(package["version"])
+            name, version = package["name"].lower(), _read_version(package["version"])
             if name == "python":
                 python = ".".join(re.findall(r"\d+", version)[:2])
             if name := RENAMED.get(name, name):
@@ -107,10 +107,10 @@ def conda_requirements(text: str) -> tuple[str, list[str]]:
     return python, packages
 
 
-def _version(asked: str) -> str:
+def _read_version(requirement: str) -> str:
     # with one sign of equality, or none, conda means all versions with that beginning
     parts = []
-    for each in filter(None, asked.replace(" ", "").split(",")):
+    for each in filter(None, requirement.replace(" ", "").split(",")):
         if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":
             parts.append(each)
         else:
@@ -201,7 +201,7 @@ class Specification(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "its text"
-            raise TaskError(f"an environment is no specification: {where}: {first['msg']}", fix=_DOCUMENTED) from error
+            raise TaskError(f"environment is not a specification: {where}: {first['msg']}", fix=_DOCUMENTED) from error
 
     @property
     def folder(self) -> Path:
@@ -210,7 +210,7 @@ class Specification(BaseModel):
 
 
 class _Stripped(BaseModel):
-    # the project had its hands on the Python that prints this
+    # untrusted: printed by a Python that the project may have changed
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     imports: str
@@ -242,22 +242,22 @@ async def build(specification: Specification) -> Environment:
     Python, sandbox or package index).
     """
     target = specification.folder
-    if (target / ENVIRONMENT_RECORD).exists():  # without a lock: a cache that only its owner can write to serves others
+    if (target / ENVIRONMENT_RECORD).exists():  # no lock is needed, and none is possible in a read-only cache
         await asyncio.to_thread(check_unchanged, target)
-        return _built(target)
-    async with alone_in_turn(target):
+        return _read_environment(target)
+    async with lock_in_turn(target):
         if not (target / ENVIRONMENT_RECORD).exists():
-            shutil.rmtree(target, ignore_errors=True)  # what was deleted in part
+            shutil.rmtree(target, ignore_errors=True)  # remains of a deletion
             partial = target.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
-            await asyncio.to_thread(sweep_partial, target.parent)
+            shutil.rmtree(partial, ignore_errors=True)  # remains of a killed build
+            await asyncio.to_thread(remove_partial, target.parent)
             try:
                 await _make_environment(specification, partial)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             partial.rename(target)
-    return _built(target)
+    return _read_environment(target)
 
 
 async def prepare_environments(
@@ -265,10 +265,10 @@ async def prepare_environments(
 ) -> list[Environment]:
     """Build or verify the environments of `tasks`, `jobs` at a time. Raises all errors together."""
     specifications = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
-    room, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
+    slots, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
 
-    async def attempt(number: int, text: str) -> Environment | None:
-        async with room:
+    async def build_one(number: int, text: str) -> Environment | None:
+        async with slots:
             began = time.monotonic()
             try:
                 specification = Specification.parse(text)
@@ -280,9 +280,9 @@ async def prepare_environments(
             say(f"environment {number} of {len(specifications)}: {built.folder.name}, {time.monotonic() - began:.1f} s")
             return built
 
-    built = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(specifications, 1)))
+    built = await asyncio.gather(*(build_one(number, text) for number, text in enumerate(specifications, 1)))
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return [each for each in built if each is not None]
 
 
@@ -292,14 +292,14 @@ async def _make_environment(specification: Specification, partial: Path) -> None
     partial.mkdir(mode=0o755)
     check_reachable(partial)
     record = await _build(resolved, python, partial)
-    fields = json.loads(without_login(specification.model_dump_json()))
+    fields = json.loads(remove_login(specification.model_dump_json()))
     record |= {"specification": fields, "python": str(python), "uv": version("uv")}
     hashes = await asyncio.to_thread(share, partial)
-    record["digest"] = await asyncio.to_thread(digest_of, partial, hashes)
+    record["digest"] = await asyncio.to_thread(digest_tree, partial, hashes)
     (partial / ENVIRONMENT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _built(folder: Path) -> Environment:
+def _read_environment(folder: Path) -> Environment:
     record = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
     left_out, modules = (tuple(record.get(name, ())) for name in ("left_out", "modules"))
     return Environment(folder, record["packages"], record["digest"], left_out, record["imports"], modules)
@@ -325,7 +325,7 @@ async def _with_conda(specification: Specification) -> Specification:
 
 
 async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
-    uv = await asyncio.to_thread(_uv)
+    uv = await asyncio.to_thread(_copy_uv)
     folders = [str(uv.parent), *local_folders()] + (
         [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
     )
@@ -335,7 +335,7 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
     index = own_index()
     try:
         with scratch("environment") as home:
-            home.chmod(0o711)  # the guest's user passes through it to the socket
+            home.chmod(0o711)  # the guest's user must reach the socket in it
             (home / "nothing").mkdir()
             workspace = specification.workspace or f"dir:{home / 'nothing'}"
             task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
@@ -347,8 +347,8 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
         backend.close()
 
 
-def _uv() -> Path:
-    # a copy in the cache, since ours may lie in a home, out of sandboxes' sight
+def _copy_uv() -> Path:
+    # sandboxes may not see the folder of the installed one
     target = environments_cache() / f"uv-{version('uv')}" / "uv"
     with lock_installation(target.parent):
         if not target.exists():
@@ -364,7 +364,7 @@ async def _install(
 ) -> dict[str, Any]:
     env = {**env, "PYTHONDONTWRITEBYTECODE": ""}
     install = spec.install
-    if spec.version and install:  # the commands may build other projects, too, whose version is not this one
+    if spec.version and install:  # the commands may build other projects, too, with other versions
         install = f"git tag {shlex.quote(spec.version)}\n{install}"
     elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
@@ -389,14 +389,14 @@ async def _install(
 
 
 def _read_build_output(output: bytes, target: Path) -> _Stripped:
-    # only the last line: builds print, too
+    # only the last line, since builds print, too
     try:
         facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
-        raise _hostile(f"no account of what was built: {error.errors()[0]['msg']}") from error
+        raise _reject_build(f"no report of what was built: {error.errors()[0]['msg']}") from error
     for path in facts.built:
         if "\0" in path:
-            raise _hostile(f"a file {path!r}")
+            raise _reject_build(f"a file {path!r}")
         check_path(path, f"the environment {target.stem}")
     return facts
 
@@ -409,7 +409,7 @@ async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
         piece = await box.exec(["sh", "-c", f"tail -c +{start} /tmp/env.tar | head -c {_PIECE}"], max_bytes=_PIECE)
         await asyncio.to_thread(archive.write, piece.output)
         if start > _ROOM:
-            raise _hostile(f"more than {_ROOM >> 30} GiB")
+            raise _reject_build(f"more than {_ROOM >> 30} GiB")
         if len(piece.output) < _PIECE:
             break
     archive.seek(0)
@@ -419,31 +419,31 @@ def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
     # untrusted: absolute links may only lead to `python`; links are made last, and no name may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:
-            members = [_inside(member, target, python) for member in islice(tar, _MEMBERS + 1)]
+            members = [_relocate_entry(member, target, python) for member in islice(tar, _MEMBERS + 1)]
             if len(members) > _MEMBERS:
-                raise _hostile(f"more than {_MEMBERS} files")
+                raise _reject_build(f"more than {_MEMBERS} files")
             links = {PurePosixPath(each.name) for each in members if each.issym()}
             for each in members:
                 if links.intersection(PurePosixPath(each.name).parents):
-                    raise _hostile(f"a file behind a link: {each.name!r}")
+                    raise _reject_build(f"a file behind a link: {each.name!r}")
             for each in sorted(members, key=tarfile.TarInfo.issym):
                 tar.extract(each, target, filter="fully_trusted")
     except (tarfile.TarError, EOFError, ValueError) as error:  # ValueError: a NUL in a name
-        raise _hostile(f"no archive: {error}") from error
+        raise _reject_build(f"no archive: {error}") from error
 
 
-def _inside(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarInfo:
+def _relocate_entry(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarInfo:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
-        raise _hostile(f"a file {member.name!r}")
+        raise _reject_build(f"a file {member.name!r}")
     if name.parts[:1] in ((BUILT,), (ENVIRONMENT_RECORD,)):
-        raise _hostile(f"a {name.parts[0]} of its own")
+        raise _reject_build(f"a {name.parts[0]} of its own")
     if member.issparse():
-        raise _hostile(f"a file with holes: {member.name!r}")
+        raise _reject_build(f"a file with holes: {member.name!r}")
     link_target = PurePosixPath(os.path.normpath(member.linkname))
     if member.issym() and member.linkname.startswith("/"):
         if not any(link_target.is_relative_to(place) for place in ("/usr", python.parent.parent)):
-            raise _hostile(f"a link to {member.linkname!r}")
+            raise _reject_build(f"a link to {member.linkname!r}")
         checked = tarfile.tar_filter(member, str(target))
     else:
         checked = tarfile.data_filter(member, str(target))
@@ -451,9 +451,9 @@ def _inside(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarI
     return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="")
 
 
-def _hostile(what: str) -> TaskError:
+def _reject_build(problem: str) -> TaskError:
     return TaskError(
-        f"the build of an environment left {printable(what[:_SHOWN])}", fix="look at what the project's build does"
+        f"the build of an environment left {printable(problem[:_SHOWN])}", fix="look at what the project's build does"
     )
 
 

@@ -1,7 +1,8 @@
-"""Image layers made by commands.
+"""Image layers made by the commands of a Dockerfile.
 
-They run in bubblewrap (`ImageBuilder`), on the image's files, as one unprivileged user that reaches only the package
-index. File lists before and after give the layer. Layers are cached by origin, so killed builds continue.
+A command runs in bubblewrap (`ImageBuilder`), on the image's files, as an unprivileged user that can reach only the
+package index. Its layer is the difference of file listings before and after. Layers are cached by base image, earlier
+layers and command, so a build that was killed continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import IO, NamedTuple, Self
 from coderepairrl.environments import layers, trees
 from coderepairrl.environments.fetch import GROWTH, Say, check_room, lock_image
 from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
-from coderepairrl.environments.manifests import Found, Layer, digest_of
+from coderepairrl.environments.manifests import Found, Layer, digest_bytes
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
@@ -34,20 +35,21 @@ from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.types import ExecResult, Task
 
 _VERSION = 1
-"""Version of the rules for layers."""
-_ROOM = 4 << 30
-_LIMITS = {"disk_bytes": _ROOM, "tmp_bytes": _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-_SECONDS = 1800.0
-_OUTPUT, _SHOWN = 16 << 20, 600
-_LARGEST, _MOST = 16 << 30, 1 << 20
-_WATCH = 0.5
+"""Part of the cache keys: increase it when equal commands give different layers."""
+_DISK_BYTES = 4 << 30
+_LIMITS = {"disk_bytes": _DISK_BYTES, "tmp_bytes": _DISK_BYTES, "memory": 2 * _DISK_BYTES, "file_bytes": _DISK_BYTES}
+_TIMEOUT = 1800.0
+_MAX_OUTPUT = 16 << 20
+_SHOWN = 600  # Characters of a command and its output in errors.
+_MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
+_DISK_CHECK_SECONDS = 0.5
 _Listing = dict[str, tuple[int, ...]]
 """Mode, inode, size, and change times, by path."""
 
 
 @dataclass(frozen=True)
-class Running:
-    """A command of a Dockerfile; `where` is its file and line."""
+class BuildCommand:
+    """A ``RUN`` of a Dockerfile; `where` is its file and line."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
@@ -58,78 +60,81 @@ class Running:
 
 
 class LayerBuilder:
-    """Builds layers on `base` in the temporary folder `work`."""
+    """Builds layers on top of `base` in the temporary folder `work`, for sandboxes that run as `user`."""
 
     def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
-        self._key = digest_of(f"{_VERSION} {base.id}".encode())
-        self._own: dict[str, bytes | Path] = {}
+        self._key = digest_bytes(f"{_VERSION} {base.id}".encode())
+        self._contents: dict[str, bytes | Path] = {}
         self._unpacking: trees.Unpacking | None = None
         self._applied = 0
         self._lock = -1
-        self._left = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         self.found = replace(base, open=self._open)
-        """Image so far, without its settings."""
+        """Image so far, without its configuration."""
 
     def __enter__(self) -> Self:
-        self._lock = self._left.enter_context(lock_image(trees.make_open_folder(self._work.parent) / self._work.name))
-        self._left.callback(destroy, self._work)
+        self._lock = self._stack.enter_context(lock_image(trees.make_open_folder(self._work.parent) / self._work.name))
+        self._stack.callback(destroy, self._work)
         destroy(self._work)  # remains of a killed build
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left.close()
+        self._stack.close()
 
     def add(self, archive: bytes) -> None:
         """Add a layer."""
-        self._put(Layer("", len(archive), digest_of(archive)), archive)
+        self._append(Layer("", len(archive), digest_bytes(archive)), archive)
 
-    def run(self, command: Running) -> None:
-        """Add the layer of `command`, cached or run now. Raises `TaskError`, `SandboxFault`, `PrerequisiteError`."""
+    def run(self, command: BuildCommand) -> None:
+        """Add the layer of `command`: from the cache, or by running it.
+
+        Raises `TaskError`, `SandboxFault` and `PrerequisiteError`.
+        """
         fields = {name: value for name, value in asdict(command).items() if name != "where"}
         key = hashlib.sha256(f"{self._key}{json.dumps(fields)}".encode()).hexdigest()
-        archive = _kept(key)
+        archive = _find_cached(key)
         if archive is None:
             self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
             try:
-                archive = self._made(command, key)
+                archive = self._make_layer(command, key)
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
-                raise PrerequisiteError(f"{command.where}: cannot be run: {error}", fix=fix) from error
+                raise PrerequisiteError(f"{command.where}: cannot run: {error}", fix=fix) from error
             self._applied += 1  # the command has changed the tree already
-        self._put(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
+        self._append(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
 
-    def _put(self, layer: Layer, content: bytes | Path) -> None:
-        self._own[layer.diff_id] = content
-        self._key = digest_of(f"{self._key} {layer.diff_id}".encode())
+    def _append(self, layer: Layer, content: bytes | Path) -> None:
+        self._contents[layer.diff_id] = content
+        self._key = digest_bytes(f"{self._key} {layer.diff_id}".encode())
         self.found = replace(self.found, layers=(*self.found.layers, layer))
 
     def _open(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:
-        if layer.blob or layer.diff_id not in self._own:
+        if layer.blob or layer.diff_id not in self._contents:
             return self._base.open(layer)
-        content = self._own[layer.diff_id]
+        content = self._contents[layer.diff_id]
         return contextlib.nullcontext(io.BytesIO(content)) if isinstance(content, bytes) else content.open("rb")
 
-    def _made(self, command: Running, key: str) -> _Kept:
-        tree = self._unpacked()
+    def _make_layer(self, command: BuildCommand, key: str) -> _CachedLayer:
+        tree = self._unpack()
         at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
-            raise TaskError(f"{command.where}: there is no folder {command.workdir}")
+            raise TaskError(f"{command.where}: the image has no folder {command.workdir}")
         who, group, home = trees.user_of(tree, command.user, self.found.name)
         image = Image(self.found.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
-        before = _listing(tree)
+        before = _list_files(tree)
         result, refused = asyncio.run(_execute(tree, image, command))
         if not result.ok:
-            raise _failed(command, result, refused)
-        _take(before, tree, self._work / "layer.tar", command.where)
-        return _keep(self._work / "layer.tar", key)
+            raise _explain_failure(command, result, refused)
+        _write_layer(before, tree, self._work / "layer.tar", command.where)
+        return _move_to_cache(self._work / "layer.tar", key)
 
-    def _unpacked(self) -> Path:
-        # applies the layers so far, and makes the mount points of sandboxes
+    def _unpack(self) -> Path:
+        """Apply the layers so far to the tree, and make the mount points of sandboxes."""
         tree, name = self._work / "tree", self.found.name
         if self._unpacking is None:
             trees.make_open_folder(self._work)
-            trees.owned(tree, self._user)
+            trees.create_folder_of_user(tree, self._user)
             check_room(self._work, GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
             self._unpacking = trees.Unpacking(self.found, tree, None, self._work, self._user, self._lock, self._say)
@@ -140,43 +145,43 @@ class LayerBuilder:
         return tree
 
 
-# -- layers of commands that were run before
+# -- cache of layers
 
 
-class _Kept(NamedTuple):
+class _CachedLayer(NamedTuple):
     path: Path
     digest: str
 
 
-def _kept(key: str) -> _Kept | None:
+def _find_cached(key: str) -> _CachedLayer | None:
     for path in (images_cache() / "commands").glob(f"{key}-*.tar"):
         digest = path.stem.rpartition("-")[2]
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
-                return _Kept(path, f"sha256:{digest}")
+                return _CachedLayer(path, f"sha256:{digest}")
         path.unlink()
     return None
 
 
-def _keep(archive: Path, key: str) -> _Kept:
+def _move_to_cache(archive: Path, key: str) -> _CachedLayer:
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     path = trees.make_open_folder(images_cache() / "commands") / f"{key}-{digest}.tar"
     archive.replace(path)
-    return _Kept(path, f"sha256:{digest}")
+    return _CachedLayer(path, f"sha256:{digest}")
 
 
-# -- running one
+# -- running a command
 
 
-async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
-    # returns the result and the refused hosts
+async def _execute(tree: Path, image: Image, command: BuildCommand) -> tuple[ExecResult, list[str]]:
+    """Run `command`; return its result and the hosts that it was refused."""
     from coderepairrl.environments.index import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
     try:
         with scratch("image") as home:
-            home.chmod(0o711)  # the guest's user passes through it to the socket
+            home.chmod(0o711)  # the guest's user must reach the socket in it
             task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
             index = own_index()
             async with proxy(home / "index.sock", index_hosts(), index) as refused, backend.open(task) as box:
@@ -186,8 +191,8 @@ async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResu
                     names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
                     settings = settings_inside(index, reached)
                     env |= dict.fromkeys(names, reached) | settings | pip_settings(settings)
-                running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_SECONDS, max_bytes=_OUTPUT))
-                watching = asyncio.create_task(_watch(tree, command.where))
+                running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_TIMEOUT, max_bytes=_MAX_OUTPUT))
+                watching = asyncio.create_task(_watch_disk(tree, command.where))
                 try:
                     await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
                     if watching.done():
@@ -201,29 +206,29 @@ async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResu
         backend.close()
 
 
-async def _watch(tree: Path, where: str) -> None:
-    # ends the build before the disk is full, which would stop other programs
+async def _watch_disk(tree: Path, where: str) -> None:
+    """Raise before the disk is full, which would stop other programs."""
     while True:
         check_room(tree, 0, f"{where}: the command")
-        await asyncio.sleep(_WATCH)
+        await asyncio.sleep(_DISK_CHECK_SECONDS)
 
 
-def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskError:
+def _explain_failure(command: BuildCommand, result: ExecResult, refused: list[str]) -> TaskError:
     printed = result.output.decode("utf-8", "replace").strip()
-    outcome = f"took more than {_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
+    outcome = f"took more than {_TIMEOUT:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
     hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
-    hosts = f" (it wanted {hosts}: a build reaches the package index alone)" if refused else ""
+    hosts = f" (it wanted {hosts}: a build reaches only the package index)" if refused else ""
     return TaskError(
         f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {outcome}{hosts}: {printable(printed[-_SHOWN:])}",
-        fix="name the image that it builds, prebuilt (docker_image), or change the command",
+        fix="name a prebuilt image (docker_image) instead of the Dockerfile, or change the command",
     )
 
 
-# -- what it changed
+# -- differences as a layer
 
 
-def _listing(tree: Path) -> _Listing:
-    """List everything below `tree`, opening folders to their owner."""
+def _list_files(tree: Path) -> _Listing:
+    """List everything below `tree`; makes folders readable that their owner cannot read."""
     listing: _Listing = {}
     left = [tree]
     while left:
@@ -237,41 +242,41 @@ def _listing(tree: Path) -> _Listing:
                         status = entry.stat(follow_symlinks=False)
                 times = (status.st_mtime_ns, status.st_ctime_ns)
                 listing[os.path.relpath(entry.path, tree)] = (status.st_mode, status.st_ino, status.st_size, *times)
-        if len(listing) > _MOST:
-            raise TaskError(f"an image of more than {_MOST} files")
+        if len(listing) > _MAX_FILES:
+            raise TaskError(f"an image of more than {_MAX_FILES} files")
     return listing
 
 
-def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
-    after = _listing(tree)
+def _write_layer(before: _Listing, tree: Path, target: Path, where: str) -> None:
+    after = _list_files(tree)
     changed = [path for path in sorted(after) if before.get(path) != after[path]]
-    gone = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120
-    if sum(after[path][2] for path in changed) > _LARGEST:
-        raise TaskError(f"{where}: the command wrote more than {_LARGEST >> 30} GiB")
+    deleted = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120
+    if sum(after[path][2] for path in changed) > _MAX_LAYER_BYTES:
+        raise TaskError(f"{where}: the command wrote more than {_MAX_LAYER_BYTES >> 30} GiB")
     links: dict[int, str] = {}
     with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
-        for path in gone:
+        for path in deleted:
             folder, name = os.path.split(path)
             archive.addfile(tarfile.TarInfo(os.path.join(folder, f"{layers.HIDDEN}{name}")))  # noqa: PTH118
         for path in changed:
             if path.rpartition("/")[2].startswith(layers.HIDDEN):
-                raise TaskError(f"{where}: the command left {printable(path)}, and in layers that name hides another")
-            _add(archive, tree / path, path, links)
+                raise TaskError(f"{where}: the command left {printable(path)}, a name that hides a file in layers")
+            _add_to_archive(archive, tree / path, path, links)
 
 
 def _is_folder(listing: _Listing, path: str) -> bool:
     return not path or (path in listing and stat.S_ISDIR(listing[path][0]))
 
 
-def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]) -> None:
-    status = place.lstat()
+def _add_to_archive(archive: tarfile.TarFile, source: Path, path: str, links: dict[int, str]) -> None:
+    status = source.lstat()
     entry = tarfile.TarInfo(path)
     entry.mode = stat.S_IMODE(status.st_mode)
     entry.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
     if stat.S_ISDIR(status.st_mode):
         entry.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(status.st_mode):
-        entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(place.readlink())
+        entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(source.readlink())
     elif stat.S_ISFIFO(status.st_mode):
         entry.type = tarfile.FIFOTYPE
     elif not stat.S_ISREG(status.st_mode):
@@ -282,8 +287,8 @@ def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]
         links[status.st_ino] = path
         entry.size = status.st_size
         if not entry.mode & 0o400:  # only root could read it
-            place.chmod(entry.mode | 0o400)
-        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
+            source.chmod(entry.mode | 0o400)
+        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
             archive.addfile(entry, file)
         return
     archive.addfile(entry)

@@ -26,9 +26,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coderepairrl.environments import fetch, layers
-from coderepairrl.environments.commands import LayerBuilder, Running
+from coderepairrl.environments.commands import BuildCommand, LayerBuilder
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import Found, Reference, digest_of
+from coderepairrl.environments.manifests import Found, Reference, digest_bytes
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -63,11 +63,11 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
-    reference = Reference.of(where)
+    reference = Reference.parse(where)
     if reference.transport != TRANSPORT:
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
-    return fetch.look_up_image(base_of(Path(reference.name)), store, offered)
+    return fetch.look_up_image(find_base_image(Path(reference.name)), store, offered)
 
 
 def fetch_or_build_image(
@@ -77,7 +77,7 @@ def fetch_or_build_image(
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
-    reference = Reference.of(where)
+    reference = Reference.parse(where)
     if reference.transport != TRANSPORT:
         return offer.get(say)
     _require_unchanged(reference, where)
@@ -87,7 +87,7 @@ def fetch_or_build_image(
     settings = recipe.run(base.config.get("config") or {})
     with LayerBuilder(base, work or store / ".building", user, say) as builder:
         for part in recipe.parts:
-            if isinstance(part, Running):
+            if isinstance(part, BuildCommand):
                 builder.run(part)
             elif part:
                 builder.add(_layer(part))
@@ -96,9 +96,9 @@ def fetch_or_build_image(
         "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in builder.found.layers]},
     }
-    if recipe.patches:  # they are no layer, and make another image
-        config["patches"] = [digest_of(patch) for patch in recipe.patches]
-    digest = digest_of(json.dumps(config, sort_keys=True).encode())
+    if recipe.patches:  # they are not a layer, but make a different image
+        config["patches"] = [digest_bytes(patch) for patch in recipe.patches]
+    digest = digest_bytes(json.dumps(config, sort_keys=True).encode())
     if reference.digest not in ("", digest):
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
@@ -112,7 +112,7 @@ def _require_unchanged(reference: Reference, where: str) -> None:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
 
 
-def base_of(folder: Path) -> str:
+def find_base_image(folder: Path) -> str:
     """Base image of the Dockerfile in `folder`. Raises `TaskError`."""
     return Recipe(folder).base
 
@@ -132,7 +132,7 @@ class Recipe:
 
     folder: Path
     base: str = field(init=False)
-    parts: list[dict[str, _Entry] | Running] = field(init=False, default_factory=list)
+    parts: list[dict[str, _Entry] | BuildCommand] = field(init=False, default_factory=list)
     """Layers above the base, in order: files by their path from the root, and commands."""
     patches: list[bytes] = field(init=False, default_factory=list)
 
@@ -240,7 +240,7 @@ class Recipe:
         argv = (*self._shell, command) if words is None else tuple(words)
         env = tuple(sorted((self._arguments | self._env).items()))
         where = f"{self.folder / NAME}, line {line}"
-        self.parts.append(Running(argv, env, self._workdir, self._user, network, where))
+        self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, where))
 
     def _remove(self, where: str) -> None:
         for each in [each for each in self._entries if f"{each}/".startswith(f"{where}/")]:

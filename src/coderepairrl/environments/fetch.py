@@ -25,7 +25,7 @@ from coderepairrl.environments.manifests import (
     Reference,
     blobs_of,
     check_digest,
-    digest_of,
+    digest_bytes,
     for_this_machine,
     layers_of,
     parse_json_object,
@@ -68,7 +68,7 @@ def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer
     `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
     `PrerequisiteError` if it cannot be fetched now.
     """
-    reference = Reference.of(where)
+    reference = Reference.parse(where)
     if reference.transport == "oci":
         return _at_hand(from_layout(Path(reference.name), reference, where), GROWTH)
     if reference.transport == "docker-archive":
@@ -83,10 +83,10 @@ def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer
     return _from_registry(reference, where, store)
 
 
-def _at_hand(found: Found, growth: int) -> Offer:
+def _at_hand(image: Found, growth: int) -> Offer:
     # layers of an archive are uncompressed, and so are those of a folder whose two digests are equal
-    layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in found.layers}
-    return Offer({}, layers, lambda _: found)
+    layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in image.layers}
+    return Offer({}, layers, lambda _: image)
 
 
 class _NotThere(TaskError):
@@ -147,7 +147,7 @@ def _describe_image(where: str, pinned: str, digests: dict[str, str], manifest: 
 def _blob(blobs: Path, digest: str, where: str) -> bytes:
     path = blobs / digest.replace(":", "/")
     data = _bytes(path, where)
-    if digest_of(data) != digest:
+    if digest_bytes(data) != digest:
         raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_AGAIN}")
     return data
 
@@ -157,7 +157,7 @@ def _bytes(path: Path, where: str) -> bytes:
         with path.open("rb") as file:
             return file.read(LONGEST)
     except OSError as error:
-        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name what is there") from error
+        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
 
 
 # -- an archive of docker save
@@ -172,7 +172,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
                 (entry, _member(archive, entry["Config"]))
                 for entry in _select_by_tag(parse_json_object(listing, where)["images"], reference)
             ]
-            chosen = next((each for each in configs if reference.digest in ("", digest_of(each[1]))), None)
+            chosen = next((each for each in configs if reference.digest in ("", digest_bytes(each[1]))), None)
             if chosen is None:
                 raise _NotThere(
                     f"image {where} is not in {path}", fix="name it by a tag, or by the digest of its image id"
@@ -181,9 +181,9 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             names = [str(name) for name in entry["Layers"]]
             sizes = [("", archive.getmember(name).size) for name in names]
     except (tarfile.TarError, EOFError, KeyError, TypeError) as error:
-        raise TaskError(f"{path} is no archive of docker save: {error}", fix="docker save -o FILE NAME") from error
+        raise TaskError(f"{path} is not an archive of docker save: {error}", fix="docker save -o FILE NAME") from error
     except OSError as error:
-        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name a file that is there") from error
+        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name an existing file") from error
     config = parse_json_object(data, f"the configuration of {where}")
     layers = layers_of(config, sizes, f"image {where}")
     members = dict(zip(layers, names, strict=True))
@@ -196,7 +196,7 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
             yield file
 
     named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    digest = digest_of(data)
+    digest = digest_bytes(data)
     return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
 
 
@@ -224,7 +224,7 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
         f"{reference.name}@{reference.digest}" if reference.digest else f"{reference.name}:{reference.tag or 'latest'}"
     )
     data = _manifest(place, reference.digest, where, store)
-    digests["asked"] = digests["manifest"] = digest_of(data)
+    digests["asked"] = digests["manifest"] = digest_bytes(data)
     manifest = parse_json_object(data, where)
     if _is_list(manifest):
         digests["manifest"] = for_this_machine(manifest, where)
@@ -261,9 +261,9 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     if digest and (store / digest.replace(":", "/")).is_file():
         return _blob(store, digest, where)
     data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
-    if digest and digest_of(data) != digest:
-        raise TaskError(f"image {where}: the registry answered another manifest, {digest_of(data)}")
-    path = store / digest_of(data).replace(":", "/")
+    if digest and digest_bytes(data) != digest:
+        raise TaskError(f"image {where}: the registry answered another manifest, {digest_bytes(data)}")
+    path = store / digest_bytes(data).replace(":", "/")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")  # several may fetch it at a time
     partial.write_bytes(data)
@@ -301,10 +301,10 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
         output.seek(0)
         if done.returncode == 0:
             return output.read()
-        raise _explained(Path(errors.name).read_text(errors="replace"), where)
+        raise _explain(Path(errors.name).read_text(errors="replace"), where)
 
 
-def _explained(printed: str, where: str) -> CodeRepairError:
+def _explain(printed: str, where: str) -> CodeRepairError:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
     if message := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
@@ -325,7 +325,7 @@ def _explained(printed: str, where: str) -> CodeRepairError:
             f"image {where} is not for everybody, or not there: {words}", fix=f"skopeo login {host}"
         )
     if any(sign in lower for sign in ("manifest unknown", "name unknown", "name invalid", "not found")):
-        return TaskError(f"the registry has no image {where}: {words}", fix="name one that is there, by its digest")
+        return TaskError(f"the registry has no image {where}: {words}", fix="name an existing one by its digest")
     if "no space left" in lower or "disk quota" in lower:
         return PrerequisiteError(
             f"no room to fetch image {where}: {words}", fix="free some disk space, or set CRRL_CACHE"

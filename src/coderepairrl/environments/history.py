@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import BARE_CONFIG, create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import resolve_inside, text_inside
 
@@ -50,10 +50,10 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
         raise TaskError(f"the repository in /{where} has no git directory in the image")
     try:
         _fill_view(place, home, common)
-        borrowed = _borrowed(place, common)
+        borrowed = _find_borrowed(place, common)
         head = _remake(place, home, common, borrowed)
     except subprocess.CalledProcessError as error:
-        raise TaskError(f"the repository in /{where} cannot be read: {reason(error)}") from error
+        raise TaskError(f"the repository in /{where} cannot be read: {explain_git_error(error)}") from error
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
     git_folder = f"{where}/.git"
@@ -62,7 +62,7 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
-    return Reduced(head, tuple(sorted({*removed, *_others(place)})) if head else tuple(removed))
+    return Reduced(head, tuple(sorted({*removed, *_delete_others(place)})) if head else tuple(removed))
 
 
 class _Place(NamedTuple):
@@ -90,8 +90,8 @@ def _fill_view(place: _Place, home: str, common: str) -> None:
     view = create_bare_repository(place.view)
     (view / "info" / "attributes").unlink()
     old = place.tree / common
-    _without_links(old)
-    _without_links(place.tree / home)
+    _remove_links(old)
+    _remove_links(place.tree / home)
     (view / "HEAD").write_text(text_inside(place.tree, f"{home}/HEAD"))
     written = text_inside(place.tree, f"{common}/config").encode(errors="surrogateescape")
     settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"), stdin=written)
@@ -110,14 +110,14 @@ def _fill_view(place: _Place, home: str, common: str) -> None:
             shutil.copytree(old / name, view / name, symlinks=True, dirs_exist_ok=True)
 
 
-def _without_links(folder: Path) -> None:
+def _remove_links(folder: Path) -> None:
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             if not stat.S_ISREG(kind := path.lstat().st_mode) and not stat.S_ISDIR(kind):
                 path.unlink()
 
 
-def _borrowed(place: _Place, common: str) -> list[str]:
+def _find_borrowed(place: _Place, common: str) -> list[str]:
     # folders of objects, which then no longer borrow from each other
     folders, left = [], [(f"{common}/objects", 0)]
     while left:
@@ -130,14 +130,14 @@ def _borrowed(place: _Place, common: str) -> list[str]:
         for line in text_inside(place.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
-        _without_links(place.tree / real)
+        _remove_links(place.tree / real)
         listed.unlink(missing_ok=True)
     return folders
 
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     """Replace the repository; returns the commit id."""
-    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quoted(place.tree / folder) for folder in objects)}
+    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quote(place.tree / folder) for folder in objects)}
 
     def ask(*args: str, stdin: bytes = b"") -> str:
         return os.fsdecode(place.git(*args, folder=place.view, stdin=stdin, env=env))
@@ -192,7 +192,7 @@ def _config(place: _Place) -> str:
     return core + (f"[extensions]{rest}" if rest else "") + user
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -218,7 +218,7 @@ def _swap(place: _Place, new: Path | None) -> None:
         new.rename(old)
 
 
-def _others(place: _Place) -> Iterator[str]:
+def _delete_others(place: _Place) -> Iterator[str]:
     """Delete other sources of later commits; yields their paths."""
     git_folder = place.tree / place.where / ".git"
     related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
@@ -247,7 +247,7 @@ def _others(place: _Place) -> Iterator[str]:
 
 
 def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
-    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
+    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quote(repository / "objects")}
     query = "".join(f"{commit}\n" for commit in commits).encode()
     answers = place.git("cat-file", "--batch-check", folder=place.view, stdin=query, env=env).splitlines()
     return not all(line.endswith(b" missing") for line in answers)

@@ -58,10 +58,10 @@ class Index(NamedTuple):
     """Allowed paths and everything below; others must be named by a page."""
 
     @classmethod
-    def of(cls, url: str, links: Sequence[str] = ()) -> Self:
+    def parse(cls, url: str, links: Sequence[str] = ()) -> Self:
         """Index at `url`, including `links` of the same origin.
 
-        >>> index = Index.of("https://me:secret@example.org/team/simple/")
+        >>> index = Index.parse("https://me:secret@example.org/team/simple/")
         >>> index.origin, index.paths
         ('https://example.org:443', ('/team/simple/',))
         """
@@ -86,15 +86,15 @@ def own_index() -> Index | None:
     """Configured replacement of PyPI, if any."""
     settings = _index_settings()
     url = settings.get("UV_DEFAULT_INDEX", "")
-    return Index.of(url, _links(settings)) if origin_of(urlsplit(url)) else None
+    return Index.parse(url, _links(settings)) if origin_of(urlsplit(url)) else None
 
 
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
     """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``)."""
     settings = _index_settings()
-    urls = [_inside(url, index, proxy) for url in _links(settings)]
+    urls = [_inside_url(url, index, proxy) for url in _links(settings)]
     if "UV_DEFAULT_INDEX" in settings:
-        settings["UV_DEFAULT_INDEX"] = _inside(settings["UV_DEFAULT_INDEX"], index, proxy)
+        settings["UV_DEFAULT_INDEX"] = _inside_url(settings["UV_DEFAULT_INDEX"], index, proxy)
     return settings | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
 
 
@@ -126,7 +126,7 @@ def _links(settings: dict[str, str]) -> list[str]:
     return settings.get("UV_FIND_LINKS", "").replace(",", " ").split()
 
 
-def _inside(url: str, index: Index | None, proxy: str) -> str:
+def _inside_url(url: str, index: Index | None, proxy: str) -> str:
     # without login, and through the proxy if within `index`
     parts = urlsplit(url)
     if not origin_of(parts):
@@ -253,11 +253,11 @@ class _Proxy:
             return ""
         return parts._replace(scheme="", netloc="", fragment="").geturl()
 
-    async def _fetch(self, method: str, path: str, asked: dict[str, str], writer: asyncio.StreamWriter) -> None:
+    async def _fetch(self, method: str, path: str, received: dict[str, str], writer: asyncio.StreamWriter) -> None:
         assert self.index is not None
-        headers = {name: asked[name] for name in _ASKED if name in asked}
+        headers = {name: received[name] for name in _ASKED if name in received}
         headers |= {"Authorization": self.index.login} if self.index.login else {}
-        headers |= {"Accept-Encoding": "identity"} if "range" in asked else {}
+        headers |= {"Accept-Encoding": "identity"} if "range" in received else {}
         url = URL(f"{self.index.origin}{path}", encoded=True)
         try:
             async with self.client.request(method, url, headers=headers, allow_redirects=False) as response:

@@ -72,7 +72,7 @@ class Layer:
         parts = split_entry_name(member.name)
         if not parts:
             if not member.isdir():
-                raise Refused(f"the root folder is no folder: {member.name!r}")
+                raise Refused(f"the root folder is not a folder: {member.name!r}")
             self._folder(self.root, member)
             return
         folder = self._parent(parts[:-1])

@@ -49,7 +49,7 @@ class Found:
 class Reference(NamedTuple):
     """A parsed image name; `transport` is ``docker``, ``oci``, ``docker-archive`` or ``dockerfile``.
 
-    >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
+    >>> Reference.parse("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
     """
 
@@ -59,11 +59,11 @@ class Reference(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, where: str) -> Reference:
+    def parse(cls, where: str) -> Reference:
         """Parse the text after ``image:``. Raises `TaskError`."""
         rest, at, digest = where.partition("@")
         if at and not DIGEST.fullmatch(digest):
-            raise TaskError(f"image {where}: {digest!r} is no digest", fix="write sha256: and its 64 digits")
+            raise TaskError(f"image {where}: {digest!r} is not a digest", fix="write sha256: and its 64 digits")
         transport = next(
             (name for name in ("oci", "docker-archive", "dockerfile") if rest.startswith(f"{name}:")), "docker"
         )
@@ -76,11 +76,11 @@ class Reference(NamedTuple):
         tag = name.rpartition("/")[2].partition(":")[2]
         name = name.removesuffix(f":{tag}") if tag else name
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", name) or not re.fullmatch(r"[\w.-]{0,128}", tag):
-            raise TaskError(f"{where!r} is no name of an image", fix="write HOST/REPOSITORY@sha256:...")
+            raise TaskError(f"{where!r} is not a name of an image", fix="write HOST/REPOSITORY@sha256:...")
         return cls(transport, name, tag, digest)
 
 
-def digest_of(data: bytes) -> str:
+def digest_bytes(data: bytes) -> str:
     """Registry digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
@@ -90,9 +90,9 @@ def parse_json_object(data: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{what} is no JSON: {error}") from error
+        raise TaskError(f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise TaskError(f"{what} is no JSON object")
+        raise TaskError(f"{what} is not a JSON object")
     return value
 
 
@@ -113,7 +113,7 @@ def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
 def check_digest(digest: object, what: str) -> str:
     """Validate `digest`. Raises `TaskError`."""
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise TaskError(f"{what} names a blob by {digest!r}, which is no SHA-256")
+        raise TaskError(f"{what} names a blob by {digest!r}, which is not a SHA-256")
     return digest
 
 

@@ -27,7 +27,7 @@ _ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.
 def interpreter(version: str) -> Path:
     """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
-        raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
+        raise PrerequisiteError(f"Python {version} is not a version of Python 3", fix="write it as 3.9")
     path = next(_installed_pythons(version), None)
     if path is None:
         raise PrerequisiteError(
@@ -36,7 +36,7 @@ def interpreter(version: str) -> Path:
         )
     if path.is_relative_to("/usr"):
         return path
-    return _copied(path)
+    return _copy(path)
 
 
 def sandbox_version() -> str:
@@ -67,7 +67,7 @@ def _patch_release(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _copied(python: Path) -> Path:
+def _copy(python: Path) -> Path:
     prefix = python.parent.parent
     target = environments_cache() / "pythons" / prefix.name
     with lock_installation(target):

@@ -27,13 +27,13 @@ from typing import IO, Any
 from coderepairrl.environments import history, layers
 from coderepairrl.environments.fetch import Say, lock_image
 from coderepairrl.environments.manifests import Found, Layer
-from coderepairrl.environments.verify import digest_of
+from coderepairrl.environments.verify import digest_tree
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.processes.hostgit import create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, store
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, images_folder
 from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
 
 _DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
@@ -50,27 +50,27 @@ class CorruptLayer(TaskError):
         self.layer = layer
 
 
-def build(found: Found, user: int | None, say: Say) -> Image:
+def build(source: Found, user: int | None, say: Say) -> Image:
     """Unpack an image for sandboxes of `user`, unless done. Raises `TaskError`, `PrerequisiteError`."""
-    home = store(user)
+    home = images_folder(user)
     make_open_folder(home)
-    with lock_image(home / found.id) as lock:
-        done = home / found.id
+    with lock_image(home / source.id) as lock:
+        done = home / source.id
         if (done / IMAGE_RECORD).is_file():
             return Image.read(done)
-        partial = home / f".partial-{found.id}"
+        partial = home / f".partial-{source.id}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
             tree, shares = make_open_folder(partial) / "tree", home / SHARES
             for each in (tree, shares):
-                owned(each, user)
-            unpacking = Unpacking(found, tree, shares, partial, user, lock, say)
+                create_folder_of_user(each, user)
+            unpacking = Unpacking(source, tree, shares, partial, user, lock, say)
             reports = unpacking.all_layers()
             unpacking.mount_points()
-            image = _finish(found, partial, reports, user)
+            image = _finish(source, partial, reports, user)
         except OSError as error:
             raise PrerequisiteError(
-                f"image {found.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
+                f"image {source.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
             ) from error
         finally:
             if not (partial / IMAGE_RECORD).is_file():
@@ -88,7 +88,7 @@ def make_open_folder(path: Path) -> Path:
     return path
 
 
-def owned(path: Path, user: int | None) -> None:
+def create_folder_of_user(path: Path, user: int | None) -> None:
     """Create the folder `path` for `user`."""
     if not path.is_dir():
         make_open_folder(path)
@@ -249,28 +249,28 @@ def _mount_points(further: Sequence[str]) -> bytes:
 # -- what is known of the finished tree
 
 
-def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
+def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
     tree = partial / "tree"
-    config = found.config.get("config") or {}
-    where = _working_folder(found, tree, config)
+    config = source.config.get("config") or {}
+    where = _working_folder(source, tree, config)
     work = make_open_folder(partial / "work")
-    if found.patches:
-        _apply_patches(found, tree / where, work, user)
+    if source.patches:
+        _apply_patches(source, tree / where, work, user)
     reduced = history.reduce(tree, where, work, user)
     shutil.rmtree(work)
     (partial / "layers.py").unlink()
     base, manifest, size = _commit(tree / where, partial / "git")
-    if found.patches:
+    if source.patches:
         _begin(tree / where, partial / "git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    who, group, home = user_of(tree, str(config.get("User") or ""), found.name)
+    who, group, home = user_of(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
-    report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **found.digests}
+    report = merge_layer_reports(reports) | {"removed": list(reduced.removed), **source.digests}
     for path in partial.glob("*.json"):
         path.chmod(0o644)
-    hidden, digest = tuple(_hidden(tree)), digest_of(partial, record=IMAGE_RECORD)
+    hidden, digest = tuple(_find_hidden(tree)), digest_tree(partial, record=IMAGE_RECORD)
     image = Image(
-        found.name, found.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
+        source.name, source.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
     )
     unfinished = partial / ".image.json"
     unfinished.write_text(json.dumps(asdict(image)))
@@ -279,7 +279,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     return image
 
 
-def _apply_patches(found: Found, place: Path, work: Path, user: int | None) -> None:
+def _apply_patches(image: Found, place: Path, work: Path, user: int | None) -> None:
     # remove the repository first, as it shows what the patches undo
     git_folder = place / ".git"
     if git_folder.is_dir() and not git_folder.is_symlink():
@@ -287,11 +287,11 @@ def _apply_patches(found: Found, place: Path, work: Path, user: int | None) -> N
     else:
         git_folder.unlink(missing_ok=True)
     home = create_bare_repository(work / "patching")
-    for patch in found.patches:
+    for patch in image.patches:
         try:
             git("apply", "--whitespace=nowarn", "-", folder=home, tree=place, stdin=patch, prefix=command_as(user, []))
         except subprocess.CalledProcessError as error:
-            raise TaskError(f"image {found.name}: its patch does not apply: {reason(error)}") from error
+            raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
 
 
 def _begin(place: Path, source: Path) -> None:
@@ -303,20 +303,20 @@ def _begin(place: Path, source: Path) -> None:
         os.chown(path, status.st_uid, status.st_gid)
 
 
-def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
+def _working_folder(image: Found, tree: Path, about: Mapping[str, Any]) -> str:
     for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
             where = rootfs.resolve_inside(tree, candidate)
             if where and (tree / where).is_dir():
                 return where
     raise TaskError(
-        f"image {found.name} has no working folder, and no /testbed", fix="build it with WORKDIR set to the repository"
+        f"image {image.name} has no working folder, and no /testbed", fix="build it with WORKDIR set to the repository"
     )
 
 
-def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
+def user_of(tree: Path, spec: str, name: str) -> tuple[int, int, str]:
     """Ids and home of an image's user. Raises `TaskError` if unknown."""
-    user_name, _, wanted_group = (asked or "0").partition(":")
+    user_name, _, wanted_group = (spec or "0").partition(":")
     users = [row.split(":") for row in rootfs.text_inside(tree, "etc/passwd").splitlines()]
     groups = [row.split(":") for row in rootfs.text_inside(tree, "etc/group").splitlines()]
     user_row = next((row for row in users if len(row) > 5 and user_name in (row[0], row[2])), None)
@@ -327,9 +327,9 @@ def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
             row = next((row for row in groups if len(row) > 2 and wanted_group in (row[0], row[2])), None)
             group = int(row[2] if row else wanted_group)
     except ValueError:
-        raise TaskError(f"image {name} is to run as {asked!r}, whom it does not know") from None
+        raise TaskError(f"image {name} is to run as {spec!r}, whom it does not know") from None
     if not 0 <= user < (1 << 32) - 1 or not 0 <= group < (1 << 32) - 1:
-        raise TaskError(f"image {name} is to run as {asked!r}, which no kernel has")
+        raise TaskError(f"image {name} is to run as {spec!r}, which no kernel has")
     return user, group, user_row[5] if user_row and user_row[5].startswith("/") else "/"
 
 
@@ -365,7 +365,7 @@ def _walk_files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield str((parent_path / name).relative_to(source)), (parent_path / name).lstat()
 
 
-def _hidden(tree: Path) -> list[str]:
+def _find_hidden(tree: Path) -> list[str]:
     """Folders in the image with this package, and so with answers."""
     return [
         f"/{Path(parent, name).relative_to(tree)}"

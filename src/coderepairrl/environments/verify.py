@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, pinned, record_of
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find_image, image_record_path, pin_image
 from coderepairrl.types import Task
 
-_SHARED = 512
+_MIN_SHARED_BYTES = 512
 
 
-def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
-    """SHA-256 (hexadecimal) over path, kind, executability and content of files in `folder`, without `record`.
+def digest_tree(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
+    """Compute SHA-256 in hex over path, kind and content of all files in `folder`, without `record`.
 
     `known` caches hashes by device and inode.
     """
@@ -37,7 +37,7 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
                 continue
             status = path.lstat()
             if (inode := (status.st_dev, status.st_ino)) not in known:
-                known[inode] = content_of(path, status)
+                known[inode] = digest_content(path, status)
             line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
@@ -52,8 +52,8 @@ def kind_of(status: os.stat_result) -> str:
     return "program" if status.st_mode & stat.S_IXUSR else "file"
 
 
-def content_of(path: Path, status: os.stat_result) -> str:
-    """SHA-256 (hexadecimal) of content or link target; empty for a pipe."""
+def digest_content(path: Path, status: os.stat_result) -> str:
+    """SHA-256 in hex of content or link target; empty for a pipe."""
     if stat.S_ISLNK(status.st_mode):
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if not stat.S_ISREG(status.st_mode):
@@ -63,15 +63,17 @@ def content_of(path: Path, status: os.stat_result) -> str:
 
 
 def share(folder: Path) -> dict[tuple[int, int], str]:
-    """Hard-link files of `folder` to equal ones in a pool; returns hashes for `digest_of`."""
-    # environments of one project for many commits are almost the same
-    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
+    """Replace files of `folder` by hard links to equal ones in a pool; return hashes for `digest_tree`.
+
+    Environments of a project for different commits are almost equal.
+    """
+    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # a name that is not in use yet
     pool.mkdir(mode=0o755, exist_ok=True)
     hashes: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent, name) for name in files):
             status = path.lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size < _SHARED:
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _MIN_SHARED_BYTES:
                 continue
             kind = "x" if status.st_mode & stat.S_IXUSR else ""
             content = path.read_bytes()
@@ -84,8 +86,8 @@ def share(folder: Path) -> dict[tuple[int, int], str]:
                 if spare.read_bytes() == content:
                     status = spare.lstat()
                     spare.replace(path)
-                    spare.unlink(missing_ok=True)  # names of one file are not renamed to each other
-                else:  # damaged since, and so are those that share it, as their digests show
+                    spare.unlink(missing_ok=True)  # renaming between two names of the same file does nothing
+                else:  # the pooled file was damaged, as digests of environments with it show
                     spare.unlink()
                     spare.hardlink_to(path)
                     spare.replace(pooled)
@@ -101,10 +103,10 @@ def check_unchanged(*folders: Path) -> None:
             recorded = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))["digest"]
         except (OSError, ValueError, KeyError) as error:
             raise TaskError(
-                f"{folder} is no environment that was built to its end",
+                f"{folder} is not a complete environment",
                 fix="prepare its tasks again (crrl tasks prepare)",
             ) from error
-        if digest_of(folder, hashes) != recorded:
+        if digest_tree(folder, hashes) != recorded:
             raise TaskError(
                 f"the environment {folder} has changed since it was built",
                 fix="delete that folder, and prepare its tasks again (crrl tasks prepare)",
@@ -118,9 +120,10 @@ def check_environments(tasks: Iterable[Task]) -> None:
 
 
 class State(NamedTuple):
-    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``."""
+    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``.
 
-    # unknown: an image unpacked before digests were recorded
+    It is unknown for an image that was unpacked before digests were recorded.
+    """
 
     name: str
     state: str
@@ -128,7 +131,7 @@ class State(NamedTuple):
     fix: str = ""
 
 
-def states(tasks: Sequence[Task]) -> list[State]:
+def verify_states(tasks: Sequence[Task]) -> list[State]:
     """Verify the environments and images of `tasks`."""
     hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
@@ -147,62 +150,66 @@ def states(tasks: Sequence[Task]) -> list[State]:
         where = text.removeprefix("image:")
         try:
             folder, image = find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
-            same = digest_of(folder, hashes, IMAGE_RECORD) == image.digest
-            state = "as built" if same else "changed" if image.digest else "unknown"
-            # what is damaged may be shared: unpacked again, the image would be linked with it
+            is_same = digest_tree(folder, hashes, IMAGE_RECORD) == image.digest
+            state = "as built" if is_same else "changed" if image.digest else "unknown"
+            # also removes the shared files: a damaged one would be linked into the image again
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
-            fix = "" if same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
-            results.append(State(pinned(where), state, count, fix))
+            fix = "" if is_same else f"{command}, and prepare its tasks again (crrl tasks prepare)"
+            results.append(State(pin_image(where), state, count, fix))
         except TaskError as error:
             results.append(State(where, "missing", count, error.fix))
     return results
 
 
 class Fingerprint(NamedTuple):
-    """Environment of a task; unknown fields are empty.
+    """Identity of a task's environment; unknown fields are empty.
 
-    >>> fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
+    >>> read_fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
     'sandbox'
     """
 
     kind: str
-    """``image``, ``python`` (built), ``venv`` (a named folder), or ``sandbox``: the sandbox's own programs."""
+    """``image``, ``python`` (built by us), ``venv`` (a user's folder), or ``sandbox``: the programs of the sandbox."""
     name: str = ""
-    """Image with digest, environment in the cache, or folder."""
+    """Image name with digest, name of the environment in the cache, or path of the folder."""
     digest: str = ""
     """SHA-256 of the image's configuration, or over all built files; empty if not prepared here."""
     python: str = ""
+    """Python version."""
     uv: str = ""
+    """Version of uv that built it."""
 
 
-def fingerprint(task: Task) -> Fingerprint:
-    """Fingerprint of `task`, from records of `crrl tasks prepare`."""
-    kind, _, where = task.workspace.partition(":")
+def read_fingerprint(task: Task) -> Fingerprint:
+    """Read the fingerprint of `task` from the records of `crrl tasks prepare`."""
+    kind, _, image = task.workspace.partition(":")
     if kind == "image":
-        return Fingerprint("image", pinned(where), _read_fingerprint(record_of(where)).get("id", ""))
-    kind, _, where = task.environment.partition(":")
+        return Fingerprint("image", pin_image(image), _read_record(image_record_path(image)).get("id", ""))
+    kind, _, path = task.environment.partition(":")
     if kind == "venv":
-        return Fingerprint("venv", where, python=_python_version(Path(where)))
+        return Fingerprint("venv", path, python=_read_python_version(Path(path)))
     if kind == "python":
         folder = environment_folder(task.environment)
-        record = _read_fingerprint(folder / ENVIRONMENT_RECORD)
+        record = _read_record(folder / ENVIRONMENT_RECORD)
         return Fingerprint(
-            "python", folder.name, record.get("digest", ""), _python_version(folder), record.get("uv", "")
+            "python", folder.name, record.get("digest", ""), _read_python_version(folder), record.get("uv", "")
         )
     return Fingerprint("sandbox")
 
 
-def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Distinct environments of `tasks`, with the number of ``tasks``."""
-    by_source: dict[tuple[str, str], Fingerprint] = {}
+def list_fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
+    """List distinct environments of `tasks`, each with its number of ``tasks``."""
+    by_names: dict[tuple[str, str], Fingerprint] = {}  # each is read once
     counts = Counter[Fingerprint]()
     for task in tasks:
-        by = task.workspace if task.workspace.startswith("image:") else "", task.environment
-        counts[by_source[by] if by in by_source else by_source.setdefault(by, fingerprint(task))] += 1
+        names = task.workspace if task.workspace.startswith("image:") else "", task.environment
+        if names not in by_names:
+            by_names[names] = read_fingerprint(task)
+        counts[by_names[names]] += 1
     return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
 
 
-def _read_fingerprint(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -210,7 +217,7 @@ def _read_fingerprint(path: Path) -> dict[str, Any]:
     return record
 
 
-def _python_version(folder: Path) -> str:
+def _read_python_version(folder: Path) -> str:
     # `venv` and uv name the version differently
     try:
         text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")

@@ -32,7 +32,7 @@ def parse_body(model: type[Model], raw: bytes) -> Model:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        if error.errors()[0]["type"] != "json_invalid" or (mended := _mended(raw)) is None:
+        if error.errors()[0]["type"] != "json_invalid" or (mended := _repair_json(raw)) is None:
             raise explain_invalid_body(error) from error
     try:
         return model.model_validate_json(mended)
@@ -40,7 +40,7 @@ def parse_body(model: type[Model], raw: bytes) -> Model:
         raise explain_invalid_body(error) from error
 
 
-def _mended(raw: bytes) -> bytes | None:
+def _repair_json(raw: bytes) -> bytes | None:
     try:
         value = json.loads(raw.decode(errors="replace"))  # clients that truncate text send half a character
         text = json.dumps(value, ensure_ascii=False)
@@ -196,7 +196,7 @@ class ContentReader:
 
     def placeholder(self, part: Mapping[str, Any]) -> str:
         """Build the placeholder of a non-text part."""
-        description = described(part)
+        description = describe_part(part)
         self.hidden.append((self.at, description))
         return f"[{description}, not shown]"
 
@@ -223,10 +223,10 @@ class ContentReader:
         return self.placeholder(part)
 
 
-def described(part: Mapping[str, Any]) -> str:
+def describe_part(part: Mapping[str, Any]) -> str:
     """Describe a part by kind, name, media type and size.
 
-    >>> described({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
+    >>> describe_part({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
     'file: a.pdf, application/pdf, 3 bytes'
     """
     type = part.get("type")
@@ -242,18 +242,18 @@ def described(part: Mapping[str, Any]) -> str:
     if data_url := re.match(r"data:([^,;]*)([^,]*),", data):
         media = data_url[1] or media
         payload = data[data_url.end() :]
-        size = _decoded(payload) if data_url[2].endswith(";base64") else len(unquote_to_bytes(payload))
+        size = _decoded_size(payload) if data_url[2].endswith(";base64") else len(unquote_to_bytes(payload))
     elif re.match(r"[a-z][a-z0-9+.-]*://", data):
         name = name or data
     elif data:
-        size = _decoded(data)
+        size = _decoded_size(data)
     else:
         name = name or texts.get("file_id") or texts.get("tool_name")
     details = [_plain(text) for text in (name, media) if text] + ([] if size < 0 else [f"{size} bytes"])
     return f"{kind}: {', '.join(details)}" if details else kind
 
 
-def _decoded(base64: str) -> int:
+def _decoded_size(base64: str) -> int:
     return (len(base64) - base64.count("\n") - base64[-2:].count("=")) * 3 // 4
 
 

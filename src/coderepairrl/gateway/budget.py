@@ -66,13 +66,13 @@ class EpisodeBudget:
         if asyncio.get_running_loop().time() >= self.deadline:
             raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are over")
 
-    def reply(self, prompt: int, wanted: int) -> ReplyBudget:
-        """Budget `wanted` tokens after `prompt`. Raises `ApiError` if none remain."""
+    def reply(self, prompt: int, tokens: int) -> ReplyBudget:
+        """Budget `tokens` tokens after `prompt`. Raises `ApiError` if none remain."""
         room = self.tokens - prompt
         if room <= 0:
             raise self.too_long(prompt)
-        wanted = min(wanted, self._limits.turn_tokens)
-        return ReplyBudget(min(wanted, room), self._token_limit if room < wanted else "")
+        tokens = min(tokens, self._limits.turn_tokens)
+        return ReplyBudget(min(tokens, room), self._token_limit if room < tokens else "")
 
     def too_long(self, prompt: int) -> ApiError:
         """Error for a long prompt, in words that all providers' agents recognise."""

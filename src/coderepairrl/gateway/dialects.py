@@ -62,19 +62,19 @@ class Dialect(Protocol):
 DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
 
 
-async def send(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
+async def send(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     """Send the reply, streamed if requested. Raises `ApiError`."""
-    return await (_stream if asked.stream else _send_json)(request, dialect, asked, call)
+    return await (_stream if parsed.stream else _send_json)(request, dialect, parsed, call)
 
 
-async def _send_json(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
+async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     while not await call.ended_within(HEARTBEAT):
         if not response.prepared:
             await response.prepare(request)
         await response.write(b" ")  # a keep-alive: whitespace may precede JSON
     try:
-        body = json.dumps(dialect.reply(asked, call, await call.result())).encode()
+        body = json.dumps(dialect.reply(parsed, call, await call.result())).encode()
     except ApiError:
         if response.prepared and request.transport is not None:
             request.transport.abort()
@@ -88,9 +88,9 @@ async def _send_json(request: web.Request, dialect: Dialect, asked: Request, cal
     return response
 
 
-async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
+async def _stream(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    async for events in stream(dialect.writer(asked, call), call, HEARTBEAT):
+    async for events in stream(dialect.writer(parsed, call), call, HEARTBEAT):
         if not response.prepared:
             await response.prepare(request)
         await response.write(events)

@@ -122,7 +122,7 @@ VENDOR_TOOLS = {
 """Tools by type, which is also the function name; items are ``TYPE_call`` and ``TYPE_call_output``."""
 
 
-def printed(part: Mapping[str, Any]) -> str | None:
+def format_shell_result(part: Mapping[str, Any]) -> str | None:
     """Format a ``shell`` result part (stdout, stderr, exit code); None for others."""
     if "type" in part or not isinstance(part.get("stdout"), str) or not isinstance(part.get("stderr"), str):
         return None

@@ -98,7 +98,7 @@ def _request(body: _Counted, **more: Any) -> Request:
         wishes["hosted_tools"] = hosted
     ours = [tool for tool in body.tools or () if tool.ours]
     later = {tool.name: _tool(tool) for tool in ours if tool.defer_loading}
-    parts = ContentReader(lambda part: _loaded(part, later))
+    parts = ContentReader(lambda part: _loaded_tool(part, later))
     system = parts.text(body.system, "\n")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
@@ -281,7 +281,7 @@ def _tool(tool: _Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _loaded(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
+def _loaded_tool(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
     typed_events = part.get("tool_name")
     if part.get("type") != "tool_reference" or not isinstance(typed_events, str) or typed_events not in later:
         return None

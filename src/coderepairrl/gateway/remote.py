@@ -199,7 +199,7 @@ class Remote:
             answer = RemoteAnswer.model_validate_json(data)
         except ValidationError as error:
             start = data[:200].decode(errors="replace")
-            raise RemoteFault(f"{self.url} answers what is no chat completion: {start}") from error
+            raise RemoteFault(f"{self.url} answers what is not a chat completion: {start}") from error
         if answer.error:
             raise RemoteFault(f"{self.url} breaks off: {json.dumps(answer.error)[:500]}")
         return answer
@@ -221,7 +221,7 @@ class Remote:
 
     def _unreachable(self, error: Exception) -> RemoteFault:
         return RemoteFault(
-            f"{self.url} cannot be reached: {_why(error)}", fix="check the URL; it ends in /v1 with most"
+            f"{self.url} cannot be reached: {_explain(error)}", fix="check the URL; it ends in /v1 with most"
         )
 
     async def _cards(self) -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ class Relayed:
                     except _Retryable as busy:
                         wait = max(pause, busy.after)
                         late = asyncio.get_running_loop().time() + wait >= deadline
-                        if not left or self._passed_on or late:  # out of time or not, an outage is no reply
+                        if not left or self._passed_on or late:  # out of time or not, an outage is not a reply
                             raise busy.fault from busy
                         await asyncio.sleep(wait)
                         pause *= 2
@@ -349,7 +349,7 @@ class Relayed:
         return nothing, nothing
 
 
-def _why(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not valid"

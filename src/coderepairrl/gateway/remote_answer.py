@@ -130,7 +130,7 @@ class Received:
             if text := text + (piece.refusal or ""):
                 self.content += text
                 deltas.append(Delta(content=text))
-            self._fields = _joined(self._fields, _returned(piece))
+            self._fields = _join(self._fields, _convert(piece))
             for call in piece.tool_calls or ():
                 self._call(call)
             if choice.token_ids:
@@ -163,7 +163,7 @@ class Received:
             call["name"] += function.name or ""
         arguments = function.arguments or ""
         call["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        call["returned"] = _joined(call["returned"], _returned(piece))
+        call["returned"] = _join(call["returned"], _convert(piece))
 
 
 def _texts(content: Any) -> tuple[str, str]:
@@ -173,20 +173,20 @@ def _texts(content: Any) -> tuple[str, str]:
     return "".join(map(ContentReader().text, thoughts)), ContentReader().text(words)
 
 
-def _returned(piece: Lenient) -> dict[str, Any]:
+def _convert(piece: Lenient) -> dict[str, Any]:
     return {name: value for name in RETURNED if (value := getattr(piece, name, None)) is not None}
 
 
-def _joined(old: Any, new: Any, name: str = "") -> Any:
+def _join(old: Any, new: Any, name: str = "") -> Any:
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, dict) and isinstance(new, dict):
-        return {**old, **{key: _joined(old.get(key), value, key) for key, value in new.items()}}
+        return {**old, **{key: _join(old.get(key), value, key) for key, value in new.items()}}
     if isinstance(old, list) and isinstance(new, list):
         joined = list(old)
         for item in new:
             if joined and isinstance(item, dict) and "index" in item and _kind(item) == _kind(joined[-1]):
-                joined[-1] = _joined(joined[-1], item)
+                joined[-1] = _join(joined[-1], item)
             else:
                 joined.append(item)
         return joined

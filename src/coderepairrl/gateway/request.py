@@ -138,7 +138,7 @@ class KeyedTools(tuple[Mapping[str, Any], ...]):
     key: bytes
 
 
-def keyed(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
+def add_tools_key(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
     """Add the key to `tools`."""
     sequence = KeyedTools(tools)
     sequence.key = tools_key(tools)

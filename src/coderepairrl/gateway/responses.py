@@ -16,7 +16,7 @@ from pydantic import Field
 
 from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, parse_body, typed_events, unsupported
 from coderepairrl.gateway.call import Call, Completion, Find
-from coderepairrl.gateway.items import VENDOR_TOOLS, full_name, printed, read_items
+from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, full_name, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish
@@ -122,12 +122,12 @@ def resolve_references(request: Request, find: Find) -> Request:
 
 
 def _with_items(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
-    parts = ContentReader(printed)
+    parts = ContentReader(format_shell_result)
     messages = read_items(items, opening, parts)
     return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
 
 
-def stored(response: str, find: Find) -> dict[str, Any]:
+def find_response(response: str, find: Find) -> dict[str, Any]:
     """Look up a response by id. Raises `ApiError` (404)."""
     entry = find(response_name(response))
     if entry is None:
@@ -136,7 +136,7 @@ def stored(response: str, find: Find) -> dict[str, Any]:
     return ResponseWriter(request, call).whole(completion)
 
 
-def deleted(response: str) -> dict[str, Any]:
+def delete_response(response: str) -> dict[str, Any]:
     """Answer a DELETE."""
     return {"id": response, "object": "response", "deleted": True}
 

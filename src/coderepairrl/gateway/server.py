@@ -1,4 +1,4 @@
-"""An HTTP server that poses as a model provider and records what the policy saw and sampled."""
+"""An HTTP server with the APIs of model providers, which records what the policy saw and sampled."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 KEYLESS_CONNECTIONS = 512
-"""Connections without a valid key; beyond, the oldest is closed."""
+"""Most connections without a valid key; one more closes the oldest."""
 BACKLOG = 1024
 """Connections that the kernel may hold before acceptance."""
 KEY_SECONDS = 10.0
 """Seconds before a connection without a valid key is closed."""
 REMEMBERED = 1 << 16
-"""Closed sessions' keys that get `episode_closed` instead of `invalid_api_key`."""
+"""Keys of closed sessions that get the error `episode_closed` instead of `invalid_api_key`."""
 
 log = logging.getLogger(__name__)
 
 
 KeylessSession = Callable[[Mapping[str, Any], bool], Session]
-"""Chooses a keyless request's session from its body and whether it is marked as a retry."""
+"""Chooses the session of a request without a key, given its body and whether it is marked as a retry."""
 _UNLIMITED = Limits(tokens=1 << 30)
 _KEY = re.compile("[0-9a-f]{32}")
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
@@ -88,7 +88,7 @@ class Gateway:
     async def listening(
         self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
     ) -> AsyncIterator[Self]:
-        """`start`, and stop on exit. Raises `UsageError`."""
+        """Call `start`, and `stop` on exit. Raises `UsageError`."""
         try:
             await self.start(host, port, socket)
             yield self
@@ -103,16 +103,16 @@ class Gateway:
                 app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
                 if dialect.counter is not None:
                     app.router.add_post(f"{prefix}/v1{dialect.counter.path}", self._count(dialect.counter))
-            app.router.add_get(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._stored)
-            app.router.add_delete(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._delete)
-            app.router.add_get(f"{prefix}/v1/models", self._models)
-            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
+            app.router.add_get(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._get_response)
+            app.router.add_delete(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._delete_response)
+            app.router.add_get(f"{prefix}/v1/models", self._list_models)
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._get_model)
             for root in {f"{prefix}/", prefix or "/", f"{prefix}/v1"}:
                 app.router.add_get(root, _probe)
         app.router.add_get("/health", self._health)
         # cancels the handler when its client disconnects, which aborts the call in the engine
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_BadHttpQuietly(log, {})
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_QuietLogger(log, {})
         )
         await self._runner.setup()
         allow_open_files()
@@ -123,7 +123,7 @@ class Gateway:
                 check_free(socket)
                 socket.unlink(missing_ok=True)
                 self._listeners.append(_listen(await loop.create_unix_server(self._accept, str(socket), backlog=1)))
-                socket.chmod(0o666)  # guests run as another user; without a key it is of no use
+                socket.chmod(0o666)  # guests run as another user; requests need a key
         except OSError as error:
             where = f"{host}:{port}" if not self._listeners else str(socket)
             await self.stop()
@@ -138,7 +138,7 @@ class Gateway:
 
         `sampling` replaces the gateway's.
         """
-        key = secrets.token_hex(16)  # hex: a key that began with a dash could not be a program's argument
+        key = secrets.token_hex(16)  # hex: a program would take a key with a leading dash for an option
         endpoint = Endpoint(
             base_url=f"{self.url}/s/{key}/v1",
             api_key=key,
@@ -215,7 +215,7 @@ class Gateway:
             and "key" not in request.match_info
             and not any(_KEY.fullmatch(key) for key in keys)
             and "Origin" not in request.headers
-            and _LOCAL.fullmatch(request.host) is not None  # a web page's own host name may resolve to this address
+            and _LOCAL.fullmatch(request.host) is not None  # the host name of a web page may resolve to this address
             and isinstance(peer, tuple)
             and ipaddress.ip_address(peer[0]).is_loopback
         )
@@ -253,7 +253,7 @@ class Gateway:
     def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             keyless = self._may_be_keyless(request)
-            # without a key, counting begins no conversation: the session is closed after it
+            # without a key, a count is not part of a conversation: its session is closed afterwards
             session = self.open("count", limits=_UNLIMITED, seed=0) if keyless else self._session(request)
             incoming = self._keyless_incoming if keyless else session.incoming
             try:
@@ -271,32 +271,32 @@ class Gateway:
 
         return handle
 
-    async def _stored(self, request: web.Request) -> web.Response:
+    async def _get_response(self, request: web.Request) -> web.Response:
         session = self._session(request)
         if request.query.get("stream") == "true":
             raise ApiError(400, "unsupported_value", "a stored response is not streamed", param="stream")
         with _void_on_bug(session):
-            return web.json_response(responses.stored(request.match_info["response"], session.find))
+            return web.json_response(responses.find_response(request.match_info["response"], session.find))
 
-    async def _delete(self, request: web.Request) -> web.Response:
+    async def _delete_response(self, request: web.Request) -> web.Response:
         session, response = self._session(request), request.match_info["response"]
         with _void_on_bug(session):
-            responses.stored(response, session.find)
+            responses.find_response(response, session.find)
             session.forget(responses.response_name(response))
-            return web.json_response(responses.deleted(response))
+            return web.json_response(responses.delete_response(response))
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _list_models(self, request: web.Request) -> web.Response:
         if not self._may_be_keyless(request):
             self._session(request)
         ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
-        return web.json_response({"object": "list", "data": [self._card(self.model_name)], **ends})
+        return web.json_response({"object": "list", "data": [self._model_card(self.model_name)], **ends})
 
-    async def _model(self, request: web.Request) -> web.Response:
+    async def _get_model(self, request: web.Request) -> web.Response:
         if not self._may_be_keyless(request):
             self._session(request)
-        return web.json_response(self._card(request.match_info["model"]))
+        return web.json_response(self._model_card(request.match_info["model"]))
 
-    def _card(self, name: str) -> dict[str, Any]:
+    def _model_card(self, name: str) -> dict[str, Any]:
         context = self.source.context
         return {
             "id": name,
@@ -314,7 +314,7 @@ class Gateway:
         try:
             await self.source.health()
         except Fault as fault:
-            # no details: sandboxed agents have access
+            # without details, since sandboxed agents can ask
             raise ApiError(503, f"{fault.boundary}_fault", f"the {fault.boundary} failed") from fault
         return web.json_response({"status": "ok"})
 
@@ -365,7 +365,9 @@ def _cannot_listen(error: OSError, where: str) -> UsageError:
     return UsageError(f"the gateway cannot listen on {where}: {error.strerror or error}")
 
 
-class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
+class _QuietLogger(logging.LoggerAdapter):  # type: ignore[type-arg]
+    """Logs malformed HTTP of clients at debug level, without a traceback."""
+
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):  # a client's mistake
             self.debug("bad HTTP: %s", type(exc_info).__name__)

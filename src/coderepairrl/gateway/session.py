@@ -20,7 +20,7 @@ from coderepairrl.gateway.tree import Placement
 from coderepairrl.gateway.workers import Body, Incoming, Offload, Workers
 from coderepairrl.processes.meter import unix_time
 from coderepairrl.tokens import Reply, TooLong
-from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered
+from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered_tools
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
 """Called with the episode's id and a turn before the client gets the turn's end."""
@@ -325,7 +325,7 @@ class Session:
         )
 
     def _as_before(self, request: Request, placement: Placement) -> bool:
-        return placement.base is not None and offered(self._tree.turns, placement.base) == tuple(request.tools)
+        return placement.base is not None and offered_tools(self._tree.turns, placement.base) == tuple(request.tools)
 
     def _note_limit(self, turn: Turn, placed: _Placed) -> None:
         if placed.generation.out_of_time:

@@ -10,36 +10,39 @@ from coderepairrl.tokens.trie import common
 from coderepairrl.types import SideCalls, Turn, conversation
 
 Kind = tuple[tuple[str, ...], str]
-"""Names of the tools, and the system prompt."""
+"""Kind of a conversation: names of its tools, and its system prompt."""
 
 
-def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
-    """Sorted indices of untrained turns outside the main conversation, in linear time.
+def find_side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
+    """Find the turns outside the main conversation that are not trained; return sorted indices. Takes linear time.
 
-    The main conversation has tools (if any has), then states the task's `prompt`, then has the most turns, then comes
-    first. Its turns have its tools, or others after one of its replies, and at least half of its system prompt.
-    `side_calls`: ``mask`` masks all others, ``tools`` those without tools, ``train`` none.
+    The main conversation is chosen by, in this order: it has tools, states the task's `prompt`, has the most turns,
+    comes first. A turn belongs to it if at least half of the system prompt is the same, and the tools are the same or
+    the turn continues one of its replies. `side_calls` chooses which of the others are not trained: all (``mask``),
+    those without tools (``tools``), none (``train``).
     """
     if side_calls == "train" or not turns:
         return ()
-    kinds = [(tuple(sorted(turn.tools)), system) for turn, system in zip(turns, _systems(turns), strict=True)]
+    kinds = [(tuple(sorted(turn.tools)), system) for turn, system in zip(turns, _system_prompts(turns), strict=True)]
     members: dict[Kind, list[int]] = {}
     for index, kind in enumerate(kinds):
         members.setdefault(kind, []).append(index)
     main = max(members, key=lambda kind: (bool(kind[0]), _states(turns, members[kind][0], prompt), len(members[kind])))
-    same = {kind: kind == main or _are_alike(kind[1], main[1]) for kind in members}
-    belongs = {index for index, kind in enumerate(kinds) if same[kind] and kind[0] == main[0]}
-    history = _Histories(turns, belongs)
+    is_similar = {kind: kind == main or _are_alike(kind[1], main[1]) for kind in members}
+    belongs = {index for index, kind in enumerate(kinds) if is_similar[kind] and kind[0] == main[0]}
+    histories = _Histories(turns, belongs)
     return tuple(
         index
         for index, kind in enumerate(kinds)
         if index not in belongs
         and not (kind[0] and side_calls == "tools")
-        and not (kind[0] and same[kind] and history.continues_main(index))
+        and not (kind[0] and is_similar[kind] and histories.continues_main(index))
     )
 
 
 class _Histories:
+    """Looks up whether a turn's history has a reply of the main conversation."""
+
     def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
         self._turns = turns
         self._keys: dict[int, bytes] = {}
@@ -55,7 +58,7 @@ class _Histories:
         return self._keys[id(reply)]
 
 
-def _systems(turns: Sequence[Turn]) -> list[str]:
+def _system_prompts(turns: Sequence[Turn]) -> list[str]:
     opening: list[tuple[str, ...]] = []
     for turn in turns:
         if turn.base is not None:
@@ -63,7 +66,7 @@ def _systems(turns: Sequence[Turn]) -> list[str]:
             continue
         shared = turn.fork.messages if turn.fork else 0
         system = list(opening[turn.fork.turn][:shared]) if turn.fork else []
-        for message in turn.messages if len(system) == shared else ():  # else it forks after the system prompt
+        for message in turn.messages if len(system) == shared else ():  # otherwise it forks after the system prompt
             if message["role"] != "system":
                 break
             system.append(str(message["content"]))
@@ -79,12 +82,12 @@ def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
     )
 
 
-def _are_alike(one: str, other: str) -> bool:
+def _are_alike(first: str, other: str) -> bool:
     """Whether system prompts differ at one place, in less than half of the longer one.
 
     >>> _are_alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _are_alike("Repair code.", "Summarize.")
     (True, False)
     """
-    start = common(one, other)
-    end = common(one[start:][::-1], other[start:][::-1])
-    return 2 * (start + end) > max(len(one), len(other))
+    start = common(first, other)
+    end = common(first[start:][::-1], other[start:][::-1])
+    return 2 * (start + end) > max(len(first), len(other))

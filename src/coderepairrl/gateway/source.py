@@ -132,7 +132,7 @@ class Generation:
         if ids and not self._stops.isdisjoint([*self.ids[-1:], *ids[:-1]]):
             return "tokens after a stop token"
         if ids and not (math.isfinite(sum(chunk.logprobs)) and max(chunk.logprobs) <= 1e-3):  # rounding may exceed 0
-            return "a logprob that is no log of a probability"
+            return "a logprob that is not a log of a probability"
         return f"version {chunk.version} after {version}" if chunk.version < version else ""
 
 

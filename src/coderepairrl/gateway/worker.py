@@ -19,7 +19,7 @@ from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request, keyed
+from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request, add_tools_key
 from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, LoadedFrom, TooLong
 
@@ -44,7 +44,7 @@ def batches(messages: Sequence[Message]) -> Iterator[bytes]:
     return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
 
 
-def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
+def unpack(pieces: Sequence[bytes]) -> tuple[Message, ...]:
     """Unpickle `batches`."""
     return tuple(message for piece in pieces for message in pickle.loads(piece))
 
@@ -65,7 +65,7 @@ class Jobs:
                 raise TooLong(len(request.messages))
             if loaded_from is not None:
                 self._check_texts(self._loaded(loaded_from), request.messages, most)
-        rest = pickle.dumps(replace(request, messages=(), tools=keyed(request.tools)))
+        rest = pickle.dumps(replace(request, messages=(), tools=add_tools_key(request.tools)))
         if len(rest) > REST:
             message = f"tools and settings of more than {REST >> 20} MiB are beyond every prompt"
             raise ApiError(413, "request_too_large", message)
@@ -74,18 +74,18 @@ class Jobs:
     def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
         """Default arguments, then joined `PrefixKeys.of`."""
         prefix_keys = PrefixKeys()
-        keys = prefix_keys.of(unpacked(messages), pickle.loads(tools))
+        keys = prefix_keys.of(unpack(messages), pickle.loads(tools))
         return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
 
     def render(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.render`."""
         loaded_from, tools, most = pickle.loads(about)
-        return [array("I", self._loaded(loaded_from).render(unpacked(messages), tools, most=most)).tobytes()]
+        return [array("I", self._loaded(loaded_from).render(unpack(messages), tools, most=most)).tobytes()]
 
     def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
         loaded_from, prompt, output, calls, most = pickle.loads(about)
-        ids = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), calls=calls, most=most)
+        ids = self._loaded(loaded_from).extend(prompt, output, unpack(messages), calls=calls, most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
     def spell(self, about: bytes, reply: bytes) -> list[bytes]:

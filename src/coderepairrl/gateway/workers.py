@@ -305,7 +305,7 @@ class Offload:
         setup = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
         rest, *packed = await self._workers.ask(self, b"parse", [setup, *body.pieces], body.size)
         request: Request = pickle.loads(rest)
-        return replace(request, messages=await _unpacked(packed))
+        return replace(request, messages=await _unpack(packed))
 
     async def keys(
         self, prefix_keys: PrefixKeys, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
@@ -313,7 +313,7 @@ class Offload:
         """`PrefixKeys.of`."""
         if _light(LIGHT_KEYS, *prefix_keys.unseen(messages, tools)):
             return prefix_keys.of(messages, tools)
-        packed = await _packed(messages)
+        packed = await _pack(messages)
         defaults, raw = await self._workers.ask(self, b"keys", [pickle.dumps(tools), *packed], sum(map(len, packed)))
         keys = [raw[at : at + 16] for at in range(0, len(raw), 16)]
         prefix_keys.remember(messages, keys, pickle.loads(defaults))
@@ -324,7 +324,7 @@ class Offload:
         codec, most = self._renderer
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
             return codec.render(messages, tools, most=most)
-        packed = await _packed(messages)
+        packed = await _pack(messages)
         setup = pickle.dumps((codec.loaded_from, tools, most))
         (ids,) = await self._workers.ask(self, b"render", [setup, *packed], sum(map(len, packed)))
         return array("I", ids).tolist()
@@ -336,7 +336,7 @@ class Offload:
         codec, most = self._renderer
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
             return codec.extend(prompt, output, messages, calls=calls, most=most)
-        packed = await _packed(messages)
+        packed = await _pack(messages)
         setup = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
         ids = await self._workers.ask(self, b"extend", [setup, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
@@ -363,11 +363,11 @@ class Offload:
         return self._codec, self._most
 
 
-async def _packed(messages: Sequence[Message]) -> list[bytes]:
+async def _pack(messages: Sequence[Message]) -> list[bytes]:
     return [await _step(batch) for batch in batches(messages)]
 
 
-async def _unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
+async def _unpack(pieces: Sequence[bytes]) -> tuple[Message, ...]:
     return tuple([message for piece in pieces for message in await _step(pickle.loads(piece))])
 
 

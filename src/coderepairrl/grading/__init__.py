@@ -24,7 +24,7 @@ from coderepairrl.grading.steering import (
     packages,
     shadowed,
     stands_for,
-    touched,
+    touched_files,
 )
 from coderepairrl.grading.witness import results_of
 from coderepairrl.protocols import Sandbox, SandboxBackend
@@ -45,7 +45,7 @@ __all__ = [
     "restore",
     "results_of",
     "rules_of",
-    "tried",
+    "try_command",
 ]
 _APPLY = (
     "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
@@ -132,7 +132,7 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], t
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
     entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
     paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
-    repaired_names = {shadowed(path) for path in touched(task.reference)}
+    repaired_names = {shadowed(path) for path in touched_files(task.reference)}
     new_packages, links = packages(paths), b"120000" in patch
     places = {
         path: stands_for(path, new_packages, links=links) for path in paths if shadowed(path) not in repaired_names
@@ -204,7 +204,7 @@ async def run_checks(
                 return Verdict(refused, outcomes)
             if harness.rules_of(command.results) is not None:
                 return await _by_harness(sandbox, command, checks)
-            ran = await tried(sandbox, command, checks)
+            ran = await try_command(sandbox, command, checks)
         outcomes = worst(outcomes.items(), ran.outcomes.items())
         if ran.problem:
             return Verdict(_problem(command, ran), outcomes, ran.doubtful, stopped=True)
@@ -245,23 +245,23 @@ class Ran(NamedTuple):
         return _output_text(self.result).rpartition("\n")[2]
 
 
-async def tried(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
+async def try_command(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
     """Run a command judged by its runner's reports or exit code. Raises `SandboxFault`."""
     results = command.results or witness.results_of(command.argv)
     if not results:
         return await _run_plain(sandbox, command, checks)
-    result, report = await reported(sandbox, replace(command, results=results), checks)
+    result, report = await run_reporting(sandbox, replace(command, results=results), checks)
     outcomes = report.outcomes
     tests_decide = bool(command.results and checks.named)
     if result.timed_out:
-        return Ran(_how(result, command), {}, result)
+        return Ran(_describe_exit(result, command), {}, result)
     if not outcomes:
         return Ran("" if tests_decide else "no test reported a result", {}, result, doubtful=True)
     if tests_decide:
         return Ran("", outcomes, result)
     failed = [name for name, outcome in outcomes.items() if outcome is Outcome.FAILED]
     if failed or not report.ok:
-        return Ran(f"{failed[0]} failed" if failed else _how(result, command), outcomes, result)
+        return Ran(f"{failed[0]} failed" if failed else _describe_exit(result, command), outcomes, result)
     return Ran("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, result)
 
 
@@ -273,7 +273,7 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
     text = _output_text(result)
     problem = ""
     if not result.ok:
-        problem = _how(result, command)
+        problem = _describe_exit(result, command)
     elif argv and word not in text:  # threads and what runs at exit may print after it
         problem = "it printed too much" if result.truncated else "it ended before its last line"
     doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LAST:]))
@@ -281,7 +281,7 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
     return Ran(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
 
 
-async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
+async def run_reporting(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
     """Run a command whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
         plugin = await witness.Plugin.prepare(sandbox, command, checks)
@@ -294,7 +294,7 @@ async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[
         facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
         result = await _exec(sandbox, command, watched, facts)
         report = witness.parse_report(result.output, word)
-        return replace(result, output=witness.before(result.output, word)), report
+        return replace(result, output=witness.output_before(result.output, word)), report
     argv, stdin = [*command.argv], b""
     if command.results == "node":
         argv, stdin = witness.node(argv, sandbox.workdir, checks)
@@ -312,7 +312,7 @@ def _problem(command: Command, ran: Ran) -> str:
     return f"check failed ({ran.problem}): {' '.join(command.argv)}" + (f": {ran.last[:_SHOWN]}" if ran.last else "")
 
 
-def _how(result: ExecResult, command: Command) -> str:
+def _describe_exit(result: ExecResult, command: Command) -> str:
     return f"no end within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
 
 

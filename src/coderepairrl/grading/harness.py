@@ -68,7 +68,7 @@ class Package:
         return Report(answer["found"], answer["resolved"], answer["failed"], outcomes)
 
 
-def _named(checks: Checks) -> dict[str, Any]:
+def _by_name(checks: Checks) -> dict[str, Any]:
     return {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
 
 
@@ -76,7 +76,7 @@ def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
     """Parser's name with options as a query (``parse_log_jest?eval_type=fail_only``)."""
     parser, _, more = argument.partition("?")
     defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
-    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_named(checks)}
+    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_by_name(checks)}
 
 
 def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
 
 SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
 """Verdicts as published, and no stricter: tests whose names were cut in the published lists pass by prefix, a skipped
-PASS_TO_PASS test is no regression, and a log with ``PASSED`` lines is believed. Rewards that are trained on should ask
+PASS_TO_PASS test is not a regression, and a log with ``PASSED`` lines is believed. Rewards to train on should use
 pytest (``results = "pytest"``). MIT licence.
 """
 MULTI_SWE_BENCH = Package(
@@ -114,7 +114,7 @@ SWE_SMITH = Package(
     "swe-smith",
     ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"),
     programs.SWE_SMITH_REPORT,
-    lambda argument, checks: {**json.loads(argument), **_named(checks)},
+    lambda argument, checks: {**json.loads(argument), **_by_name(checks)},
 )
 """A command, a log parser and test files per repository. MIT licence."""
 
@@ -241,7 +241,7 @@ _SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --ba
 _TRYING = "git patch mktemp"
 _RESET = "git checkout -- . ; git clean -fd"
 _PRESENT = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
-"""Checks for needed programs before a patch can remove them: missing ones are no verdict."""
+"""Checks for needed programs before a patch can remove them: missing ones are not a verdict."""
 FIX_PATCH = "/home/fix.patch"
 """Path of the patch in Multi-SWE-bench's scripts, which apply it with that of the tests."""
 _APPLY_SECONDS = 120.0
@@ -310,9 +310,9 @@ def judged_by(checks: Checks) -> Rules | None:
     return next(filter(None, (rules_of(command.results) for command in checks.commands)), None)
 
 
-def install(some: Iterable[Checks]) -> None:
+def install(checks: Iterable[Checks]) -> None:
     """Install the packages that judge these checks. Raises `PrerequisiteError`."""
-    judges = {chosen.judge for chosen in map(judged_by, some) if chosen is not None}
+    judges = {chosen.judge for chosen in map(judged_by, checks) if chosen is not None}
     for package in (judge for judge in judges if isinstance(judge, Package)):
         package.install()
 

@@ -222,7 +222,7 @@ def _tap(text: str) -> _Found:
     inner: dict[int, list[tuple[list[str], Outcome]]] = {}
     block = ""
     for line in _report_lines(text):
-        if block:  # an error message is no result
+        if block:  # an error message is not a result
             block = "" if line == block else block
             continue
         if line.strip() == "---":
@@ -309,7 +309,7 @@ def _unittest_outcome(text: str) -> Outcome | None:
 def harbor(text: str) -> Outcomes:
     """Parse Harbor's reward file: a number, or an object of numbers with optional ``reward``.
 
-    At least 1 passes, less fails; unreadable for Harbor is no result.
+    At least 1 passes, less fails; unreadable for Harbor is not a result.
 
     >>> harbor("1.0\\n"), harbor('{"reward": 0.5, "style": 1}')
     ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})

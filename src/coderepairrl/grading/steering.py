@@ -50,13 +50,13 @@ MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
 _EVERYWHERE = {
     name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
 }
-"""Modules of every Python, not looked for in folders that are no packages."""
+"""Modules of every Python, not looked for in folders that are not packages."""
 _IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
 _NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _WORDS = re.compile(rb"[/\s\"]+")
 
 
-def touched(patch: bytes) -> set[str]:
+def touched_files(patch: bytes) -> set[str]:
     """Files named in a patch of our format."""
     return {_plain_path(path) for line in _HEADERS.findall(patch) for path in line if path}
 
@@ -130,7 +130,7 @@ def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> 
     Covers `STEERING`, `SCRIPTS` where a command starts scripts, and files that a command names; except patterns that
     match the reference, whose changes are legitimate.
     """
-    reference_files = touched(reference)
+    reference_files = touched_files(reference)
     words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
     steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
     kinds = [
@@ -146,11 +146,11 @@ def _plain_path(written: bytes) -> str:
     >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
     ('ä.sh', 'run.sh')
     """
-    path = unquoted(written[1:-1]) if written[:1] == b'"' == written[-1:] else written
+    path = unquote(written[1:-1]) if written[:1] == b'"' == written[-1:] else written
     return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
 
 
-def unquoted(name: bytes) -> bytes:
+def unquote(name: bytes) -> bytes:
     """Decode git's quoted file name (C escapes)."""
 
     def character(match: re.Match[bytes]) -> bytes:

@@ -210,7 +210,7 @@ class Plugin(NamedTuple):
         return parse_report(read.output, self.word) if read.ok else Report(False, {})
 
 
-def before(output: bytes, word: str) -> bytes:
+def output_before(output: bytes, word: str) -> bytes:
     """Output before the report marked with `word`."""
     return output.partition(b'\n{"word": ' + json.dumps(word).encode())[0]
 

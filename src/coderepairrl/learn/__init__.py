@@ -13,7 +13,7 @@ from typing import Any, Self
 from coderepairrl.config.schema import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.algorithms import RECIPES, group_advantages
-from coderepairrl.learn.remote import RemoteLearner, common_files, torchrun_command
+from coderepairrl.learn.remote import RemoteLearner, digest_common_files, format_torchrun
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 from coderepairrl.processes.children import Child, ChildDied, Frame
@@ -32,6 +32,7 @@ __all__ = [
     "advantages",
     "batch",
     "check_weights",
+    "format_torchrun",
     "group_advantages",
     "init_random",
     "language_model",
@@ -40,7 +41,6 @@ __all__ = [
     "rounded",
     "stitch",
     "survived",
-    "torchrun_command",
 ]
 _MODULE = "coderepairrl.learn.learner"
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 28)}
@@ -98,7 +98,7 @@ class Learner:
             if listen:
                 learner._children = [await RemoteLearner.accept(listen, settings.processes, patience)]
                 models = [model, *([Path(settings.teacher)] if settings.teacher else [])]
-                async with common_files(models, [log_dir, publish_dir]) as files:
+                async with digest_common_files(models, [log_dir, publish_dir]) as files:
                     learner.notices = await learner._call("start", **start, files=files)
             else:
                 learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
@@ -120,12 +120,12 @@ class Learner:
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
-        metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes, tokens=tokens)
+        metrics: dict[str, Any] = await self._call("step", samples=_pack(samples), episodes=episodes, tokens=tokens)
         return metrics
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Metrics without training (`Trainer.measure`)."""
-        metrics: dict[str, Any] = await self._call("measure", samples=_packed(samples))
+        metrics: dict[str, Any] = await self._call("measure", samples=_pack(samples))
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
@@ -205,7 +205,7 @@ class Learner:
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
         failed = next((reply for reply in replies if "error" in reply), None)
         if failed is not None:
-            raise _raised(frame["op"], failed)
+            raise _restore_error(frame["op"], failed)
         self.version = replies[0]["version"]
         return replies[0]["ok"]
 
@@ -295,11 +295,11 @@ def _log(log_dir: Path, rank: int) -> Path:
     return log_dir / (f"learner-{rank}.log" if rank else "learner.log")
 
 
-def _packed(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _pack(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
 
 
-def _raised(op: str, reply: dict[str, Any]) -> CodeRepairError:
+def _restore_error(op: str, reply: dict[str, Any]) -> CodeRepairError:
     message, fix = reply["error"], reply["fix"]
     match reply["kind"]:
         case "usage":

@@ -234,11 +234,11 @@ def peft_name(name: str) -> str:
     return _PREFIX + name.replace(_ADAPTER, ".")
 
 
-def served(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def served_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Adapters by peft's names, as engines read them."""
     for name, tensor in tensors:
         owner, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
-        (written,) = dict(loading.published_tensors(model, [(f"{owner}.weight", tensor)]))
+        (written,) = dict(loading.convert_to_file_layout(model, [(f"{owner}.weight", tensor)]))
         yield f"{_PREFIX}{written.removesuffix('.weight')}{matrix}.weight", tensor
 
 
@@ -274,7 +274,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
             yield f"{name}.weight", layer
 
 
-def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def merged_tensors(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name, adapters merged in float32; all processes must iterate, since `whole` gathers."""
     layers = dict(_layers(model))
 

@@ -159,14 +159,14 @@ def tree_attention(
     query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in (query, key, value))
     if windowed:
         assert sliding_window is not None
-        out = _windowed(query, key, value, spans, scaling, sliding_window, sinks)
+        out = _attend_window(query, key, value, spans, scaling, sliding_window, sinks)
     elif device == "cpu":
         layer = None
         if store is not None:
             layer = store.put(cast(Any, module).layer_idx, query, key, value, spans[0].start)
         out = cast(Tensor, cast(Any, _Merged).apply(query, key, value, spans, scaling, layer))
     else:
-        out = _gathered(query, key, value, spans, scaling)
+        out = _gather(query, key, value, spans, scaling)
     return out[..., :width], None
 
 
@@ -272,7 +272,7 @@ class _Merged(torch.autograd.Function):
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
 
 
-def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
+def _gather(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
     if _spreads(query):
         key, value = (_repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
     parts = []
@@ -293,7 +293,7 @@ def _attend_span(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: f
     )
 
 
-def _windowed(
+def _attend_window(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int, sinks: int = 0
 ) -> Tensor:
     """Attend to the path's last `window` tokens and the `sinks`, in blocks."""

@@ -66,7 +66,7 @@ def restore_checkpoint(folder: Path, policy: Policy, strategy: SingleProcess) ->
 
 
 def _take(
-    found: Sequence[tuple[Mapping[str, nn.Parameter], loading.TensorFiles]],
+    sources: Sequence[tuple[Mapping[str, nn.Parameter], loading.TensorFiles]],
     moments: loading.TensorFiles,
     policy: Policy,
     strategy: SingleProcess,
@@ -75,7 +75,7 @@ def _take(
     for entry in moments:
         key, _, name = entry.partition(".")
         keys.setdefault(name, []).append(key)
-    for parameters, tensors in found:
+    for parameters, tensors in sources:
         for name, parameter in parameters.items():
             strategy.put(parameter, tensors[name])
     for name, parameter in policy.parameters.items():

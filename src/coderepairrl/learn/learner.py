@@ -63,7 +63,7 @@ def language_model(source: Path, target: Path) -> None:
     loading.write_tensors(
         target,
         loading.MODEL,
-        loading.published_tensors(model, chain(model.named_parameters(), constants(model).items())),
+        loading.convert_to_file_layout(model, chain(model.named_parameters(), constants(model).items())),
     )
     copy_layout(source, target)
     model.config.architectures = [type(model).__name__]
@@ -97,8 +97,8 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
     left = total = 0.0
     try:
         with loading.TensorFiles(result, loading.MODEL) as files:
-            deltas = loading.published_tensors(policy.model, adapters.deltas(policy.model))
-            before = loading.published_tensors(policy.model, adapters.base_weights(policy.model))
+            deltas = loading.convert_to_file_layout(policy.model, adapters.deltas(policy.model))
+            before = loading.convert_to_file_layout(policy.model, adapters.base_weights(policy.model))
             for (name, delta), (_, was) in zip(deltas, before, strict=True):
                 change = files[name].to(was.device).float() - was.float()
                 left += (change * delta).sum(dtype=torch.float64).item()

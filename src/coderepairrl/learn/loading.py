@@ -1,4 +1,4 @@
-"""Model loading and weight files in Hugging Face layout, one tensor at a time; checks names and shapes."""
+"""Load models, and read and write weight files in Hugging Face layout, a tensor at a time; checks names and shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from coderepairrl.sync import weights
 MODEL = "model"
 ADAPTER = "adapter_model"
 SHARD = 2 << 30
-"""Bytes of a file; a single tensor may exceed it."""
+"""Most bytes of a file, unless a single tensor has more."""
 
 
 def write_tensors(
@@ -37,7 +37,7 @@ def write_tensors(
 ) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
-    `tensors` is iterated even without `here`, since gathering may take every process.
+    Only a process with `here` writes. The others iterate over `tensors`, too, since gathering may need every process.
     """
     remaining = iter(tensors)
     try:
@@ -78,15 +78,15 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def published_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in the architecture's file layout."""
-    cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
+def convert_to_file_layout(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Convert tensors to the file layout of the architecture."""
+    cast(Any, model)._weight_conversions = None  # conversions of the files that the model was loaded from
     for name, tensor in tensors:
         yield from revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor}).items()
 
 
 class TensorFiles:
-    """Tensors of one stem, read on demand."""
+    """Tensors of the files of a stem, read on demand."""
 
     def __init__(self, folder: Path, stem: str) -> None:
         """Open the files. Raises OSError or SafetensorError."""
@@ -120,7 +120,7 @@ class TensorFiles:
         file_shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
         if file_shapes != dict(shapes):
             wrong = sorted({*file_shapes.items()} ^ {*shapes.items()})[0][0]
-            raise UsageError(f"these are the weights of another model: {wrong} differs")
+            raise UsageError(f"these are the weights of a different model: {wrong} differs")
 
 
 _UNWRAP = "save the model that the wrapper holds, or remove that part from every name"
@@ -132,7 +132,7 @@ _WRAPPERS = {
     r"(?:^|\.)(_forward_module\.)": ("Lightning", _UNWRAP),
     r"(?:^|\.)(base_model\.model\.|base_layer\.|lora_[AB]\.)": ("peft", _MERGE),
 }
-"""Parts of names that training programs leave: program and fix."""
+"""Program and fix, by the part of names that a training program leaves behind."""
 _FIX = "take config.json and all *.safetensors of one model, and remove tensors that it does not use"
 _SHOWN = 3
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError,
@@ -148,7 +148,7 @@ def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise as `load_model`, from file headers only; skips weights with a `quant_method`."""
+    """Raise what `load_model` raises, but read only file headers; skips quantised weights."""
     try:
         plain = models.quant_method(folder) is None
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def check_weights(folder: Path) -> None:
         _load_pretrained(folder, dtype="auto", device_map="meta")
 
 
-def _load_pretrained(folder: Path, **how: Any) -> PreTrainedModel:
+def _load_pretrained(folder: Path, **options: Any) -> PreTrainedModel:
     if (folder / weights.ADAPTER_CONFIG).is_file():
         raise UsageError(f"{folder} holds adapters, not a model", fix=_MERGE)
     if not (folder / "config.json").is_file():
@@ -165,14 +165,14 @@ def _load_pretrained(folder: Path, **how: Any) -> PreTrainedModel:
     try:
         models.require_plain_weights(folder)
         weights.weight_files(folder)
-        # its own attention: classes of older architectures are looked up by the name of one
+        # our attention by its name, by which older architectures choose a class
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             attn_implementation=PLAIN,
             local_files_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused here
-            **how,
+            ignore_mismatched_sizes=True,  # `_check_names` refuses them
+            **options,
         )
         model, names = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
         _check_names(folder, model, **names)
@@ -214,7 +214,7 @@ def _check_names(
 
 
 def _check_copies(folder: Path, model: PreTrainedModel) -> None:
-    # an engine would serve the first
+    # of two copies an engine would load only one
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     with TensorFiles(folder, MODEL) as files:
         for copy, name in tied.items():

@@ -127,7 +127,7 @@ class Gain(NamedTuple):
 def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     """Loss of a recipe."""
     log_ratio = LOG_RATIOS[recipe.ratio](trained)
-    ratio = _limited(log_ratio).exp()
+    ratio = _limit(log_ratio).exp()
     is_per_row = recipe.ratio in ("row", "product")
     if trained.targets is not None:
         advantage = trained.targets.advantage_N
@@ -148,7 +148,7 @@ def sft(trained: Trained, scale: Scale) -> Loss:
     return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
 
-def _limited(log_ratio: Tensor) -> Tensor:
+def _limit(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -229,7 +229,7 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
 
     Unbiased and nonnegative (Schulman 2020; gradient: arXiv 2506.09477).
     """
-    d = _limited(logp - ref)
+    d = _limit(logp - ref)
     return torch.exp(-d) - 1 + d
 
 

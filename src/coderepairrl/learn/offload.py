@@ -33,7 +33,7 @@ class Offloader:
         """Move everything to the host; returns bytes."""
         if self.offloaded:
             return 0
-        tensors = [tensor for tensor in _held(modules, optimizer) if tensor.device.type == self.device.type]
+        tensors = [tensor for tensor in _tensors(modules, optimizer) if tensor.device.type == self.device.type]
         copies, by_location = dict[int, tuple[Tensor, Tensor]](), dict[Location, Tensor]()
         for tensor in tensors:
             location = _location(tensor)
@@ -74,7 +74,7 @@ class Offloader:
             torch.cuda.empty_cache()
 
 
-def _held(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _tensors(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for module in modules:
         for parameter in module.parameters():
             yield parameter

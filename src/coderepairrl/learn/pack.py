@@ -77,11 +77,11 @@ def tree(rows: Sequence[Ids]) -> Tree:
     where: list[list[int]] = [[] for _ in rows]
     path: tuple[tuple[int, int], ...] = ()
     places: list[int] = []
-    for at, shared in _sorted(rows):
+    for at, shared in _sort_rows(rows):
         row, start = rows[at], len(ids)
         if shared < len(row):
             spans.append(Span(start, start + len(row) - shared, _first(path, shared)))
-            path = _joined(spans[-1].keys)
+            path = _join(spans[-1].keys)
             places = [*places[:shared], *range(start, spans[-1].stop)]
             ids += row[shared:]
             positions += range(shared, len(row))
@@ -89,7 +89,7 @@ def tree(rows: Sequence[Ids]) -> Tree:
     return Tree(ids, positions, tuple(spans), where)
 
 
-def _sorted(rows: Sequence[Ids]) -> list[tuple[int, int]]:
+def _sort_rows(rows: Sequence[Ids]) -> list[tuple[int, int]]:
     """Row indices sorted by ids, with shared prefix lengths."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
@@ -104,7 +104,7 @@ def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int
     return tuple(prefix)
 
 
-def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _join(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     *rest, last = runs
     if rest and rest[-1][1] == last[0]:
         return (*rest[:-1], (rest[-1][0], last[1]))
@@ -113,7 +113,7 @@ def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def distinct(rows: Sequence[Ids]) -> int:
     """Count tokens, shared prefixes once."""
-    return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
+    return sum(len(rows[at]) - shared for at, shared in _sort_rows(rows))
 
 
 def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
@@ -124,7 +124,7 @@ def cut_rows(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tok
     >>> cut_rows([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
     """
-    order, largest = _sorted(rows), max(micro_tokens, tree_tokens)
+    order, largest = _sort_rows(rows), max(micro_tokens, tree_tokens)
     parts = _cut_order(order, rows, micro_tokens, largest)
     if ranks > 1:  # parts as small as the rounds allow
         number = -(-len(parts) // ranks) * ranks
@@ -232,7 +232,7 @@ def pack_samples(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch
     )
 
 
-def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
+def scoring_samples(rows: Sequence[Sequence[int]]) -> list[Sample]:
     """Samples that score every token of `rows` except the first."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)

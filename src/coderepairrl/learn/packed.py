@@ -29,10 +29,10 @@ _SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
 """Factors on logits by config name, with their exponents."""
 
 
-def finished(logits: Tensor, config: PretrainedConfig) -> Tensor:
+def finish_logits(logits: Tensor, config: PretrainedConfig) -> Tensor:
     """Scale (Granite, Cohere, Falcon-H1) or cap (Gemma) logits as `config` says.
 
-    >>> finished(torch.tensor([4.0, -1.0]), PretrainedConfig(logits_scaling=8.0))
+    >>> finish_logits(torch.tensor([4.0, -1.0]), PretrainedConfig(logits_scaling=8.0))
     tensor([ 0.5000, -0.1250])
     """
     for name, power in _SCALES.items():
@@ -234,7 +234,7 @@ class Packed(nn.Module):
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits in float32."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-        return finished(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
+        return finish_logits(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
 
     def _score(self, hidden_ND: Tensor, target_N: Tensor, temperature: float) -> Tensor:
         logits_NV = self.head(hidden_ND)

@@ -198,13 +198,13 @@ class Policy:
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.merged(self.model, self.whole) if merge else self._trained()
+        tensors = adapters.merged_tensors(self.model, self.whole) if merge else self._trained()
         if form == "adapter" and self.settings.lora is not None:
-            tensors = adapters.served(self.model, tensors)
+            tensors = adapters.served_tensors(self.model, tensors)
         rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return (
-            loading.published_tensors(self.model, chain(rounded, self.constants.items()))
+            loading.convert_to_file_layout(self.model, chain(rounded, self.constants.items()))
             if form == "model"
             else rounded
         )

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from coderepairrl.errors import UsageError
 from coderepairrl.learn.attention import TREE, Store, chunks
-from coderepairrl.learn.pack import MicroBatch, pack_samples, scored, tree
+from coderepairrl.learn.pack import MicroBatch, pack_samples, scoring_samples, tree
 
 _ORIGINAL = "original_inv_freq"
 
@@ -94,8 +94,8 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
     rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]  # branches, of which one is of another's
-    tree_batch = pack_samples(scored(rows)).to(device)
-    singles = [pack_samples(scored([row])).to(device) for row in rows]
+    tree_batch = pack_samples(scoring_samples(rows)).to(device)
+    singles = [pack_samples(scoring_samples([row])).to(device) for row in rows]
     where = tree(rows).where
     with ExitStack() as small:
         small.enter_context(_shallow(model.config.get_text_config()))
@@ -123,8 +123,8 @@ def probe_layers(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Ca
             error = _largest_difference(head(plain.hidden_TD), logits_TV)
         if not error <= TOLERANCE:
             raise UsageError(
-                f"the logits of {type(model).__name__} are no linear head on its last hidden states (they differ by a"
-                f" fraction {error:.2g}), of which alone training knows",
+                f"the logits of {type(model).__name__} are not a linear function of its last hidden states (relative"
+                f" difference {error:.2g}), which training assumes",
                 fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
             )
 

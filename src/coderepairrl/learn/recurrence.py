@@ -110,9 +110,9 @@ def _convolution(original: Function) -> Function:
     @wraps(original)
     def branched(inputs: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
         spans = _spans.get()
-        if not _branched(spans):
+        if not _is_branched(spans):
             return original(inputs, weight, *arguments, **options)  # type: ignore[no-any-return]
-        options = _without_packing(options)
+        options = _remove_packing(options)
         outputs = []
         for span in spans:
             places = _places(span, weight.shape[-1] - 1)
@@ -133,7 +133,7 @@ def _scan(original: Function, names: Scan) -> Function:
     @wraps(original)
     def branched(*arguments: Any, **options: Any) -> Any:
         spans = _spans.get()
-        if not _branched(spans):
+        if not _is_branched(spans):
             return original(*arguments, **options)
         if options.get(names.last) or options.get(names.state) is not None:
             raise UsageError("a prefix tree is computed without a cache")
@@ -146,7 +146,7 @@ def _scan(original: Function, names: Scan) -> Function:
 
         outputs, states = [], States({None: None})
         for part in tree_parts(spans):
-            part_options = {name: within(value, part) for name, value in _without_packing(options).items()}
+            part_options = {name: within(value, part) for name, value in _remove_packing(options).items()}
             part_options |= {names.state: states[part.parent], names.last: True}
             output, states[part.stop] = original(*(within(value, part) for value in arguments), **part_options)
             outputs.append(output)
@@ -156,9 +156,9 @@ def _scan(original: Function, names: Scan) -> Function:
     return branched
 
 
-def _branched(spans: Sequence[Span]) -> bool:
+def _is_branched(spans: Sequence[Span]) -> bool:
     return len(spans) > 1
 
 
-def _without_packing(options: dict[str, Any]) -> dict[str, Any]:
+def _remove_packing(options: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name in _FLAT else value for name, value in options.items()}

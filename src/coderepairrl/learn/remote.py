@@ -1,4 +1,4 @@
-"""Controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`).
+"""The controller's connection to a learner started by torchrun (`coderepairrl.learn.torchrun`).
 
 Rank 0 first sends the 32-byte digest of a shared secret. Frames are JSON, neither encrypted nor signed: the network
 must be private, as for torch's connections.
@@ -28,10 +28,10 @@ from coderepairrl.runs import source_digest
 SECRET = "CRRL_LEARNER_SECRET"
 """Environment variable; at least 16 characters."""
 GREETING_SECONDS = 10.0
-"""Time limit of each end's greeting."""
-_GRACE = 5.0
+"""Time limit of the handshake, at each end."""
+_DISMISS_SECONDS = 5.0
 _PACKAGES = ("coderepairrl", "torch", "transformers", "peft", "accelerate", "safetensors", "deepspeed", "bitsandbytes")
-# the kernel asks a silent peer, and closes the connection to a machine that has been gone for half a minute
+# TCP probes a silent peer, and drops the connection to a machine that has not answered for half a minute
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000))
 
 
@@ -63,8 +63,8 @@ def read_secret() -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
-def learner_versions() -> dict[str, str]:
-    """Versions that machines must share."""
+def read_learner_versions() -> dict[str, str]:
+    """Read the versions of Python and packages, which must be equal on all machines."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
     for name in _PACKAGES:
         try:
@@ -74,8 +74,8 @@ def learner_versions() -> dict[str, str]:
     return installed
 
 
-def torchrun_command(listen: str) -> str:
-    """Command to start the learner."""
+def format_torchrun(listen: str) -> str:
+    """Format the command that starts the learner."""
     return (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
         f" --rdzv-backend=c10d --rdzv-endpoint={listen.rpartition(':')[0]}:29400"
@@ -107,18 +107,21 @@ def digest_files(paths: Iterable[Path]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def common_files(models: Iterable[Path], folders: Iterable[Path]) -> AsyncIterator[dict[str, str]]:
-    """Files that every machine must have, with SHA-256: of `models`, and a new one per folder."""
+async def digest_common_files(models: Iterable[Path], folders: Iterable[Path]) -> AsyncIterator[dict[str, str]]:
+    """Yield SHA-256 by path of files that every machine must see: of `models`, and a temporary one in each folder.
+
+    The temporary ones show whether a folder is shared, or only has the same path.
+    """
     files = [file for model in models for name in ("config.json", "*.safetensors") for file in model.glob(name)]
-    marks = [folder / f".common-{secrets.token_hex(8)}" for folder in folders]
+    probes = [folder / f".common-{secrets.token_hex(8)}" for folder in folders]
     try:
-        for mark in marks:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(mark.name)
-        yield await asyncio.to_thread(digest_files, [file.resolve() for file in (*files, *marks)])
+        for probe in probes:
+            probe.parent.mkdir(parents=True, exist_ok=True)
+            probe.write_text(probe.name)
+        yield await asyncio.to_thread(digest_files, [file.resolve() for file in (*files, *probes)])
     finally:
-        for mark in marks:
-            mark.unlink(missing_ok=True)
+        for probe in probes:
+            probe.unlink(missing_ok=True)
 
 
 class RemoteLearner:
@@ -139,7 +142,7 @@ class RemoteLearner:
         """Wait up to `patience` seconds for `processes` ranks to connect.
 
         Raises `LearnerFault` when none do, `UsageError` for a bad address or number of ranks, `PrerequisiteError` for
-        other versions.
+        versions that differ.
         """
         (host, port), secret = parse_address(listen), read_secret()
         joined: asyncio.Future[Self] = asyncio.get_running_loop().create_future()
@@ -151,10 +154,10 @@ class RemoteLearner:
                 async with asyncio.timeout(GREETING_SECONDS):
                     if not hmac.compare_digest(await reader.readexactly(len(secret)), secret):
                         rejected = f"; a connection without this run's {SECRET} was rejected"
-                        raise ValueError(f"another {SECRET}")
+                        raise ValueError(f"wrong {SECRET}")
                     hello = await _receive(reader)
                     if joined.done():
-                        raise ValueError("the run has a learner")
+                        raise ValueError("the run already has a learner")
                     keep_alive(writer.get_extra_info("socket"))
                     learner = cls(reader, writer, hello, listen)
                     _check_machines(hello["machines"], processes)
@@ -164,7 +167,7 @@ class RemoteLearner:
             except CodeRepairError as error:
                 joined.set_exception(error)
                 writer.write(encode_frame({"error": f"{error}; {error.fix}"}))
-            except (OSError, ValueError, LookupError, TypeError, asyncio.IncompleteReadError) as error:  # a stranger
+            except (OSError, ValueError, LookupError, TypeError, asyncio.IncompleteReadError) as error:  # not a learner
                 writer.write(
                     encode_frame({"error": f"crrl rejects this connection: {str(error) or type(error).__name__}"})
                 )
@@ -183,7 +186,7 @@ class RemoteLearner:
         except TimeoutError:
             raise LearnerFault(
                 f"no learner connected to {listen} within {patience:g} s (train.patience){rejected}",
-                fix=f"start it on each machine: {torchrun_command(listen)}; then continue with --resume",
+                fix=f"start it on each machine: {format_torchrun(listen)}; then continue with --resume",
             ) from None
         finally:
             server.close()
@@ -206,9 +209,9 @@ class RemoteLearner:
     async def dismiss(self) -> None:
         """End the ranks, waiting briefly."""
         with suppress(ChildDied, OSError):
-            async with asyncio.timeout(_GRACE):
+            async with asyncio.timeout(_DISMISS_SECONDS):
                 await self.send({"exit": 0})
-                while not self._reader.at_eof():  # a request that was called off may still read its answer
+                while not self._reader.at_eof():  # a cancelled request may still read its answer
                     await asyncio.sleep(0.01)
 
     def kill(self) -> None:
@@ -217,15 +220,15 @@ class RemoteLearner:
 
     async def close(self) -> None:
         """Close the connection; torchrun restarts the ranks."""
-        self.kill()  # else it would wait until a rank that hangs has read what was sent
+        self.kill()  # a graceful close would wait for a hung rank to read what was sent
         with suppress(OSError):
             await self._writer.wait_closed()
 
     def _lost(self, error: Exception) -> ChildDied:
         lost = ChildDied(f"the connection to the learner, process {self.name}, was lost ({error or type(error)})")
         lost.fix = (
-            "the output of torchrun says why; where it has ended, start it again on each machine:"
-            f" {torchrun_command(self._listen)}; then continue with --resume"
+            "the output of torchrun says why; if it has ended, start it again on each machine:"
+            f" {format_torchrun(self._listen)}; then continue with --resume"
         )
         return lost
 
@@ -242,17 +245,17 @@ def _check_machines(machines: Sequence[Mapping[str, Any]], processes: int) -> No
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",
             fix="train.processes is --nnodes times --nproc-per-node",
         )
-    ours = learner_versions()
+    local = read_learner_versions()
     for machine in machines:
-        if differing := [name for name in ours if ours[name] != machine["versions"].get(name)]:
-            listed = ", ".join(f"{name} {machine['versions'].get(name)} (here {ours[name]})" for name in differing)
+        if differing := [name for name in local if local[name] != machine["versions"].get(name)]:
+            listed = ", ".join(f"{name} {machine['versions'].get(name)} (here {local[name]})" for name in differing)
             raise PrerequisiteError(
-                f"the learner on {machine['host']} has other versions: {listed}",
+                f"the learner on {machine['host']} has different versions: {listed}",
                 fix="install the same on every machine: scripts/setup.sh there, from the same commit",
             )
     without = [machine["host"] for machine in machines if not machine["gpu"]]
-    if 0 < len(without) < processes:  # they would wait for each other
+    if 0 < len(without) < processes:  # ranks with and without a GPU would wait for each other forever
         raise PrerequisiteError(
-            f"the learner on {without[0]} sees no GPU, and other processes of it do",
-            fix="mend the driver there, or CUDA_VISIBLE_DEVICES; empty for every torchrun, all learn on CPUs",
+            f"the learner on {without[0]} sees no GPU, while other processes do",
+            fix="repair the driver or CUDA_VISIBLE_DEVICES there, or set it to '' for every torchrun, to learn on CPUs",
         )

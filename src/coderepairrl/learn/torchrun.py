@@ -46,7 +46,7 @@ def main() -> None:
     init_processes("env://")
     requests = distributed.new_group(backend="gloo", timeout=_IDLE)
     machines = _gather(
-        {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.learner_versions()}, requests
+        {"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.read_learner_versions()}, requests
     )
     run = None
     if distributed.get_rank() == 0:

@@ -17,7 +17,7 @@ from coderepairrl.learn import checkpoint, values
 from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.offload import Offloader
-from coderepairrl.learn.pack import MicroBatch, cut_rows, minibatches, pack_samples, scored, share, tokens_of
+from coderepairrl.learn.pack import MicroBatch, cut_rows, minibatches, pack_samples, scoring_samples, share, tokens_of
 from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
@@ -131,7 +131,7 @@ class Trainer:
         self._require_here()
         result: list[list[float]] = [[] for _ in rows]
         for part in cut_rows(rows, self._budget):
-            logp_N = self.policy.logprobs(pack_samples(scored([rows[at] for at in part])), temperature)
+            logp_N = self.policy.logprobs(pack_samples(scoring_samples([rows[at] for at in part])), temperature)
             for at, own_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
                 result[at] = own_N.tolist()
         return result

@@ -80,19 +80,19 @@ def estimates(
         mean, spread = column.mean().item(), column.std(correction=0).item() + EPS
         for each in every:
             each.advantages[:] = [(advantage - mean) / spread for advantage in each.advantages]
-    return by_part, explained(returns, values)
+    return by_part, explained_variance(returns, values)
 
 
-def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
+def targets(batch: MicroBatch, estimates: Mapping[int, Estimate]) -> Targets:
     """Targets of a micro-batch."""
-    columns = ([x for number in batch.dealt for x in found[number][column]] for column in range(3))
+    columns = ([x for number in batch.dealt for x in estimates[number][column]] for column in range(3))
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))
 
 
-def explained(returns: Sequence[float], values: Sequence[float]) -> float | None:
+def explained_variance(returns: Sequence[float], values: Sequence[float]) -> float | None:
     """Share of the variance of `returns` explained by `values`; None without variance.
 
-    >>> explained([0.0, 1.0], [0.25, 0.75]), explained([0.5, 0.5], [0.0, 1.0])
+    >>> explained_variance([0.0, 1.0], [0.25, 0.75]), explained_variance([0.5, 0.5], [0.0, 1.0])
     (0.75, None)
     """
     total = _variance(returns)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: shared gradients and optimiser state (2), and weights too (3)."""
+"""DeepSpeed's ZeRO: processes divide gradients and optimizer state (stage 2), and also weights (stage 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Zero(Distributed):
-    """Process that shares optimiser state, and with stage 3 the model."""
+    """Process that holds a part of the optimizer state, and with stage 3 of the model."""
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
@@ -39,7 +39,7 @@ class Zero(Distributed):
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Wrap policy and optimiser."""
-        if self._divided:  # divides parameter by parameter: later DeepSpeed would move the whole model to the device
+        if self._divided:  # parameter by parameter: DeepSpeed itself would first move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
             for buffer in policy.module.buffers():
                 buffer.data = buffer.data.to(self.device)
@@ -47,7 +47,7 @@ class Zero(Distributed):
         self._engine: Any = policy.module
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of a micro-batch's backward pass; `last`: an update follows."""
+        """Context of a micro-batch's backward pass; after the `last` one an update follows."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -111,7 +111,7 @@ class Zero(Distributed):
                 safe_set_full_optimizer_state(parameter, value, key)
 
     def _make_state(self, step: Tensor) -> None:
-        # makes the state that the first update would make
+        # the same state as the first update would make
         zero = self._engine.optimizer
         flat = zero.fp32_partitioned_groups_flat if self._divided else zero.single_partition_of_fp32_groups
         for part in flat:
@@ -136,7 +136,7 @@ class Zero(Distributed):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
 
     def _config(self) -> dict[str, Any]:
-        # names no precision, so that numbers keep the policy's
+        # without a precision, so that numbers keep that of the policy
         return {
             "train_micro_batch_size_per_gpu": 1,  # required, but without effect: `pack.share` divides the rows
             "gradient_clipping": self.settings.max_grad_norm,

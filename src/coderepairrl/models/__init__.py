@@ -37,7 +37,7 @@ def model_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in READ and file.is_file()]
 
 
-def quantised(folder: Path) -> str:
+def quantised_form(folder: Path) -> str:
     """Quantised form of the written-out weights, or ""."""
     mark = folder / QUANTISED
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
@@ -57,6 +57,17 @@ def require_plain_weights(folder: Path) -> None:
             f"the weights in {folder} are quantised (quant_method={method}), and the learner reads plain weights",
             fix="name the model as it was published, with model.quantise=nf4 to hold it in 4 bits",
         )
+
+
+class NotFetched(UsageError):
+    """A model of the hub that is not on this machine: runs download it when they start."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is not here: there is no such folder, and it is not fetched from the hub yet",
+            fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(name)}",
+        )
+        self.name = name
 
 
 class Named(NamedTuple):
@@ -114,7 +125,7 @@ def multimodal(folder: Path) -> bool:
 
 def model_folder(path: str, *, weights: bool = False) -> Path:
     """Folder of the model that `path` names (`resolve_model`), below any adapters. Raises `UsageError` if it
-    or its `weights` are missing."""
+    or its `weights` are missing, `NotFetched` for a model of the hub."""
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
         location = home / path.removeprefix(_BUILTIN)
@@ -122,10 +133,7 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
     elif is_hub_name(path):
         cached = find_cached(path)
         if cached is None:
-            raise UsageError(
-                f"{path} is not here: there is no such folder, and it is not fetched from the hub yet",
-                fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(path)}",
-            )
+            raise NotFetched(path)
         location, fix = cached, f"fetch it again: {download_command(path)}"
     else:
         location = Path(path).expanduser()
@@ -134,7 +142,7 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
         fix = _advice(path)
     if not (location / "config.json").is_file():
         problem = "it has no config.json" if location.is_dir() else "there is no such folder"
-        raise UsageError(f"{_format_model(path, location)} is no model: {problem}", fix=fix)
+        raise UsageError(f"{_format_model(path, location)} is not a model: {problem}", fix=fix)
     if weights and not any(location.glob("*.safetensors")):
         raise UsageError(
             f"{_format_model(path, location)} has no weights (*.safetensors)",
@@ -143,8 +151,8 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
     return location
 
 
-def _format_model(path: str, found: Path) -> str:
-    return path if path == str(found) else f"{path} ({found})"
+def _format_model(path: str, location: Path) -> str:
+    return path if path == str(location) else f"{path} ({location})"
 
 
 def _advice(path: str) -> str:

@@ -16,7 +16,7 @@ from coderepairrl.plan import devices
 from coderepairrl.plan.curriculum import curriculum
 from coderepairrl.plan.devices import Split
 from coderepairrl.plan.few_shot import has_examples, with_examples
-from coderepairrl.plan.learner import check_clip, check_teacher, clip, learn_settings, resolve_numerics
+from coderepairrl.plan.learner import check_clip, check_teacher, describe_clip, learn_settings, resolve_numerics
 from coderepairrl.plan.model import (
     LocalModel,
     LocalPlan,
@@ -281,7 +281,7 @@ class Plan(PolicyPlan, TaskPlan):
     @part
     def clip(self) -> str:
         """Description of when the importance ratio is clipped."""
-        return clip(self.config, self.learner)
+        return describe_clip(self.config, self.learner)
 
     @part
     def lacking(self) -> tuple[PrerequisiteError, ...]:
@@ -334,8 +334,8 @@ class Plan(PolicyPlan, TaskPlan):
 def plan_run(config: Config, *, resumed: bool = False) -> Plan:
     """Resolve and check every part of `config`. Raises as `raise_all`.
 
-    What the machine lacks for engine and learner is no error by itself (`Plan.lacking`). `resumed` skips checks of a
-    run's start.
+    What the machine lacks for engine and learner is not an error here (`Plan.lacking`). `resumed` skips checks that are
+    only for new runs.
     """
     plan = Plan(config, resumed=resumed)
     if errors := plan.errors():
@@ -354,11 +354,11 @@ def resolve_evaluation(
     served = name_model(name, overrides, use, settings_of)
     plan = EvaluationPlan(served, collects=collects)
     raise_all([*served.errors(), *plan.errors()])
-    model = plan.config.model.model_copy(update={"path": _pinned(name, plan)})
+    model = plan.config.model.model_copy(update={"path": _pin(name, plan)})
     return plan.replace(config=plan.config.model_copy(update={"model": model}))
 
 
-def _pinned(name: str, plan: AgentPlan) -> str:
+def _pin(name: str, plan: AgentPlan) -> str:
     """A name that finds the same model again."""
     if Path(name).suffix == ".toml":
         return plan.config.model.path
@@ -398,4 +398,4 @@ def check_learns_from_rewards(config: Config) -> None:
             fix="crrl sft FILE, or another train.algorithm",
         )
     if config.data != Data():
-        raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")
+        raise ConfigError("crrl train learns from tasks, and not from [data]", fix="crrl sft FILE, or leave it out")

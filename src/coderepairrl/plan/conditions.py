@@ -1,4 +1,4 @@
-"""Conditions of attempts, and how evaluations differ from training."""
+"""Conditions of attempts (agent, limits, sandbox, environments, sampling), and how evaluations differ from training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.recipe import installed_program
 from coderepairrl.config import Config
-from coderepairrl.environments import fingerprints
+from coderepairrl.environments import list_fingerprints
 from coderepairrl.plan import Plan
-from coderepairrl.plan.terms import AgentPlan, tasks_by_kind
+from coderepairrl.plan.terms import AgentPlan, group_by_kind
 from coderepairrl.protocols import Agent
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
@@ -24,23 +24,24 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 class Difference(NamedTuple):
     """A condition that differs between an evaluation and training.
 
-    >>> print(Difference("eval", "temperature", "1", "0.2", meant=True))
+    >>> print(Difference("eval", "temperature", "1", "0.2", intended=True))
     evaluation eval has temperature 0.2, and training 1
     """
 
     evaluation: str
     condition: str
     training: str
-    here: str
-    meant: bool
-    """Whether the configuration says so."""
+    measured: str
+    """Value in the evaluation."""
+    intended: bool
+    """Whether the configuration asks for the difference."""
 
     def __str__(self) -> str:
-        return f"evaluation {self.evaluation} has {self.condition} {self.here}, and training {self.training}"
+        return f"evaluation {self.evaluation} has {self.condition} {self.measured}, and training {self.training}"
 
 
-def conditions(plan: AgentPlan) -> dict[str, Any]:
-    """Conditions of training (``train``) and of each evaluation with tasks, as plain data."""
+def describe_conditions(plan: AgentPlan) -> dict[str, Any]:
+    """Describe the conditions of training (``train``) and of each evaluation that has tasks, as plain data."""
     evaluations = {
         name: _phase_conditions(
             name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING}
@@ -58,13 +59,13 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
 def _phase_conditions(
     phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]
 ) -> dict[str, Any]:
-    used = [kinds[name].of(phase) for name in sorted(tasks_by_kind(kinds, tasks))]
+    terms = [kinds[name].of(phase) for name in sorted(group_by_kind(kinds, tasks))]
     agents = [
-        {"name": _agent_name(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used
+        {"name": _agent_name(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in terms
     ]
-    sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
+    sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in terms}
     return {
-        "environments": fingerprints(tasks),
+        "environments": list_fingerprints(tasks),
         "agents": agents,
         "sandboxes": [{"name": name, **limits} for name, limits in sandboxes.items()],
         "sampling": dict(sampling),
@@ -79,34 +80,35 @@ def _version(agent: Agent) -> str:
     return (isinstance(agent, Program) and installed_program(agent.recipe)) or f"coderepairrl=={__version__}"
 
 
-def differences(
-    found: Mapping[str, Any], training: Mapping[str, Any], config: Config | None = None
+def list_differences(
+    evaluations: Mapping[str, Any], training: Mapping[str, Any], config: Config | None = None
 ) -> list[Difference]:
-    """Conditions of evaluations that training does not share.
+    """List conditions of evaluations that training does not have.
 
-    `meant` marks what `config` sets for the evaluation; without a `config`, all of agent, limits and sampling.
+    A difference is intended if `config` sets the condition for the evaluation; without a `config`, if it is about the
+    agent, limits or sampling.
     """
-    training_facts, result = _facts(training), []
-    for name, evaluation in found.items():
-        evaluation_facts = _facts(evaluation)
+    training_facts, result = _collect_facts(training), []
+    for name, evaluation in evaluations.items():
+        evaluation_facts = _collect_facts(evaluation)
         for fact in sorted(training_facts.keys() & evaluation_facts.keys()) if name != TRAINING else ():
             if not evaluation_facts[fact] <= training_facts[fact]:
-                one, other = (", ".join(sorted(side)) for side in (training_facts[fact], evaluation_facts[fact]))
-                result.append(Difference(name, fact, one, other, _meant(name, fact, config)))
+                trained, measured = (", ".join(sorted(side)) for side in (training_facts[fact], evaluation_facts[fact]))
+                result.append(Difference(name, fact, trained, measured, _is_configured(name, fact, config)))
     return result
 
 
-def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Differences between the conditions of two parts of an evaluation, without what only one recorded.
+def compare_conditions(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """List differences between the conditions of two parts of an evaluation; ignores what only one recorded.
 
     >>> one, two = ({"eval": {"environments": [], "agents": [], "sandboxes": [], "sampling": {"top_p": p}}}
     ...             for p in (1.0, 0.9))
-    >>> unlike(one, two), unlike(one, one), unlike(one, {})
+    >>> compare_conditions(one, two), compare_conditions(one, one), compare_conditions(one, {})
     (['eval: top_p 1 against 0.9'], [], [])
     """
     messages = []
     for name in sorted(first.keys() & other.keys()):
-        first_facts, other_facts = _facts(first[name]), _facts(other[name])
+        first_facts, other_facts = _collect_facts(first[name]), _collect_facts(other[name])
         for fact in sorted(first_facts.keys() & other_facts.keys()):
             if first_facts[fact] != other_facts[fact]:
                 sides = (", ".join(sorted(side)) or "none" for side in (first_facts[fact], other_facts[fact]))
@@ -114,11 +116,11 @@ def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return messages
 
 
-def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
+def _collect_facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
     parts = (*about["agents"], *about["sandboxes"])
     limits = {key for part in parts for key in part} - {"name", "version"}
     return {
-        # kinds, since tasks of other projects have other environments
+        # only the kinds: each project's tasks have a different environment
         "environments of kind": {each["kind"] for each in about["environments"]},
         "agent": {f"{each['name']} ({each['version']})" for each in about["agents"]},
         "sandbox": {each["name"] for each in about["sandboxes"]},
@@ -128,7 +130,7 @@ def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
     }
 
 
-def _meant(name: str, fact: str, config: Config | None) -> bool:
+def _is_configured(name: str, fact: str, config: Config | None) -> bool:
     if fact.startswith("environment") or fact == "sandbox":
         return False
     if config is None:
@@ -137,4 +139,4 @@ def _meant(name: str, fact: str, config: Config | None) -> bool:
         return True
     if fact in _SAMPLING:
         return fact in config.eval.model_fields_set or fact in config.eval.also.get(name, {})
-    return bool(config.kinds)  # agents and limits are the run's but for what a kind has of its own
+    return bool(config.kinds)  # agents and limits are those of training, unless a kind sets them

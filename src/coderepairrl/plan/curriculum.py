@@ -79,13 +79,13 @@ def _read_evaluation(run: RunFolder) -> dict[str, Probed]:
             by_task.setdefault(episode.task_id, []).append(episode)
     if not by_task:
         raise UsageError(f"{run.path} has no evaluation with an attempt", fix="name a run folder of crrl eval")
-    return {task: _probed(task, episodes) for task, episodes in by_task.items()}
+    return {task: _read_probed(task, episodes) for task, episodes in by_task.items()}
 
 
-def _probed(task: str, own: Sequence[Episode]) -> Probed:
-    verdicts = [verdict for each in own if (verdict := is_resolved(each)) is not None]
-    reward = sum(each.reward for each in own) / len(own)
-    return Probed(task=task, attempts=len(own), solved=sum(verdicts) if verdicts else None, reward=reward)
+def _read_probed(task: str, episodes: Sequence[Episode]) -> Probed:
+    verdicts = [verdict for each in episodes if (verdict := is_resolved(each)) is not None]
+    reward = sum(each.reward for each in episodes) / len(episodes)
+    return Probed(task=task, attempts=len(episodes), solved=sum(verdicts) if verdicts else None, reward=reward)
 
 
 def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
@@ -131,5 +131,5 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
 
 def _knows_none(probe: str, ids: Collection[str]) -> ConfigError:
     return ConfigError(
-        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)", fix="name a probe of these tasks"
+        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)", fix="crrl eval FILE makes one"
     )

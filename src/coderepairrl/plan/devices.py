@@ -71,7 +71,7 @@ def check_named(config: Config, serving_takes: bool) -> None:
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
-            fix=f"each learner process takes one GPU: train.devices={_suggested(config)}",
+            fix=f"each learner process takes one GPU: train.devices={_suggest(config)}",
         )
     _check_once("train.devices", learning)
     _check_apart(config, set(serving) & set(learning))
@@ -89,9 +89,9 @@ def _check_serving(config: Config, serving_takes: bool) -> None:
     _check_once("engine.devices", numbers)
 
 
-def _check_once(key: str, wanted: Sequence[int]) -> None:
-    if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
+def _check_once(key: str, devices: Sequence[int]) -> None:
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"{key}={list(devices)} names a GPU twice", fix=f"{key}={sorted({*devices})}")
 
 
 def _check_apart(config: Config, taken: set[int]) -> None:
@@ -181,7 +181,7 @@ def check_route(config: Config, engine: EngineSpec) -> None:
         )
 
 
-def _suggested(config: Config) -> list[int]:
+def _suggest(config: Config) -> list[int]:
     """GPUs to suggest for the learner, one per process."""
     configured = config.train.devices
     unused = (number for number in count() if number not in (*configured, *config.engine.devices))
@@ -211,16 +211,16 @@ def visible() -> list[str]:
     return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in listed.split(","))))
 
 
-def _device_environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:
-    if wanted and not there:
+def _device_environment(key: str, devices: Sequence[int], visible: Sequence[str]) -> Environment:
+    if devices and not visible:
         raise PrerequisiteError(
-            f"{key}={list(wanted)}: no GPU is visible here",
+            f"{key}={list(devices)}: no GPU is visible here",
             fix="run it on a machine with an NVIDIA GPU; crrl check says what this one has, and crrl hello needs none;"
             f" {key}=[] names no GPU",
         )
-    if missing := [number for number in wanted if number >= len(there)]:
+    if missing := [number for number in devices if number >= len(visible)]:
         raise ConfigError(
-            f"{key}={list(wanted)}: there is no GPU {missing[0]}; {len(there)} are visible here",
+            f"{key}={list(devices)}: there is no GPU {missing[0]}; {len(visible)} are visible here",
             fix=f"they count from 0 among this machine's GPUs, or of {VISIBLE} if that is set; {key}=[] names none",
         )
-    return {VISIBLE: ",".join(there[number] for number in wanted)} if wanted else {}
+    return {VISIBLE: ",".join(visible[number] for number in devices)} if devices else {}

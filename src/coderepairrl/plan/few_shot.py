@@ -15,9 +15,9 @@ from coderepairrl.config.schema import Agent
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.terms import agent_settings
 from coderepairrl.rollout import derive_seed
-from coderepairrl.sandbox.contents import files_at_hand
-from coderepairrl.tasks.overlap import quoted
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.sandbox.contents import read_local_files
+from coderepairrl.tasks.overlap import find_quoted
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
 _TAKE_EXAMPLES = frozenset({"direct", "agentless", "nano", "nano4"})
@@ -41,7 +41,7 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
 
     def evaluates(each: Example) -> bool:
         is_evaluated = each.id in ids or {each.before.strip(), each.after.strip()} & seen
-        return bool(is_evaluated) or bool(quoted({"": each.prompt}, evaluated))
+        return bool(is_evaluated) or bool(find_quoted({"": each.prompt}, evaluated))
 
     def change(agent: Agent) -> Agent:
         option = agent.options.get("examples")
@@ -50,9 +50,9 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
         selected: Sequence[Example]
         if isinstance(option, int):
             if option < 0:
-                raise ConfigError("agent.options.examples is negative")
+                raise ConfigError(f"agent.options.examples={option} is negative", fix="0 or more; 0 sends none")
             form = agent.options.get("format", "blocks")
-            selected = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
+            selected = _draw(option, trained, form if form in FORMATS else "blocks", evaluates)
         else:
             source = option if isinstance(option, str) else _as_examples(option)
             selected = examples.resolve_examples(source)
@@ -87,7 +87,7 @@ def _as_examples(option: object) -> tuple[Example, ...]:
         ) from None
 
 
-def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]) -> list[Example]:
+def _draw(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]) -> list[Example]:
     chosen: list[Example] = []
     for task in sorted(trained, key=lambda task: (derive_seed("examples", task.id), task.id)):
         if len(chosen) == most:
@@ -111,9 +111,9 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
 
 
 def _example(task: Task) -> Example | None:
-    changed = paths(task.reference)
-    before = files_at_hand(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
-    after = patched(before, task.reference) if before is not None else None
+    changed = changed_paths(task.reference)
+    before = read_local_files(task.workspace, changed).get(changed[0]) if len(changed) == 1 else None
+    after = apply_to_text(before, task.reference) if before is not None else None
     try:
         return Example(task.prompt, changed[0], before.decode(), after.decode(), task.id) if before and after else None
     except UnicodeDecodeError:

@@ -24,7 +24,7 @@ from coderepairrl.plan.sizing import GB, learner_alone
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.runs.storage import digests
-from coderepairrl.tasks.select import held_out
+from coderepairrl.tasks.select import is_held_out
 from coderepairrl.tokens import Codec, Row
 from coderepairrl.types import Sample
 
@@ -106,10 +106,10 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
     for path in map(_examples_file, data.paths):
         examples = read_examples(path)
         if not examples:
-            raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
+            raise UsageError(f"{path} has no example", fix="keep more: crrl collect --select RUN keep.above=0 -o FILE")
         files[str(path)] = digests([path])[path.name]
         for example in examples:
-            if (first := seen.get(same := _said(example))) is not None:
+            if (first := seen.get(same := _content_digest(example))) is not None:
                 raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
             seen[same] = path
             rows, cause = _example_rows(example, codec, model_digest)
@@ -125,7 +125,7 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
             f"{sum(map(len, unfit.values()))} examples cannot be learned from: {format_unfit(unfit)}",
             fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
         )
-    apart = [held_out(f"sft/{each.task}", data.held_out) for each in fitting]
+    apart = [is_held_out(f"sft/{each.task}", data.held_out) for each in fitting]
     train = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if not is_held_out)
     measured = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if is_held_out)
     if not train:
@@ -190,7 +190,7 @@ def _example_rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] |
         return f"cannot be rendered: {error or type(error).__name__}", ""
 
 
-def _said(example: Example) -> str:
+def _content_digest(example: Example) -> str:
     """Digest of an example's content: ids repeat across runs."""
     return hashlib.sha256(repr((example.id, example.task_id, example.messages, example.ids)).encode()).hexdigest()
 
@@ -310,6 +310,6 @@ def _check_measured(config: Config, examples: Examples) -> None:
     data = config.data
     if data.held_out and not examples.held_out:
         raise UsageError(
-            f"data.held_out={data.held_out:g} of the tasks is none of {len({each.task for each in examples.train})}",
+            f"data.held_out={data.held_out:g} holds out none of {len({each.task for each in examples.train})} tasks",
             fix="raise it, or set data.held_out=0",
         )

@@ -180,7 +180,7 @@ class NamedPlan(ServingPlan):
         if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
             raise ConfigError(f"{self.use.command} has no use for {key}", fix=nearest(key, self.use.used))
         if key.startswith("model") and is_url(self.name):
-            raise ConfigError(f"{key} is for models that are served here, not for {self.name}")
+            raise ConfigError(f"{key} is for models that are served here, not for a URL", fix=f"leave {key} out")
 
     def load_config(self, run: Path | None = None, *more: str) -> Config:
         """Settings of a TOML file, else of `settings_of`, else of `run`, else the command's defaults with `more`."""
@@ -210,7 +210,7 @@ class FolderPlan(NamedPlan, LocalPlan):
         found = models.resolve_model(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
         if not any(found.folder.glob("*.safetensors")):
             raise UsageError(
-                f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
+                f"{found.folder} has no weights", fix="name a folder with *.safetensors, or a run (with run.json)"
             )
         return found
 
@@ -269,7 +269,7 @@ class UrlPlan(NamedPlan):
         """Options of the endpoint."""
         engine, fields = self.given.engine, RelayOptions.model_fields
         if engine.name != RELAY:
-            raise ConfigError(f"engine {engine.name!r} cannot serve {self.url}", fix=f'engine = "{RELAY}"')
+            raise ConfigError(f"engine {engine.name!r} cannot serve {self.url}", fix=f"engine={RELAY}")
         if unknown := [option for option in engine.options if option not in fields]:
             raise ConfigError(f"engine {RELAY!r} has no option {unknown[0]!r}", fix=nearest(unknown[0], fields))
         try:
@@ -287,7 +287,7 @@ class UrlPlan(NamedPlan):
             raise UsageError(f"the environment variable {variable} is not set", fix=f"export {variable}=...")
         if not (key.isascii() and key.isprintable()):
             raise UsageError(
-                f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="is there a line break in it?"
+                f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="set it without line breaks"
             )
         return RemoteModel(self.url, self.options, key)
 
@@ -314,7 +314,7 @@ def initial_model(config: Config) -> Path:
     return folder
 
 
-def relayed(model_name: str, key_env: str | None) -> list[str]:
+def relay_options(model_name: str, key_env: str | None) -> list[str]:
     """Overrides equivalent to two command-line options."""
     options = {"model_name": model_name, "key_env": key_env}
     return [f"engine.options.{option}={json.dumps(value)}" for option, value in options.items() if value]

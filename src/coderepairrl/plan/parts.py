@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from coderepairrl.errors import CodeRepairError, several
+from coderepairrl.errors import CodeRepairError, combine_errors
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def errors_of(checks: Iterable[Check]) -> list[CodeRepairError]:
 def raise_all(errors: Sequence[CodeRepairError]) -> None:
     """Raise `errors`, if any, as one: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`."""
     if errors:
-        raise several(errors)
+        raise combine_errors(errors)
 
 
 def make_each(make: Callable[[A], T], values: Iterable[A]) -> list[T]:

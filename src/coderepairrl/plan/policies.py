@@ -12,7 +12,7 @@ from coderepairrl import agents, engines, rewards, tasks
 from coderepairrl import config as configs
 from coderepairrl.agents import recipe
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, several
+from coderepairrl.errors import ConfigError, combine_errors
 
 _SHIPPED = {
     "agent": {*agents.SHIPPED, *recipe.recipe_names()},
@@ -38,14 +38,14 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     chosen = {key: _at(settings, key) for key in _OF_THE_USER if _at(settings, key) != _at(defaults, key)}
     problems = [
         ConfigError(
-            f"{run} sets {key} to {configs.inline(value)}, and a policy runs no programs and chooses no isolation",
-            fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.inline(value)}')}",
+            f"{run} sets {key} to {configs.to_inline(value)}, and a policy runs no programs and chooses no isolation",
+            fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.to_inline(value)}')}",
         )
         for key, value in (chosen | dict(_programs("", settings))).items()
         if is_below(key, used) and not is_below(key, named) and not _is_shipped(key, value)
     ]
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return configs.load_run(run, overrides)
 
 
@@ -81,11 +81,11 @@ def _is_data(option: str, value: object) -> bool:
 
 
 def _is_shipped(key: str, value: object) -> bool:
-    return any(_at(data, key) == value for data in _shipped())
+    return any(_at(data, key) == value for data in _load_shipped())
 
 
 @cache
-def _shipped() -> list[dict[str, Any]]:
+def _load_shipped() -> list[dict[str, Any]]:
     return [configs.load_config(path).model_dump(mode="json") for path in configs.shipped().values()]
 
 

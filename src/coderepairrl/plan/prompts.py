@@ -10,7 +10,7 @@ from typing import NamedTuple
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.plan.model import LocalModel
-from coderepairrl.plan.terms import tasks_by_kind
+from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.rollout import Share, Terms
 from coderepairrl.tokens import TooLong
 from coderepairrl.types import Task
@@ -37,7 +37,7 @@ def check_prompts(
 
     Raises `ConfigError` if one leaves no room for a reply, `TaskError` if it cannot be written.
     """
-    longest = [_Prompts(config, model, kind, kinds).check(some) for kind, some in tasks_by_kind(kinds, tasks).items()]
+    longest = [_Prompts(config, model, kind, kinds).check(some) for kind, some in group_by_kind(kinds, tasks).items()]
     return max(longest, key=lambda each: each.tokens / each.most, default=None)
 
 
@@ -64,7 +64,7 @@ def without_too_long(
     """
     left = []
     for share in sources:
-        groups = tasks_by_kind(kinds, share.tasks).items()
+        groups = group_by_kind(kinds, share.tasks).items()
         long = {task.id for kind, some in groups for task in _Prompts(config, model, kind, kinds).too_long(some)}
         tasks = tuple(task for task in share.tasks if task.id not in long)
         if not tasks:

@@ -78,8 +78,8 @@ def split_by_engine(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     """
     if at_once > 1 and any(plan.config.rollout.executor != "local" for plan in plans):
         raise ConfigError(
-            "several policies at once, and rollout.executor=ray, of which a process has one cluster once",
-            fix="leave --jobs out: rollout.concurrency says how many attempts are made at once",
+            "--jobs measures several policies at once, and rollout.executor=ray one at a time",
+            fix="leave --jobs out, and raise rollout.concurrency for more attempts at a time",
         )
     shared_parts, alone, left = list[Part](), list[int](), list(range(len(plans)))
     while left:
@@ -187,7 +187,7 @@ def _with_room(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, EngineNeeds]:
 def _to_round(plan: ServingPlan) -> bool:
     """Whether the weights still have to be rounded to their quantised values."""
     form = plan.config.model.quantise
-    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised(plan.model.folder) != form
+    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised_form(plan.model.folder) != form
 
 
 def _share_engine(one: ServingPlan, other: ServingPlan) -> bool:

@@ -23,7 +23,7 @@ from coderepairrl.runs import read_learned
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.prepare import with_diffed_references
-from coderepairrl.tasks.select import held_out
+from coderepairrl.tasks.select import is_held_out
 from coderepairrl.types import Task
 
 COLLECTED = 0.25
@@ -72,7 +72,7 @@ class TaskReader:
         if not selected:
             splits = ", ".join(sorted({task.split for task in source.tasks}))
             raise TaskError(f"{named.source} has no task in split {split!r}", fix=f"splits it has: {splits or 'none'}")
-        left = tuple(task for task in selected if not held_out(task.id, holdout))
+        left = tuple(task for task in selected if not is_held_out(task.id, holdout))
         if not left:
             raise TaskError(
                 f"tasks.holdout={holdout:g} leaves none of the {len(selected)} tasks of {named.source}",
@@ -101,7 +101,7 @@ class TaskReader:
         share = collected_share(self.config)
         shares = self._shares(0.0)
         left_out = [
-            replace(each, tasks=tuple(task for task in each.tasks if held_out(task.id, share))) for each in shares
+            replace(each, tasks=tuple(task for task in each.tasks if is_held_out(task.id, share))) for each in shares
         ]
         if not any(each.tasks for each in left_out):
             raise TaskError(
@@ -146,8 +146,8 @@ def _tasks_of_split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
     return tuple(task for task in everything if task.split == split)
 
 
-def _check_unique(some: Iterable[Task]) -> None:
-    for name, count in Counter(task.id for task in some).items():
+def _check_unique(tasks: Iterable[Task]) -> None:
+    for name, count in Counter(task.id for task in tasks).items():
         if count > 1:
             raise TaskError(f"there are {count} tasks {name}", fix="leave all but one out: ids are unique in a run")
 
@@ -166,7 +166,7 @@ def check_workspaces(everything: Sequence[Task], check_image: Callable[[str], No
     checks = [partial(check, task) for task in distinct for check in (environment_of, check_files)]
     errors = errors_of(checks)
     if (more := len(errors) - _TASKS_NAMED) > 0:
-        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify lists them")
+        counted = TaskError(f"{more} more workspaces cannot be opened", fix="crrl tasks verify SOURCE lists them")
         errors = [*errors[:_TASKS_NAMED], counted]
     raise_all([*errors, *errors_of([partial(check_environments, everything)])])
 
@@ -249,7 +249,7 @@ def check_learned(config: Config, tasks: Iterable[Task]) -> None:
     if not both:
         return
     share = collected_share(config)
-    apart = all(held_out(name, share) for name in both) and not all(held_out(name, share) for name in everything)
+    apart = all(is_held_out(name, share) for name in both) and not all(is_held_out(name, share) for name in everything)
     raise TaskError(
         f"{config.model.path} was fine-tuned on trajectories of {len(both)} of the {len(everything)} training tasks,"
         f" for example {both[0]}: what it earns there says little of what it learns",

@@ -11,7 +11,7 @@ from coderepairrl.agents import recipe
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent as AgentSettings
 from coderepairrl.config.schema import TaskKind
-from coderepairrl.errors import ConfigError, several
+from coderepairrl.errors import ConfigError, combine_errors
 from coderepairrl.plan.model import RELAY, ServingPlan
 from coderepairrl.plan.parts import Check, make_each, part, raise_all
 from coderepairrl.protocols import Agent, SandboxBackend
@@ -180,7 +180,7 @@ def evaluation_setting(name: str) -> str:
     return name if name == "eval" else f"eval.also.{name}"
 
 
-def tasks_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
+def group_by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
     """Tasks by the key of their terms in `kinds`."""
     groups: dict[str, list[Task]] = {}
     for task in tasks:
@@ -209,7 +209,7 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
         return
     if remote:
         raise ConfigError(
-            "attempts with a model that somebody else serves are made on one machine, for they hardly load it",
+            "attempts with a remote model run on one machine, which they hardly load",
             fix="leave rollout.executor out",
         )
     address = config.rollout.ray.address
@@ -233,7 +233,7 @@ def check_names(config: Config) -> None:
     Checks neither user classes (``module:Class``) nor options.
     """
     if wrong := list(_wrong(config)):
-        raise several(wrong)
+        raise combine_errors(wrong)
 
 
 def _wrong(config: Config) -> Iterator[ConfigError]:

@@ -22,7 +22,7 @@ _HOME = "~/.cache/coderepairrl"
 
 def user_cache() -> Path:
     """Main cache folder. Raises `PrerequisiteError`, like all below, without a home."""
-    chosen = _chosen_cache()
+    chosen = _choose_cache()
     try:
         return Path(chosen).expanduser().absolute()
     except RuntimeError as error:
@@ -57,7 +57,7 @@ def git_cache() -> Path:
 def folders() -> list[Path]:
     """Cache folders under any setting."""
     result = []
-    for where in (_chosen_cache(), _HOME, _SYSTEM):
+    for where in (_choose_cache(), _HOME, _SYSTEM):
         with contextlib.suppress(RuntimeError):  # there is no home
             result.append(Path(where).expanduser().absolute())
     return result
@@ -69,7 +69,7 @@ def _cache_root() -> Path:
     return _SYSTEM if system else user_cache()
 
 
-def _chosen_cache() -> str:
+def _choose_cache() -> str:
     if chosen := os.environ.get("CRRL_CACHE"):
         return chosen
     xdg = os.environ.get("XDG_CACHE_HOME")

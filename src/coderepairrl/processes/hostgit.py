@@ -112,7 +112,7 @@ def version() -> str | None:
     return git("--version").decode().strip().removeprefix("git version ")
 
 
-def reason(error: subprocess.CalledProcessError) -> str:
+def explain_git_error(error: subprocess.CalledProcessError) -> str:
     """First ``fatal`` line of git's stderr, else the last line."""
     lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
     if lines:
@@ -194,7 +194,7 @@ def _check_repository(root: Path, git_path: Path) -> Repository:
                 _refuse(root, ".git is a file that names no git directory")
             home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
-                _refuse(root, f".git names {home}, which is no git directory")
+                _refuse(root, f".git names {home}, which is not a git directory")
         shared = _read_git_file(home / "commondir", root).rstrip("\r\n")
         common = (home / shared).resolve()
         _check_owner(root, (root, git_path, home, common))
@@ -298,7 +298,7 @@ def _check_files(root: Path, paths: Sequence[Path]) -> None:
     # git would read a pipe or a device without end
     for path in (below for each in paths for below in (each, *each.rglob("*"))):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            _refuse(root, f"{path} is no file")
+            _refuse(root, f"{path} is not a file")
 
 
 def _git_settings(config: Path, root: Path) -> dict[str, str]:
@@ -307,7 +307,7 @@ def _git_settings(config: Path, root: Path) -> dict[str, str]:
     try:
         listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
     except subprocess.CalledProcessError as error:
-        _refuse(root, reason(error))
+        _refuse(root, explain_git_error(error))
     return _by_key(listed)
 
 
@@ -317,12 +317,12 @@ def _read_git_file(path: Path, root: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     if not stat.S_ISREG(kind.st_mode) or kind.st_size > _LONGEST:
-        _refuse(root, f"{path} is no small file")
+        _refuse(root, f"{path} is not a small file")
     return os.fsdecode(path.read_bytes())
 
 
 def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
-    raise TaskError(f"{root} is no usable git repository: {why}", fix=fix)
+    raise TaskError(f"{root} is not a usable git repository: {why}", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ class View:
         try:
             return git(*args, folder=self.folder, tree=self.repository.root)
         except subprocess.CalledProcessError as error:
-            _refuse(self.repository.name, otherwise or reason(error))
+            _refuse(self.repository.name, otherwise or explain_git_error(error))
         except subprocess.TimeoutExpired as error:
             _refuse(self.repository.name, f"git took more than {error.timeout:.0f} s")
 

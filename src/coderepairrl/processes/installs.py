@@ -53,15 +53,15 @@ def system_python() -> Path:
 @contextmanager
 def lock_installation(target: Path) -> Iterator[None]:
     """Lock `target` for installation; new files are readable by all. Raises `PrerequisiteError`."""
-    with _locked(target) as lock:
+    with _lock(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @asynccontextmanager
-async def alone_in_turn(target: Path) -> AsyncIterator[None]:
+async def lock_in_turn(target: Path) -> AsyncIterator[None]:
     """Hold `lock_installation` without blocking other coroutines."""
-    with _locked(target) as lock:
+    with _lock(target) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,19 +71,19 @@ async def alone_in_turn(target: Path) -> AsyncIterator[None]:
         yield
 
 
-def sweep_partial(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove our ``NAME.partial`` in `folder`, left by killed installations."""
     for partial in folder.glob("*.partial"):
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
                 continue
-        with _locked(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # in use, or just removed
+        with _lock(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # in use, or just removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(partial)
 
 
 @contextmanager
-def _locked(target: Path) -> Iterator[TextIO]:
+def _lock(target: Path) -> Iterator[TextIO]:
     with _make_files_readable():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -45,8 +45,8 @@ class Used(NamedTuple):
         (2.0, 2.5, None)
         """
 
-        def both(one: float | None, another: float | None) -> float | None:
-            return None if one is None or another is None else one + another
+        def both(first: float | None, another: float | None) -> float | None:
+            return None if first is None or another is None else first + another
 
         return Used(
             self.seconds + other.seconds,

@@ -1,7 +1,7 @@
-"""Folders removed with their owner.
+"""Temporary folders, which the next process removes if the process that owns them was killed.
 
-The owner locks a file in the folder; the kernel releases the lock, so the next process recognizes abandoned folders.
-Empty folders, without that file, are recognized by name.
+The owner locks a file in the folder. The kernel releases the lock when the owner ends, which shows that the folder is
+abandoned. A folder whose owner was killed before it made that file is empty, and recognized by its name.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from coderepairrl.errors import UsageError
 PREFIX = "crrl-"
 _OWNER = ".owner"
 _EMPTY = re.compile(rf"{PREFIX}(.+-)?[0-9a-f]{{16}}")
-"""Names of folders that are removed when empty, without an owner file."""
+"""Names of folders that are removed if they are empty."""
 
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """Create a temporary folder for the duration; removes abandoned ones. Raises `UsageError`."""
+    """Create a temporary folder, and remove it on exit; also removes abandoned ones. Raises `UsageError`."""
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
-        raise UsageError(str(error), fix="make room in one of them, or name another folder by TMPDIR") from error
-    sweep_aside(base)
+        raise UsageError(str(error), fix="free space in one of them, or set TMPDIR to another folder") from error
+    remove_abandoned_in_thread(base)
     path = base / f"{PREFIX}{kind}-{secrets.token_hex(8)}"
-    with owned(path):
+    with create_owned_folder(path):
         yield path
 
 
 @contextmanager
-def owned(path: Path) -> Iterator[None]:
-    """Create the private folder `path` for the duration. Raises `UsageError`."""
+def create_owned_folder(path: Path) -> Iterator[None]:
+    """Create the private folder `path`, and remove it on exit. Raises `UsageError`."""
     try:
-        owner = _claim(path)
+        owner = _create_locked(path)
     except OSError as error:
-        fix = f"make room in {path.parent}, or delete it"
+        fix = f"free space in {path.parent}, or delete {path}"
         raise UsageError(f"cannot make {path}: {error.strerror}", fix=fix) from error
     try:
         yield
@@ -54,10 +54,10 @@ def owned(path: Path) -> Iterator[None]:
         os.close(owner)
 
 
-def sweep(base: Path) -> None:
-    """Remove our folders in `base` whose owner is dead."""
+def remove_abandoned(base: Path) -> None:
+    """Remove folders in `base` that this module made and whose owner has ended."""
     for path in base.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, already gone, or its owner lives (BlockingIOError)
+        with suppress(OSError):  # another user's, already removed, or its owner lives (BlockingIOError)
             if _EMPTY.fullmatch(path.name) and not any(path.iterdir()):
                 path.rmdir()
                 continue
@@ -69,13 +69,13 @@ def sweep(base: Path) -> None:
                 os.close(owner)
 
 
-def sweep_aside(base: Path) -> None:
-    """`sweep` in a thread."""
-    threading.Thread(target=sweep, args=(base,), name="sweep").start()
+def remove_abandoned_in_thread(base: Path) -> None:
+    """Run `remove_abandoned` in a thread."""
+    threading.Thread(target=remove_abandoned, args=(base,), name="sweep").start()
 
 
 def _remove(path: Path) -> None:
-    # the owner file last
+    # removes the owner file last
     for file in path.iterdir():
         if file.is_dir() and not file.is_symlink():
             shutil.rmtree(file, ignore_errors=True)
@@ -84,8 +84,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _claim(path: Path) -> int:
-    # returns the lock's descriptor; another process may `sweep` the folder before it is locked: then it is made again
+def _create_locked(path: Path) -> int:
+    """Create the folder; return the descriptor of its lock. Tries again if `remove_abandoned` was faster."""
     while True:
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):

@@ -57,7 +57,7 @@ def stoppable() -> Iterator[list[str]]:
             signal.signal(number, before[number] or signal.SIG_DFL)  # asyncio would leave the default
 
 
-async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
+async def run_until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
     """Await `job`. Raises `Interrupted`, with `fix`, if one of `STOPPING` cancelled it."""
     with stoppable() as received:
         try:

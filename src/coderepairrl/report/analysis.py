@@ -145,7 +145,7 @@ def analyse(data: RunData) -> Report:
         tools=tools,
         evaluations=evaluations,
         comparisons=comparisons,
-        repeated=_repeated(data),
+        repeated=_compare_repeated(data),
         account=_account(sum(kinds.values(), Account())),
         kinds={kind or PLAIN: _account(balance) for kind, balance in kinds.items()} if len(kinds) > 1 else {},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
@@ -174,7 +174,7 @@ def compare_runs(first: Report, other: Report) -> list[Comparison]:
     ]
 
 
-def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
+def list_differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
     """Settings, versions and machines that differ: a value per run, None where unset."""
     views = [
         {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}
@@ -214,7 +214,7 @@ def _step(record: Mapping[str, Any], rows: Sequence[Judged]) -> dict[str, Any]:
             by_tool[tool].append(row.tools.rate(tool) or 0.0)
     ledger = step_ledger(metrics, rows)
     seconds = sum(ledger.values())
-    busy = covered(span for row in rows for span in row.busy)
+    busy = covered_seconds(span for row in rows for span in row.busy)
     return {
         "step": record["step"],
         "version": record.get("version"),
@@ -262,7 +262,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
     return evaluations, comparisons, last
 
 
-def _repeated(data: RunData) -> list[Comparison]:
+def _compare_repeated(data: RunData) -> list[Comparison]:
     """Compare first and last groups on the same tasks, since steps differ in theirs."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.rows.steps for name in step.get("episodes", ())):
@@ -461,10 +461,10 @@ def _wall(data: RunData) -> float:
     return used.seconds if used else sum(end - start for start, end in data.rows.sessions)
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Seconds covered by at least one span.
 
-    >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0
     """
     seconds, reached = 0.0, float("-inf")

@@ -58,10 +58,10 @@ def _as_plain_value(value: Any) -> Any:
     return [_as_plain_value(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def format_summary(found: Mapping[str, Any]) -> list[str]:
+def format_summary(summary: Mapping[str, Any]) -> list[str]:
     """Format the result of `summarise_answers` as lines: figures, rows by class, reliability."""
     text: list[str] = []
-    for kind, each in found.items():
+    for kind, each in summary.items():
         text += [
             f"labels, kind {kind}: {each['tasks']:,} tasks, {each['answers']:,} answers, {each['missing']:,} without a "
             f"label, {each['invalid']:,} with another",

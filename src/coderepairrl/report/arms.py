@@ -21,7 +21,7 @@ from coderepairrl.stats import COUNTS, TOO_FEW
 from coderepairrl.stats.intervals import clusters_by, is_share
 from coderepairrl.stats.paired import holm
 from coderepairrl.stats.power import ALPHA, POWER
-from coderepairrl.stats.replicates import Replicated, replicated, replicated_difference
+from coderepairrl.stats.replicates import Replicated, replicate, replicated_difference
 
 Runs = Mapping[str, Mapping[int, Path]]
 
@@ -100,8 +100,8 @@ def answer_question(question: Question, runs: Runs) -> Answer:
         question,
         share,
         "tasks" if all(task == cluster for task, cluster in clusters_of.items()) else "clusters",
-        {arm: replicated([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
-        {arm: {seed: replicated([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
+        {arm: replicate([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
+        {arm: {seed: replicate([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
         [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
         settings_that_differ([outcomes[arm, seeds[arm][0]] for arm in arms]),
         _notes(question, read, tasks),
@@ -164,19 +164,19 @@ def _question_text(question: Question) -> str:
     return f"{question.name}: {question.asks}" if question.asks else f"{question.name}:"
 
 
-def _sentences(found: Answer, planned: int) -> str:
-    question = found.question
-    sentences = [_sentence(found, each, planned) for each in found.contrasts]
-    measured_arms = {each.arm for each in found.contrasts}
+def _sentences(answer: Answer, planned: int) -> str:
+    question = answer.question
+    sentences = [_sentence(answer, each, planned) for each in answer.contrasts]
+    measured_arms = {each.arm for each in answer.contrasts}
     if missing := [arm for arm in question.arms[1:] if arm not in measured_arms]:
         both = f"{question.arms[0]} and {' or '.join(missing) if sentences else 'another arm'}"
         sentences.append(f"Not known yet: no seed of {both} is finished.")
     return " ".join([_question_text(question), *sentences])
 
 
-def _sentence(found: Answer, each: Contrast, planned: int) -> str:
-    question, change = found.question, each.change
-    difference = f"{each.arm} - {question.arms[0]} = {signed(change.interval, found.share)} on {question.metric}"
+def _sentence(answer: Answer, each: Contrast, planned: int) -> str:
+    question, change = answer.question, each.change
+    difference = f"{each.arm} - {question.arms[0]} = {signed(change.interval, answer.share)} on {question.metric}"
     of = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
     of += f" (of {planned} seeds)" if change.seeds < planned else ""
     if each.adjusted is None:
@@ -193,7 +193,7 @@ def _sentence(found: Answer, each: Contrast, planned: int) -> str:
         seen = (
             f"no difference, however large, could have been claimed of {of}"
             if change.seen is None
-            else f"the smallest difference that {of} could have shown is {least(change.seen, found.share)}"
+            else f"the smallest difference that {of} could have shown is {least(change.seen, answer.share)}"
         )
         claim = f"Too small to tell: {difference}, {p_text(each.adjusted)}; {seen}."
     return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
@@ -202,37 +202,37 @@ def _sentence(found: Answer, each: Contrast, planned: int) -> str:
 # -- tables
 
 
-def _tables(found: Answer, seeds: Sequence[int]) -> list[Table]:
-    question = found.question
+def _tables(answer: Answer, seeds: Sequence[int]) -> list[Table]:
+    question = answer.question
     where = "" if question.evaluation == "eval" else f", evaluation {question.evaluation}"
-    contrasts = {each.arm: each for each in found.contrasts}
+    contrasts = {each.arm: each for each in answer.contrasts}
     rows = []
     for arm in question.arms:
-        if arm not in found.means:
+        if arm not in answer.means:
             rows.append((arm, f"0 of {len(seeds)}", *("-",) * 5))
             continue
-        mean, contrast = found.means[arm], contrasts.get(arm)
+        mean, contrast = answer.means[arm], contrasts.get(arm)
         rows.append(
             (
                 arm,
                 f"{mean.seeds} of {len(seeds)}",
-                f"{mean.tasks} in {mean.clusters}" if found.unit == "clusters" else str(mean.tasks),
-                rate(mean.interval, found.share),
-                *(_cells(contrast, found.share) if contrast else ("-",) * 3),
+                f"{mean.tasks} in {mean.clusters}" if answer.unit == "clusters" else str(mean.tasks),
+                rate(mean.interval, answer.share),
+                *(_cells(contrast, answer.share) if contrast else ("-",) * 3),
             )
         )
-    tasks = "tasks in clusters" if found.unit == "clusters" else "tasks"
+    tasks = "tasks in clusters" if answer.unit == "clusters" else "tasks"
     heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
     tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
-    if len(seeds) > 1 and found.by_seed:
+    if len(seeds) > 1 and answer.by_seed:
         each = [
-            (arm, *(rate(means[seed].interval, found.share) if seed in means else "-" for seed in seeds))
-            for arm, means in found.by_seed.items()
+            (arm, *(rate(means[seed].interval, answer.share) if seed in means else "-" for seed in seeds))
+            for arm, means in answer.by_seed.items()
         ]
         tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
-    if found.settings:
-        lines = [(key, *("-" if value is None else str(value) for value in row)) for key, row in found.settings.items()]
-        tables.append(Table(f"{question.name}: how evaluations differ", ("setting", *found.means), lines))
+    if answer.settings:
+        lines = [(key, *("-" if each is None else str(each) for each in row)) for key, row in answer.settings.items()]
+        tables.append(Table(f"{question.name}: how evaluations differ", ("setting", *answer.means), lines))
     return tables
 
 
@@ -259,22 +259,22 @@ def _methods(seeds: int) -> list[str]:
     return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
 
 
-def _answer_as_json(found: Answer) -> dict[str, Any]:
+def _answer_as_json(answer: Answer) -> dict[str, Any]:
     return {
-        "question": found.question.name,
-        "asks": found.question.asks,
-        "metric": found.question.metric,
-        "evaluation": found.question.evaluation,
-        "baseline": found.question.arms[0],
-        "share": found.share,
-        "arms": as_json(found.means),
+        "question": answer.question.name,
+        "asks": answer.question.asks,
+        "metric": answer.question.metric,
+        "evaluation": answer.question.evaluation,
+        "baseline": answer.question.arms[0],
+        "share": answer.share,
+        "arms": as_json(answer.means),
         "by_seed": {
             arm: {str(seed): as_json(mean.interval) for seed, mean in means.items()}
-            for arm, means in found.by_seed.items()
+            for arm, means in answer.by_seed.items()
         },
         "contrasts": [
             {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **as_json(each.change)}
-            for each in found.contrasts
+            for each in answer.contrasts
         ],
-        "settings": as_json(found.settings),
+        "settings": as_json(answer.settings),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coderepairrl.report.analysis import ROLLOUT, Report, spoken
-from coderepairrl.report.plots import Baseline, Panel, Series, compact, ema, strength
+from coderepairrl.report.plots import Baseline, Panel, Series, choose_alpha, ema, format_number
 
 OTHER, TOOLS = 0.01, 0.05
 """EMA alphas of rewards and the rest, and of tools."""
@@ -200,11 +200,11 @@ def is_reward(report: Report, score: str) -> bool:
 
 
 def _alpha(reports: Sequence[Report], rule: float) -> float:
-    return strength(max((len(report.steps) for report in reports), default=0), rule)
+    return choose_alpha(max((len(report.steps) for report in reports), default=0), rule)
 
 
 def _note(alpha: float) -> str:
-    return f"EMA \N{GREEK SMALL LETTER ALPHA} = {compact(alpha, 2)}" if alpha < 1 else ""
+    return f"EMA \N{GREEK SMALL LETTER ALPHA} = {format_number(alpha, 2)}" if alpha < 1 else ""
 
 
 def _run_label(reports: Sequence[Report], report: Report) -> str:

@@ -29,7 +29,7 @@ from coderepairrl.stats.paired import (
     mcnemar,
     mcnemar_p,
 )
-from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread_of_shares
+from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed_tasks, spread_of_shares
 
 ATTEMPTS = (1, 2, 4, 8)
 _OF_ATTEMPTS = frozenset(
@@ -263,13 +263,13 @@ def _compare_parts(
     return [part._replace(p=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
 
 
-def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
-    freedom = found.clusters - 1
-    if not freedom or found.square.low is None or found.square.high is None:
+def _seen(spread: Spread, tasks: int, power: float) -> Interval | None:
+    freedom = spread.clusters - 1
+    if not freedom or spread.square.low is None or spread.square.high is None:
         return None
     low, value, high = (
-        detectable(tasks, square, power=power, design=found.design, freedom=freedom)
-        for square in (found.square.low, found.square.value, found.square.high)
+        detectable(tasks, square, power=power, design=spread.design, freedom=freedom)
+        for square in (spread.square.low, spread.square.value, spread.square.high)
     )
     if value is None or low is None:
         return None
@@ -285,7 +285,7 @@ def _pass_curve(
     try:
         ks = [int(k) for k in pass_at.split(",") if k.strip()]
     except ValueError:
-        raise UsageError(f"--pass-at {pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
+        raise UsageError(f"--pass-at {pass_at} is not a list of numbers", fix="--pass-at 1,2,4,8") from None
     if not ks:
         ks = [1, *doubling(fewest)] if binary and fewest > 1 else []
     if not ks:
@@ -304,7 +304,7 @@ def _pass_curve(
     return curves(before, after, clusters, sorted(set(ks)))
 
 
-def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str]:
+def notes(policies: Sequence[Outcomes], comparisons: Sequence[Comparison]) -> list[str]:
     """Notes on measurement, and on the limits of the tests used."""
     remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
@@ -317,7 +317,7 @@ def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str
         for each in policies
         if each.void
     ]
-    if found and (clusters := min(each.clusters for each in found)) < _ENOUGH:
+    if comparisons and (clusters := min(each.clusters for each in comparisons)) < _ENOUGH:
         remarks.append(
             f"No permutation test of {counted(clusters, 'cluster')} has a p-value below 0.05, so no difference can be "
             "claimed."
@@ -472,26 +472,26 @@ class PlanTable:
     tasks: Sequence[Planned]
 
 
-def plan_sample_size(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
+def plan_sample_size(effect: float, pilot: Comparison | float, power: float = POWER) -> PlanTable:
     """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
-    Raises `UsageError` for a metric that is no share, values out of bounds, and too little data.
+    Raises `UsageError` for a metric that is not a share, values out of bounds, and too little data.
     """
-    if isinstance(found, float):
-        if not 0 < found <= 1:
-            raise UsageError(f"a discordance of {found:g} is none", fix="it is a share of tasks: --discordance 0.13")
-        square = Interval(found, found, found)
+    if isinstance(pilot, float):
+        if not 0 < pilot <= 1:
+            raise UsageError(f"a discordance of {pilot:g} is none", fix="it is a share of tasks: --discordance 0.13")
+        square = Interval(pilot, pilot, pilot)
         return PlanTable(
             effect,
             power,
             1.0,
             "assumed",
             square,
-            [_planned(effect, k, None, found / k, found, 1.0, power) for k in ATTEMPTS],
+            [_plan(effect, k, None, pilot / k, pilot, 1.0, power) for k in ATTEMPTS],
         )
-    measured = found.spread
+    measured = pilot.spread
     if measured is None:
-        raise UsageError(f"{found.metric} is no share, and only shares are planned", fix="--metric resolved")
+        raise UsageError(f"{pilot.metric} is not a share, and only shares are planned", fix="--metric resolved")
     rows = []
     for attempts in ATTEMPTS:
         try:
@@ -502,17 +502,15 @@ def plan_sample_size(effect: float, found: Comparison | float, power: float = PO
             raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
         is_exact = measured.within is not None or attempts == 1
         rows.append(
-            _planned(
-                effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power
-            )
+            _plan(effect, attempts, square.value if is_exact else None, square.low, square.high, measured.design, power)
         )
     return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
 
 
-def _planned(
+def _plan(
     effect: float, attempts: int, value: float | None, low: float, high: float, design: float, power: float
 ) -> Planned:
     def tasks(square: float) -> int:
-        return math.ceil(needed(effect, square, power=power, design=design))
+        return math.ceil(needed_tasks(effect, square, power=power, design=design))
 
     return Planned(attempts, None if value is None else tasks(value), tasks(low), tasks(high))

@@ -133,7 +133,7 @@ def _view_messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str
             result = results[number] if last and number < len(results) else None
             calls.append(Call(printable(name), _fields(arguments), result))
         label = names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
-        text, thought = said(message.get("content")), said(message.get("reasoning_content"))
+        text, thought = text_of(message.get("content")), text_of(message.get("reasoning_content"))
         yield Message(printable(role), printable(label), visible(text), visible(thought), calls)
 
 
@@ -174,10 +174,10 @@ def _starts(key: object, words: tuple[str, ...]) -> bool:
     return str(key).lower().startswith(words)
 
 
-def said(content: Any) -> str:
+def text_of(content: Any) -> str:
     """Text of message content; other parts by type.
 
-    >>> said([{"type": "text", "text": "look: "}, {"type": "image_url"}]), said(None)
+    >>> text_of([{"type": "text", "text": "look: "}, {"type": "image_url"}]), text_of(None)
     ('look: [image_url]', '')
     """
     if isinstance(content, list):

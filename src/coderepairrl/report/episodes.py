@@ -15,7 +15,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.printable import visible
 from coderepairrl.report import plots
 from coderepairrl.report.conversation import Field, Message, conversation, edits, gist, tree, unheard
-from coderepairrl.report.kit import Around, DiffLine, diff_lines, embedded, fill, pieces
+from coderepairrl.report.kit import Around, DiffLine, diff_lines, embed_json, fill, pieces
 from coderepairrl.report.rows import CELLS, OPEN, Row
 from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 
@@ -147,7 +147,7 @@ def render_task(
 def render_list(rows: Sequence[Row], around: Around, *, state: int, damage: str) -> str:
     """Page of a run's episodes."""
     data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": around.live}
-    return fill("list.html.j2", around, depth=1, script="list.js", data=embedded(data), damage=damage)
+    return fill("list.html.j2", around, depth=1, script="list.js", data=embed_json(data), damage=damage)
 
 
 def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
@@ -208,7 +208,7 @@ def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
         text = [visible(piece.text) for piece in pieces(tokens.ids, decode)]
         return {"text": text, "ids": tokens.ids, "logprobs": [round(each, 4) for each in tokens.logprobs]}
 
-    return embedded(
+    return embed_json(
         {
             view.turn.index: {
                 "given": span(view.turn.given),

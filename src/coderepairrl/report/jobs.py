@@ -45,7 +45,7 @@ def is_jobs(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def record_of(job: Path) -> Path:
+def job_record_path(job: Path) -> Path:
     """Record next to the folder `job`."""
     return job.with_name(f"{job.name}.job.json")
 
@@ -56,12 +56,12 @@ def read_jobs_folder(folder: Path) -> tuple[dict[str, Any], list[Job]]:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_job(folder, row) for row in data["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{folder} is no folder of jobs: {error!r}", fix="crrl run FILE makes one") from error
+        raise UsageError(f"{folder} is not a folder of jobs: {error!r}", fix="crrl run FILE makes one") from error
 
 
 def _job(home: Path, row: Mapping[str, str]) -> Job:
     folder = RunFolder(home / row["name"])
-    record = record_of(folder.path)
+    record = job_record_path(folder.path)
     state = json.loads(record.read_text("utf-8")) if record.is_file() else {}
     has_run = (folder.path / "run.json").is_file() and folder.log.is_file()
     records = list(folder.records()) if has_run else []
@@ -81,7 +81,7 @@ def _job(home: Path, row: Mapping[str, str]) -> Job:
     )
 
 
-def _collected(folder: RunFolder) -> str:
+def _format_collected(folder: RunFolder) -> str:
     path = folder.path / "examples.json"
     if not path.is_file():
         return ""
@@ -89,14 +89,14 @@ def _collected(folder: RunFolder) -> str:
     return f"{account['kept']:,} of {account['attempts']:,} attempts kept"
 
 
-def _trained(folder: RunFolder) -> str:
+def _format_trained(folder: RunFolder) -> str:
     steps = folder.metrics()
     first = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
     losses = [float(each[_LOSS]) for each in [*first, *steps] if _LOSS in each]
     return counted(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
 
 
-def _evaluated(folder: RunFolder) -> str:
+def _format_evaluated(folder: RunFolder) -> str:
     for record in folder.records():
         if record["type"] == "eval" and record["name"] == "eval":
             intervals = record["summary"]["outcomes"] | record["summary"]["values"]
@@ -107,10 +107,10 @@ def _evaluated(folder: RunFolder) -> str:
 
 
 _RESULT: dict[str, Callable[[RunFolder], str]] = {
-    "collect": _collected,
-    "sft": _trained,
-    "train": _trained,
-    "eval": _evaluated,
+    "collect": _format_collected,
+    "sft": _format_trained,
+    "train": _format_trained,
+    "eval": _format_evaluated,
     "command": lambda folder: "",
 }
 

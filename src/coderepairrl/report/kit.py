@@ -69,7 +69,7 @@ def asset(name: str) -> str:
     return plots.STYLE + text if name == "style.css" else text
 
 
-def embedded(data: Any) -> Markup:
+def embed_json(data: Any) -> Markup:
     """JSON that cannot close its HTML element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,9 +1,10 @@
-"""Places that a patch changes, compared with its reference: files, functions and lines of the old side.
+"""Localisation: whether a patch changes the files, functions and lines that its reference changes.
 
-Recall is the share of the reference's places that the patch changes, precision the reverse (Agentless, Xia et al. 2024,
-arXiv 2407.01489, requires recall 1). A line is a removed one, or the one above a pure addition (0 at the top).
-Functions are innermost functions or classes by `ast`, Python only; a file's other code is one place. Tests are left
-out, unless the reference changes nothing else.
+Recall is the share of the reference's places that the patch changes too, precision the share of the patch's places that
+the reference changes too (Agentless, Xia et al. 2024, arXiv 2407.01489, requires recall 1). Lines are those of the file
+before the patch: each removed line, or the line above a pure addition (0 at the top). A function is the innermost
+function or class by `ast`, in Python only; a file's other code is one place. Tests are left out, unless the reference
+changes only tests.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from coderepairrl.rewards.thesis import enclosing
 
 Line = tuple[str, int]
 _PYTHON = (".py", ".pyi")
-# a policy can write any number, and parsing takes 20 s and 100 MB for every MiB
-LARGEST = 1 << 20
-"""Bytes of a patch; a longer one changes no place."""
-_LARGEST_SOURCE = 1 << 20
-_KNOWN = 8
+MAX_PATCH_BYTES = 1 << 20
+"""A longer patch changes no place: parsing takes 20 s and 100 MB for every MiB, and a policy can write any length."""
+_MAX_SOURCE_BYTES = 1 << 20
+_CACHE_SIZE = 8
 
 
 def locate_changes(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
-    """Lines that `patch` changes, by file; a malformed patch has none.
+    """Find the lines that `patch` changes, as (file, line); none if it is malformed.
 
     >>> sorted(locate_changes(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
     [('x.py', 4)]
@@ -40,11 +40,11 @@ def locate_changes(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
     )
 
 
-@lru_cache(maxsize=_KNOWN)
+@lru_cache(maxsize=_CACHE_SIZE)
 def parse_patch_or_none(patch: bytes) -> tuple[FilePatch, ...]:
-    """Files of `patch`; none if malformed or beyond `LARGEST`."""
+    """Parse `patch`; no files if it is malformed or longer than `MAX_PATCH_BYTES`."""
     try:
-        return parse_patch(patch) if len(patch) <= LARGEST else ()
+        return parse_patch(patch) if len(patch) <= MAX_PATCH_BYTES else ()
     except MalformedPatch:
         return ()
 
@@ -53,13 +53,13 @@ def _changed_file_lines(file: FilePatch) -> set[Line]:
     changed = set()
     for block in file.blocks:
         changed |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
-    return changed or {(file.path, 0)}  # a mode, a name, or binary content
+    return changed or {(file.path, 0)}  # it changes only a mode, a name, or binary content
 
 
-def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
-    """Lines of `patch` and `reference` to compare: without tests, unless that leaves no reference.
+def compared_lines(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
+    """Find lines of `patch` and of `reference` to compare; without tests, unless the reference changes only tests.
 
-    >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
+    >>> compared_lines(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
     """
     reference_lines = locate_changes(reference)
@@ -70,18 +70,18 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
     )
 
 
-def files_of(changed: Set[Line]) -> frozenset[str]:
-    """Files of `changed`."""
+def changed_files(changed: Set[Line]) -> frozenset[str]:
+    """Files of `changed` lines."""
     return frozenset(path for path, _ in changed)
 
 
-def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
-    """Python functions around `changed`, as (file, qualified name).
+def changed_functions(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
+    """Find the Python functions around `changed` lines, as (file, qualified name).
 
     `sources` are files before any patch, None for new ones. Returns None if one is missing or does not parse.
 
     >>> code = b"class A:\\n    def f(self):\\n        return 1\\n"
-    >>> functions_of({("x.py", 3)}, {"x.py": code}), functions_of({("x.py", 3)}, {})
+    >>> changed_functions({("x.py", 3)}, {"x.py": code}), changed_functions({("x.py", 3)}, {})
     (frozenset({('x.py', 'A.f')}), None)
     """
     functions = set()
@@ -91,7 +91,7 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
         if path not in sources:
             return None
         source = sources[path]
-        tree = None if source is None else _tree(source)
+        tree = None if source is None else _parse_or_none(source)
         if source is not None and tree is None:
             return None
         functions.add((path, enclosing(tree, line) if tree is not None else ""))
@@ -99,15 +99,16 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
 
 
 def python_files(*patches: bytes) -> set[str]:
-    """Python files that `patches` change."""
-    return {path for patch in patches for path in files_of(locate_changes(patch, tests=True)) if path.endswith(_PYTHON)}
+    """Find the Python files that `patches` change."""
+    paths = {path for patch in patches for path, _ in locate_changes(patch, tests=True)}
+    return {path for path in paths if path.endswith(_PYTHON)}
 
 
-@lru_cache(maxsize=_KNOWN)
-def _tree(source: bytes) -> ast.Module | None:
-    if len(source) > _LARGEST_SOURCE:
+@lru_cache(maxsize=_CACHE_SIZE)
+def _parse_or_none(source: bytes) -> ast.Module | None:
+    if len(source) > _MAX_SOURCE_BYTES:
         return None
-    with warnings.catch_warnings():  # of invalid escapes
+    with warnings.catch_warnings():  # about invalid escapes
         warnings.simplefilter("ignore")
         try:
             return ast.parse(source)
@@ -115,19 +116,19 @@ def _tree(source: bytes) -> ast.Module | None:
             return None
 
 
-def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |wanted|; None without wanted places.
+def recall(changed: Set[Hashable], wanted: Set[Hashable]) -> float | None:
+    """|changed & wanted| / |wanted|; None if `wanted` is empty.
 
     >>> recall({1, 2}, {2, 3}), recall(set(), {1}), recall({1}, set())
     (0.5, 0.0, None)
     """
-    return len(given & wanted) / len(wanted) if wanted else None
+    return len(changed & wanted) / len(wanted) if wanted else None
 
 
-def precision(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |given|; None if either is empty.
+def precision(changed: Set[Hashable], wanted: Set[Hashable]) -> float | None:
+    """|changed & wanted| / |changed|; None if either is empty.
 
     >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
     (0.5, None, None)
     """
-    return len(given & wanted) / len(given) if given and wanted else None
+    return len(changed & wanted) / len(changed) if changed and wanted else None

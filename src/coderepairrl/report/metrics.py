@@ -97,7 +97,7 @@ def exact(attempt: Attempt) -> float | None:
 def _makes(patch: bytes) -> object:
     # None for a patch that is empty, malformed, or too long
     try:
-        return identity(patch) or None if len(patch) <= localisation.LARGEST else None
+        return identity(patch) or None if len(patch) <= localisation.MAX_PATCH_BYTES else None
     except MalformedPatch:
         return None
 
@@ -124,23 +124,23 @@ def similarity(name: str) -> Value:
 
 @lru_cache(maxsize=_KNOWN)
 def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
-    reward = rewards.only(name)
+    reward = rewards.make_reward(name)
     try:
-        return reward.compare(reference, patch, language) if len(patch) <= localisation.LARGEST else 0.0
+        return reward.compare(reference, patch, language) if len(patch) <= localisation.MAX_PATCH_BYTES else 0.0
     except MalformedPatch:
         return 0.0
 
 
 def changed_files(attempt: Attempt) -> float | None:
     """Files in the patch; None if too long."""
-    if len(attempt.episode.patch) > localisation.LARGEST:
+    if len(attempt.episode.patch) > localisation.MAX_PATCH_BYTES:
         return None
     return float(len({file.path for file in localisation.parse_patch_or_none(attempt.episode.patch)}))
 
 
 def count_changed_lines(attempt: Attempt) -> float | None:
     """Removed and added lines; None if too long."""
-    if len(attempt.episode.patch) > localisation.LARGEST:
+    if len(attempt.episode.patch) > localisation.MAX_PATCH_BYTES:
         return None
     files = localisation.parse_patch_or_none(attempt.episode.patch)
     return float(sum(len(block.removed) + len(block.added) for file in files for block in file.blocks))
@@ -156,15 +156,15 @@ def of_files(share: Share) -> Value:
     """`share` (`localisation.recall` or ``precision``) of files."""
 
     def value(attempt: Attempt) -> float | None:
-        patch_lines, reference_lines = localisation.both(attempt.episode.patch, attempt.reference)
-        return share(localisation.files_of(patch_lines), localisation.files_of(reference_lines))
+        patch_lines, reference_lines = localisation.compared_lines(attempt.episode.patch, attempt.reference)
+        return share(localisation.changed_files(patch_lines), localisation.changed_files(reference_lines))
 
     return value
 
 
 def of_lines(share: Share) -> Value:
     """`share` of lines."""
-    return lambda attempt: share(*localisation.both(attempt.episode.patch, attempt.reference))
+    return lambda attempt: share(*localisation.compared_lines(attempt.episode.patch, attempt.reference))
 
 
 def of_functions(share: Share) -> Value:
@@ -172,8 +172,8 @@ def of_functions(share: Share) -> Value:
 
     def value(attempt: Attempt) -> float | None:
         patch_functions, reference_functions = (
-            localisation.functions_of(side, attempt.sources or {})
-            for side in localisation.both(attempt.episode.patch, attempt.reference)
+            localisation.changed_functions(side, attempt.sources or {})
+            for side in localisation.compared_lines(attempt.episode.patch, attempt.reference)
         )
         return (
             None
@@ -234,10 +234,10 @@ def files_viewed(attempt: Attempt) -> float | None:
     """
     if not attempt.episode.calls_known:
         return None
-    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed(call)}))
+    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed_paths(call)}))
 
 
-def _viewed(call: ToolCall) -> Iterator[str]:
+def _viewed_paths(call: ToolCall) -> Iterator[str]:
     if not _READERS & set(call.command.split()):
         return
     try:
@@ -367,7 +367,7 @@ def kind_of_edit(reference: bytes) -> str:
     >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
     """
-    paths = localisation.files_of(localisation.both(b"", reference)[1])
+    paths = localisation.changed_files(localisation.compared_lines(b"", reference)[1])
     blocks = [
         block for file in localisation.parse_patch_or_none(reference) if file.path in paths for block in file.blocks
     ]
@@ -407,10 +407,10 @@ def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, 
     """
     when = config.get("eval") or {}
     further = (when.get("also") or {}).get(evaluation) or {}
-    name = _called(further.get("agent") or when.get("agent") or config.get("agent"))
+    name = _called_program(further.get("agent") or when.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: _called(settings.get("agent")) or name for kind, settings in kinds.items()}}
+    return {"": name, **{kind: _called_program(settings.get("agent")) or name for kind, settings in kinds.items()}}
 
 
-def _called(agent: Any) -> str:
+def _called_program(agent: Any) -> str:
     return str((agent.get("name") if isinstance(agent, Mapping) else agent) or "")

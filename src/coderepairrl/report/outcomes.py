@@ -17,7 +17,7 @@ from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
 from coderepairrl.report import metrics, published
 from coderepairrl.report.answers import answers_of
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import Answer
 from coderepairrl.stats.intervals import split_by_value
@@ -78,7 +78,7 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
     if counts := _COUNTS.fullmatch(source):
         solved, tasks = map(int, counts.groups())
         if not 0 < tasks >= solved:
-            raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
+            raise UsageError(f"{source} is not a number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
         return Counts(source, solved, tasks)
     if source.startswith(published.PREFIX):
         number = published.find_percentage(source.removeprefix(published.PREFIX))
@@ -105,14 +105,14 @@ def _split_source_name(source: str) -> tuple[Path, str]:
     return (Path(before), which) if at else (path, "")
 
 
-def _read_outcomes(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
+def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
     path, which = _split_source_name(source)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
-        return _fill_unresolved(_harness(path, reports, metric), asked)
+        return _fill_unresolved(_harness(path, reports, metric), task_ids)
     if path.is_file():
-        return _fill_unresolved(_read_outcome_file(path, which, metric), asked)
+        return _fill_unresolved(_read_outcome_file(path, which, metric), task_ids)
     return _read_run_outcomes(open_run(path), which, metric)
 
 
@@ -121,7 +121,7 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
     for part in parts[1:]:
         if set(part.values) != set(first.values) or (part.limits, part.tasks) != (first.limits, first.tasks):
             raise UsageError(
-                f"{first.name} and {part.name} are no attempts of one evaluation: their tasks or limits differ",
+                f"{first.name} and {part.name} are not attempts of one evaluation: their tasks or limits differ",
                 fix="name evaluations of the same tasks with commas between them",
             )
     values = {task: tuple(v for part in parts for v in part.values[task]) for task in first.values}
@@ -136,7 +136,7 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
     episodes, tasks = list(_episodes(folder, name)), folder.tasks()
-    rows = _measured(folder, name, episodes, tasks)
+    rows = _read_metrics(folder, name, episodes, tasks)
     values: dict[str, list[float]] = {}
     repositories: dict[str, str] = {}
     measured: dict[str, None] = {}
@@ -180,7 +180,7 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
         void=void,
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
-        tasks={task.id: digest_of(task) for task in tasks.values() if task.id in values} or None,
+        tasks={task.id: digest_task(task) for task in tasks.values() if task.id in values} or None,
         versions=_reward_versions(record.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": record["policy"]} if record.get("policy") else {}),
         answers=answers_of(episodes, tasks),
@@ -190,7 +190,7 @@ def _read_run_outcomes(folder: RunFolder, which: str, metric: str) -> Outcomes:
     )
 
 
-def _measured(
+def _read_metrics(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
 ) -> dict[str, metrics.Row]:
     """Metrics by episode id: stored, or computed for older runs."""
@@ -237,7 +237,7 @@ def _episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
 
 def _config(folder: RunFolder) -> dict[str, Any]:
     try:
-        return flat(tomllib.loads(folder.config.read_text("utf-8")))
+        return flatten_settings(tomllib.loads(folder.config.read_text("utf-8")))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{folder.config} cannot be read: {error}", fix="without it nothing says what the limits were: restore it"
@@ -258,9 +258,9 @@ def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
     return {change["key"]: change["old"] for change in reversed(old)}
 
 
-def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    digests = {f"environment {each['name']}": str(each["digest"]) for each in found if each.get("digest")}
-    kinds = {"kinds of environment": ", ".join(sorted({str(each["kind"]) for each in found}))} if found else {}
+def _environments(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    digests = {f"environment {each['name']}": str(each["digest"]) for each in records if each.get("digest")}
+    kinds = {"kinds of environment": ", ".join(sorted({str(each["kind"]) for each in records}))} if records else {}
     return digests | kinds
 
 
@@ -272,7 +272,7 @@ def _reward_versions(versions: Mapping[str, int], metric: str, judges: Set[str])
     return {name: version for name, version in versions.items() if name in names}
 
 
-def digest_of(task: Task) -> str:
+def digest_task(task: Task) -> str:
     """Digest of everything an attempt depends on, except local folders."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
     for key, local_prefix in (("workspace", "dir:"), ("environment", "venv:")):
@@ -291,7 +291,7 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
         document = codec.parse_foreign_json(text)
     except ValueError:  # more than one line, or none that is JSON, of which `_json_rows` says where
         document = None
-    if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _judged(document))):
+    if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _verdicts(document))):
         return _harness(path, [path], metric)
     rows = list(_json_rows(path, text))
     policies = list(dict.fromkeys(_policy(row) for _, row in rows))
@@ -389,9 +389,9 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     for file in files:
         try:
             data = codec.parse_foreign_json(_read_file_text(file))
-            judged = list(_judged(data))
+            judged = list(_verdicts(data))
         except ValueError as error:
-            raise UsageError(f"{file} is no report: {error}", fix="name the reports of an evaluation") from None
+            raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
         lists_all = lists_all and not (_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
         for task, value in judged:
             if values.setdefault(task, value) != value:
@@ -418,7 +418,7 @@ def _resolved_ids(data: Any) -> list[Any] | None:
     return ids if isinstance(ids, list) else None
 
 
-def _judged(data: Any) -> Iterator[tuple[str, float]]:
+def _verdicts(data: Any) -> Iterator[tuple[str, float]]:
     """Outcomes in a report. Raises `ValueError` for contradictory lists."""
     if not isinstance(data, dict):
         return
@@ -427,7 +427,7 @@ def _judged(data: Any) -> Iterator[tuple[str, float]]:
         lists = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
         for key, ids in {"resolved": listed, **lists}.items():
             if not isinstance(ids, list) or not all(isinstance(task, str) for task in ids):
-                raise ValueError(f"{key} is no list of ids")
+                raise ValueError(f"{key} is not a list of ids")
         solved = dict.fromkeys(listed)
         if both := sorted(solved.keys() & set(lists["unresolved_ids"])):
             raise ValueError(f"{both[0]} is among those resolved and those unresolved")
@@ -446,22 +446,22 @@ def _read_task_ids(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _fill_unresolved(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
+def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outcomes:
     """Add tasks without a verdict as unresolved, as the harness does."""
-    if asked is None:
+    if task_ids is None:
         if not outcomes.whole:
             raise UsageError(
                 f"{outcomes.name} says which tasks are resolved, and not which were asked",
                 fix="name a file of all task ids, one a line: --tasks FILE",
             )
         return outcomes
-    if other := sorted(set(outcomes.values) - set(asked)):
+    if other := sorted(set(outcomes.values) - set(task_ids)):
         raise UsageError(
             f"{outcomes.name} has {counted(len(other), 'task')} that --tasks does not name: {other[0]}",
             fix="name the tasks of the same benchmark and split",
         )
     attempts = max(map(len, outcomes.values.values()))
-    nothing = {task: (0.0,) * attempts for task in asked if task not in outcomes.values}
+    nothing = {task: (0.0,) * attempts for task in task_ids if task not in outcomes.values}
     return replace(
         outcomes,
         values={**outcomes.values, **nothing},

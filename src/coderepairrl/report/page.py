@@ -18,7 +18,7 @@ from coderepairrl.report.analysis import (
     Evaluation,
     Report,
     compare_runs,
-    differences,
+    list_differences,
     spoken,
 )
 from coderepairrl.report.answers import given_labels
@@ -93,11 +93,11 @@ def render_report(reports: Sequence[Report], folders: Sequence[str], around: Aro
         tables=tables,
         evaluations=_evaluations(reports),
         slices=_slices(reports),
-        labelled=_labelled(reports),
+        labelled=_label(reports),
         sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
         ledgers=[_ledger(report) for report in reports],
         accounts=[_account(report.account) for report in reports],
-        differences=differences(reports) if len(reports) > 1 else {},
+        differences=list_differences(reports) if len(reports) > 1 else {},
     )
 
 
@@ -153,7 +153,7 @@ def _report_source(report: Report, evaluation: str) -> str:
     return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
 
 
-def _labelled(reports: Sequence[Report]) -> list[Labelled]:
+def _label(reports: Sequence[Report]) -> list[Labelled]:
     return [
         Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
         for report in reports

@@ -1,4 +1,4 @@
-"""Published numbers of others with sources; not measured here, tasks unknown."""
+"""Results that others published, with sources. They were not measured here, and results of single tasks are unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "published, not run here"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Number of a system on a benchmark."""
+    """Published result of a system on a benchmark."""
 
     name: str
     system: str
@@ -25,11 +25,11 @@ class Published:
     benchmark: str
     tasks: int
     how: str
-    """Kind of number: one attempt, several, chosen by whom."""
+    """How it was measured: with one attempt or several, and how one of several was chosen."""
     source: str
     percent: float | None = None
     similarity: float | None = None
-    """Similarity by the authors' measure, comparable with none here."""
+    """Similarity by the authors' measure, which no reward here computes."""
 
     @property
     def solved(self) -> int | None:
@@ -43,8 +43,8 @@ class Published:
 
 
 @functools.cache
-def published_numbers() -> dict[str, Published]:
-    """Numbers by name, in file order."""
+def read_published() -> dict[str, Published]:
+    """Read the published results by name, in the order of the file."""
     benchmarks = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))["benchmarks"]
     return {
         name: Published(name=name, **common, **fields)
@@ -59,15 +59,15 @@ def find_percentage(name: str) -> Published:
     >>> find_percentage("thesis-base").solved, str(find_percentage("thesis-base").interval)
     (36, '0.072 [0.052, 0.098]')
     """
-    if name not in published_numbers():
+    if name not in read_published():
         raise UsageError(
             f"no published number is called {name!r}",
-            fix=f"{nearest(name, published_numbers())} All: crrl compare --published",
+            fix=f"{nearest(name, read_published())} All: crrl compare --published",
         )
-    number = published_numbers()[name]
+    number = read_published()[name]
     if number.percent is None:
         raise UsageError(
-            f"{name} is a similarity by a measure of its own, which compares with nothing here",
-            fix="name one of a share of resolved tasks: crrl compare --published",
+            f"{name} is a similarity by a measure that nothing here computes",
+            fix="name a published share of resolved tasks: crrl compare --published",
         )
     return number

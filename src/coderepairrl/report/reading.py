@@ -70,7 +70,7 @@ def read_run(folder: RunFolder, rows: Rows) -> RunData:
     """Read the episodes of `rows`; what cannot be read becomes a notice."""
     data, follower = RunData(folder, folder.about(), rows), rows.follower
     try:
-        data.config = flat(tomllib.loads(folder.config.read_text()))
+        data.config = flatten_settings(tomllib.loads(folder.config.read_text()))
     except (OSError, ValueError) as error:
         data.notices.append(f"The configuration cannot be read ({error}).")
     if not folder.log.is_file():
@@ -89,15 +89,15 @@ def read_run(folder: RunFolder, rows: Rows) -> RunData:
     return data
 
 
-def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to dotted keys.
 
-    >>> flat({"train": {"lr": 1e-4}, "eval": {}})
+    >>> flatten_settings({"train": {"lr": 1e-4}, "eval": {}})
     {'train.lr': 0.0001}
     """
     settings: dict[str, Any] = {}
     for key, value in data.items():
-        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        settings |= flatten_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return settings
 
 

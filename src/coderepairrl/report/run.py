@@ -186,19 +186,19 @@ def _searchable_text(episode: Episode) -> str:
     return "\n".join(filter(None, words))[:_SEARCHED].lower()
 
 
-def find_episode(run: Run, wanted: str) -> str:
-    """Episode id that `wanted` names or begins. Raises `UsageError` for none or several."""
+def find_episode(run: Run, name: str) -> str:
+    """Episode id that `name` names or begins. Raises `UsageError` for none or several."""
     ids = list(run.rows.by_id)
-    matches = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
+    matches = [id for id in ids if id == name] or [id for id in ids if id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise UsageError(
-            f"{wanted} begins the ids of {len(matches)} episodes", fix=f"give more of it: {', '.join(matches[:5])}"
+            f"{name} begins the ids of {len(matches)} episodes", fix=f"give more of it: {', '.join(matches[:5])}"
         )
-    close = difflib.get_close_matches(wanted, ids, n=3)
+    close = difflib.get_close_matches(name, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
-    raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl report {run.folder.path})")
+    raise UsageError(f"{run.folder.path} has no episode {name}", fix=f"{near} (crrl report {run.folder.path})")
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:

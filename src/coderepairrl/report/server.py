@@ -71,9 +71,9 @@ class Server:
             return web.Response(status=503, text=f"the run cannot be read: {error.strerror}\n", headers=_HEADERS)
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=_HEADERS)
 
-    def _read(self, path: str, asked: dict[str, str]) -> str:
+    def _read(self, path: str, query: dict[str, str]) -> str:
         self._site.update()
-        return self._site.find(path, asked)()
+        return self._site.find(path, query)()
 
 
 async def serve(site: Site, port: int, ready: Callable[[str], None]) -> None:

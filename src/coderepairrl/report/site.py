@@ -1,4 +1,4 @@
-"""Pages of runs by path, written to a folder or on request: their report, lists of episodes, and each episode."""
+"""Pages about runs, by path: report, lists of episodes, each episode. Written to a folder, or rendered on request."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.report.analysis import Report, as_json, compare_runs, differences
+from coderepairrl.report.analysis import Report, as_json, compare_runs, list_differences
 from coderepairrl.report.charts import curve_panel
 from coderepairrl.report.episodes import render_episode
-from coderepairrl.report.kit import ASSETS, Around, asset, embedded
+from coderepairrl.report.kit import ASSETS, Around, asset, embed_json
 from coderepairrl.report.page import render_report
 from coderepairrl.report.plots import Baseline, figure
 from coderepairrl.report.rows import file_name
@@ -26,10 +26,10 @@ class PageMissing(Exception):
 
 
 class Site:
-    """Pages of `paths`: run folders, or folders of these. Raises `UsageError` without a run."""
+    """Pages about the runs at `paths`: run folders, or folders that contain some. Raises `UsageError` without a run."""
 
     def __init__(self, paths: Sequence[Path], *, live: bool = False) -> None:
-        folders = [run for path in paths for run in _runs(path)]
+        folders = [run for path in paths for run in _find_runs(path)]
         self.runs: dict[str, Run] = {}
         for run in map(Run, {path.resolve(): path for path in folders}.values()):
             name, number = file_name(run.name), 2
@@ -46,14 +46,14 @@ class Site:
             run.rows.update()
 
     def reports(self) -> list[Report]:
-        """Analyses of the runs, named apart, with notices about rewards of other versions."""
+        """Analyse the runs; gives them distinct names, and notes rewards whose versions differ."""
         reports = [run.report() for run in self.runs.values()]
         names, paths = [each.name for each in reports], [Path(each.path).resolve() for each in reports]
         reports = [
             replace(each, name="/".join(path.parts[-2:])) if names.count(each.name) > 1 else each
             for each, path in zip(reports, paths, strict=True)
         ]
-        return [replace(each, notices=[*each.notices, *_other_versions(each, reports[0])]) for each in reports]
+        return [replace(each, notices=[*each.notices, *_compare_versions(each, reports[0])]) for each in reports]
 
     def numbers(self) -> dict[str, Any]:
         """Numbers of the report, for ``--json``."""
@@ -61,18 +61,18 @@ class Site:
         return {
             "runs": as_json(reports),
             "between_runs": [as_json(compare_runs(reports[0], other)) for other in reports[1:]],
-            "differences": as_json(differences(reports)),
+            "differences": as_json(list_differences(reports)),
         }
 
     def page(self, path: str) -> str:
         """Page at `path`. Raises `PageMissing`."""
         return self.find(path, {})()
 
-    def find(self, path: str, asked: Mapping[str, str]) -> Callable[[], str]:
-        """What renders the page or the answer at `path`. Raises `PageMissing`."""
+    def find(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
+        """Find the function that renders the page or JSON at `path`. Raises `PageMissing`."""
         try:
-            return self._answer(path, asked) if path.endswith(".json") else self._page(path)
-        except (KeyError, ValueError) as error:  # a name or a number of the address
+            return self._answer(path, query) if path.endswith(".json") else self._page(path)
+        except (KeyError, ValueError) as error:  # an unknown name, or a malformed number
             raise PageMissing(path) from error
 
     def _page(self, path: str) -> Callable[[], str]:
@@ -86,7 +86,7 @@ class Site:
         if rest == "index.html":
             return partial(run.index, around)
         if rest == "text.js" and not self.live:
-            return lambda: "".join(f"found({embedded(name)},{embedded(text)});\n" for name, text in run.searched())
+            return lambda: "".join(f"found({embed_json(name)},{embed_json(text)});\n" for name, text in run.searched())
         kind, _, page = rest.partition("/")
         name = self._name(folder, kind, page.removesuffix(".html"))
         pages: dict[str, Callable[[str, Around], str]] = {
@@ -96,19 +96,19 @@ class Site:
         }
         return partial(pages[kind], name, around)
 
-    def _answer(self, path: str, asked: Mapping[str, str]) -> Callable[[], str]:
+    def _answer(self, path: str, query: Mapping[str, str]) -> Callable[[], str]:
         # ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``, ``RUN/search.json?text=TEXT``
         folder, _, request = path.partition("/")
         run = self.runs[folder]
         match request:
             case "rows.json":
-                since = int(asked["since"])
+                since = int(query["since"])
                 return lambda: json.dumps(run.changed(since))
             case "state.json":
-                row = run.rows.by_id[self._name(folder, "episode", asked["page"])]
+                row = run.rows.by_id[self._name(folder, "episode", query["page"])]
                 return lambda: json.dumps({"ending": row.ending, "turns": row.turns})
             case "search.json":
-                text = asked["text"]
+                text = query["text"]
                 return lambda: json.dumps({"found": run.rows.follower.search(text)})
         raise KeyError(path)
 
@@ -116,7 +116,7 @@ class Site:
         """Paths of all pages, linked ones first."""
         yield from (f"assets/{name}" for name in ASSETS)
         for folder, run in self.runs.items():
-            for group, names in run.rows.groups.items():  # which reads the same episodes
+            for group, names in run.rows.groups.items():  # by group, since each page reads the episodes of its group
                 yield from (f"{folder}/episode/{file_name(name)}.html" for name in names)
                 yield f"{folder}/group/{file_name(group)}.html"
             yield from (f"{folder}/task/{file_name(name)}.html" for name in run.rows.tasks)
@@ -124,7 +124,7 @@ class Site:
         yield "index.html"
 
     def first(self, episode: str | None = None) -> str:
-        """Starting path: the report, or an `episode` of the first run. Raises `UsageError`."""
+        """Path of the first page to show: the report, or an `episode` of the first run. Raises `UsageError`."""
         if episode is None:
             return "index.html"
         [(folder, run)] = list(self.runs.items())[:1]
@@ -133,8 +133,8 @@ class Site:
     def write(self, output: Path | None = None, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
         """Write all pages below `output`, each atomically; return the first. `advance` gets pages written and total.
 
-        Default: ``report`` in the run; of several runs ``report/compare`` in the first. An `output` ``FILE.html`` gets
-        the report alone. Raises `UsageError` if writing fails; old pages stay.
+        `output` defaults to ``report`` in the run, and for several runs to ``report/compare`` in the first. A ``.html``
+        file gets only the report. Raises `UsageError` if writing fails; old pages stay.
         """
         home = next(iter(self.runs.values())).folder.path / "report"
         output = output or (home if len(self.runs) == 1 else home / "compare")
@@ -158,7 +158,7 @@ class Site:
 
         `baselines` are ``NAME=VALUE``; one per run takes that run's colour. Raises `UsageError`.
         """
-        reports, lines = self.reports(), [_baseline(text) for text in baselines]
+        reports, lines = self.reports(), [_parse_baseline(text) for text in baselines]
         if len(lines) == len(reports) > 1:
             lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
         panels = [curve_panel(reports, "reward", lines), curve_panel(reports, "tests")]
@@ -177,21 +177,21 @@ def write_page(path: Path, content: str | bytes) -> Path:
     """Write a file atomically; return `path`. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path, synced=False) as temporary:  # pages are made from the run again, and are thousands
+        with replace_file(path, synced=False) as temporary:  # there are thousands, and a run can render them again
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another place with -o") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", fix="name another folder with -o") from error
     return path
 
 
-def _runs(path: Path) -> list[Path]:
+def _find_runs(path: Path) -> list[Path]:
     if path.is_dir() and not (path / "run.json").exists():
         return sorted(each.parent for each in path.glob("*/run.json")) or [path]
     return [path]
 
 
-def _other_versions(report: Report, first: Report) -> list[str]:
-    # runs without versions are at 1
+def _compare_versions(report: Report, first: Report) -> list[str]:
+    # runs without versions have version 1
     versions, first_versions = (each.about.get("rewards", {}) for each in (report, first))
     return [
         f"{name} is version {versions.get(name, 1)} here and version {first_versions.get(name, 1)} in {first.name}: "
@@ -201,7 +201,7 @@ def _other_versions(report: Report, first: Report) -> list[str]:
     ]
 
 
-def _baseline(text: str) -> Baseline:
+def _parse_baseline(text: str) -> Baseline:
     name, equals, value = text.rpartition("=")
     try:
         return Baseline(name.strip(), float(value)) if equals else Baseline("", float(value))

@@ -42,7 +42,7 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
         _lock(mark, f"{name} is being sent the metrics of {run}", wait=wait)
         sent, start = 0, _start(mark.read(), place / "sent", folder.log.stat().st_size)
         log = Tail(folder.log, start)
-        with closing(TRACKERS[name](_tracked(run, folder.about()))) as tracker:
+        with closing(TRACKERS[name](_load_tracked(run, folder.about()))) as tracker:
             while True:
                 last = not more()  # before the log is read: what is written by now is sent
                 for record, end in log.records("step", "eval"):
@@ -73,7 +73,7 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
+def _load_tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
     # a copy of a run folder is the same run to a tracker, and another run of its name is not
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]

@@ -100,7 +100,7 @@ def answer(policies: Sequence[str], question: Question) -> Result:
     """Answer `crrl compare`. Raises `UsageError` for inadmissible comparisons."""
     if not question.published:
         return _compare_runs(policies, question)
-    listed, lines = _published(), list(published.published_numbers().values())
+    listed, lines = _published(), list(published.read_published().values())
     measured = _compare_runs(policies, question) if policies or question.plan is not None else Result([], [], [], {})
     numbers = {**measured.numbers, "published": as_json(lines)}
     return Result(
@@ -126,7 +126,7 @@ def _published() -> Table:
             each.how,
             each.source,
         )
-        for each in published.published_numbers().values()
+        for each in published.read_published().values()
     ]
     return Table(published.MARK, heads, rows)
 
@@ -437,28 +437,28 @@ def _bracket(found: Interval, share: bool) -> str:
     return f"[{TOO_FEW}]" if found.low is None or found.high is None else _ends(found.low, found.high, share)
 
 
-def rate(found: Interval, share: bool) -> str:
+def rate(interval: Interval, share: bool) -> str:
     """Mean with interval; a `share` in per cent."""
     return (
-        f"{100 * found.value:.1f} % {_bracket(found, share)}"
+        f"{100 * interval.value:.1f} % {_bracket(interval, share)}"
         if share
-        else f"{found.value:.3g} {_bracket(found, share)}"
+        else f"{interval.value:.3g} {_bracket(interval, share)}"
     )
 
 
-def signed(found: Interval, share: bool) -> str:
+def signed(interval: Interval, share: bool) -> str:
     """Difference with interval; a `share` in points."""
     if share:
-        return f"{100 * found.value + 0.0:+.1f} points {_bracket(found, share)}"
-    return f"{found.value + 0.0:+.3g} {_bracket(found, share)}"
+        return f"{100 * interval.value + 0.0:+.1f} points {_bracket(interval, share)}"
+    return f"{interval.value + 0.0:+.3g} {_bracket(interval, share)}"
 
 
-def least(found: Interval, share: bool) -> str:
+def least(interval: Interval, share: bool) -> str:
     """Smallest detectable difference; without an interval, for any discordance."""
     if not share:
-        return f"{found.value:.3g} {_bracket(found, False)}"
-    ends = "whatever the discordance" if found.low is None else _bracket(found, True)
-    return f"{100 * found.value:.1f} points {ends}"
+        return f"{interval.value:.3g} {_bracket(interval, False)}"
+    ends = "whatever the discordance" if interval.low is None else _bracket(interval, True)
+    return f"{100 * interval.value:.1f} points {ends}"
 
 
 def p_value(p: float) -> str:
@@ -518,16 +518,16 @@ def _markdown(result: Result) -> str:
 
 def _latex(result: Result) -> str:
     # needs the package booktabs alone
-    parts = [escaped(each) for each in result.verdicts]
+    parts = [escape(each) for each in result.verdicts]
     for table in result.tables:
-        lines = [" & ".join(map(escaped, row)) + r" \\" for row in (table.heads, *table.rows)]
-        head = [r"\begin{table}", rf"\caption{{{escaped(table.title)}}}"]
+        lines = [" & ".join(map(escape, row)) + r" \\" for row in (table.heads, *table.rows)]
+        head = [r"\begin{table}", rf"\caption{{{escape(table.title)}}}"]
         head += [rf"\begin{{tabular}}{{{'l' * len(table.heads)}}}", r"\toprule", lines[0], r"\midrule"]
         parts.append("\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
-    return "\n\n".join([*parts, *map(escaped, result.notes)])
+    return "\n\n".join([*parts, *map(escape, result.notes)])
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape `text` for LaTeX."""
     plain = "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen

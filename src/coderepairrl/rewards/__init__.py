@@ -34,9 +34,9 @@ __all__ = [
     "ScriptedReward",
     "TestsReward",
     "Weighted",
+    "make_reward",
     "make_rewards",
     "on_state_and_patch",
-    "only",
     "parse_patch",
     "reward_versions",
     "score",
@@ -115,7 +115,7 @@ def make_rewards(spec: str | Mapping[str, float]) -> list[Weighted]:
     return rewards
 
 
-def only(name: str) -> Reward:
+def make_reward(name: str) -> Reward:
     """Build a single reward. Raises `ConfigError` as `make_rewards`, and for a preset."""
     if name in PRESETS:
         raise ConfigError(f"{name} is several rewards", fix=f"name one of them: {', '.join(PRESETS[name])}")
@@ -147,7 +147,7 @@ def _one(name: str) -> Reward:
     target = registry.resolve_class("reward", name, SHIPPED)
     if inspect.isfunction(target):
         return FunctionReward(target)
-    instance: Reward = registry.instance("reward", name, target, Reward, {})
+    instance: Reward = registry.make_instance("reward", name, target, Reward, {})
     return instance
 
 
@@ -197,15 +197,15 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
 
     Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
-    chosen = only(reward)
+    chosen = make_reward(reward)
     oracle_diff, patch_diff = _read_patch(oracle, "oracle"), _read_patch(patch, "patch")
     if not oracle_diff.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
     value = chosen.compare(oracle_diff, patch_diff)
     if value is None:
         raise UsageError(
-            f"reward {reward} needs more than two diffs (a repository, a reply) and cannot compare two files",
-            fix="use one that compares patches, such as patch_edits or patch_similarity",
+            f"reward {reward} cannot compare two files: it has no `compare`, since it needs a repository or a reply",
+            fix="use one that compares patches, such as patch_edits; a class of your own may define `compare`",
         )
     return value
 

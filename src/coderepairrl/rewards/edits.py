@@ -106,7 +106,7 @@ def _file_score(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    changed = _changed(ours, _copies(ours, old, set(oracle.added))), _changed(oracle, {})
+    changed = _changed_tokens(ours, _copies(ours, old, set(oracle.added))), _changed_tokens(oracle, {})
     core = _core(changed[0]), _core(changed[1])
     return near * dice(_tokens(ours.added, {}), _tokens(oracle.added, {})) * dice(*(core if core[1] else changed))
 
@@ -138,11 +138,11 @@ def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens
     if sum(map(len, inserted)) * sum(map(len, old)) <= _COMPARED:
         for line in inserted:
             for nearest in get_close_matches(line, old, 1, _ALIKE):
-                copies[line] = _marked(line, nearest)
+                copies[line] = _mark(line, nearest)
     return copies
 
 
-def _marked(line: Tokens, copied: Tokens) -> Tokens:
+def _mark(line: Tokens, copied: Tokens) -> Tokens:
     marked = list(line)
     for i, _, size in SequenceMatcher(None, line, copied, autojunk=False).get_matching_blocks():
         marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
@@ -153,7 +153,7 @@ def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[by
     return list(chain.from_iterable(copies.get(line, line) for line in lines))
 
 
-def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
+def _changed_tokens(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
     changed_tokens: list[Token] = []
     for edit in change.edits:
         moved = {line: copies[line] for line in copies.keys() & edit.added}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coderepairrl.errors import UsageError
-from coderepairrl.grading.steering import unquoted
+from coderepairrl.grading.steering import unquote
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
@@ -266,7 +266,7 @@ class _Reader:
     def name(self, raw: bytes, *, prefixed: bool = True) -> str:
         """File name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
         quoted = raw.startswith(b'"')
-        raw = unquoted(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
+        raw = unquote(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
         if raw == b"/dev/null":
             return ""
         if prefixed and raw[:2] in self.sides:

@@ -152,13 +152,13 @@ def split_invisible(line: bytes) -> tuple[bytes, Tokens]:
     visible: list[str] = []
     hidden: list[str] = []
     for character in line.decode("utf-8", "surrogateescape"):
-        (hidden if _hidden(character) else visible).append(character)
+        (hidden if _is_hidden(character) else visible).append(character)
     rest = "".join(visible).encode("utf-8", "surrogateescape")
     return rest, tuple(character.encode("utf-8", "surrogateescape") for character in hidden)
 
 
 @cache
-def _hidden(character: str) -> bool:
+def _is_hidden(character: str) -> bool:
     if character in " \t\n\v\f\r":
         return False
     return unicodedata.category(character) in _UNSEEN or character in _BLANK or "\ufe00" <= character <= "\ufe0f"

@@ -44,7 +44,7 @@ def tagged_answer(text: str) -> str:
     return rest.partition("</answer>")[0].strip() if tag else "N/A"
 
 
-def unfenced(text: str) -> str:
+def unfence(text: str) -> str:
     """First fenced block of `text`, else all of it."""
     line = text.find("\n", text.find("```") + 3) + 1 if "```" in text else 0
     end = text.find("```", line) if line else -1
@@ -145,7 +145,7 @@ class SearchReplaceFormat(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Format of the tagged answer."""
-        return block_format(unfenced(tagged_answer(answer)))
+        return block_format(unfence(tagged_answer(answer)))
 
 
 def block_format(text: str) -> float:
@@ -192,7 +192,7 @@ class SearchReplaceSimilarity(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """Compare blocks. Raises `TaskError` for a reference without any."""
-        reference, answered = _reference(task), blocks(unfenced(tagged_answer(answer)))
+        reference, answered = _reference(task), blocks(unfence(tagged_answer(answer)))
         if not answered:
             return 0.0
         ratios = [
@@ -380,11 +380,11 @@ def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True
     if not a and not b:
         return 1.0
     if len(a) * len(b) <= LARGEST_PAIRS:
-        return 2.0 * _matched(a, b, autojunk) / (len(a) + len(b))
+        return 2.0 * _count_matching(a, b, autojunk) / (len(a) + len(b))
     return 2.0 * sum(common_ends(a, b)) / (len(a) + len(b))
 
 
-def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
+def _count_matching(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
     """Elements in difflib's matching blocks, up to `LARGEST_WORK` steps."""
     matcher = SequenceMatcher(None, a, b, autojunk)
     steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
@@ -478,13 +478,13 @@ class DraftSimilarity(TextReward):
         oracle_files, patch_files = parse_patch(oracle), parse_patch(patch)
         if not oracle_files or not patch_files:
             return 0.0
-        line_ratio = ratio(_changed(oracle_files), _changed(patch_files), autojunk=False)
+        line_ratio = ratio(_changed_files(oracle_files), _changed_files(patch_files), autojunk=False)
         shared = {file.path for file in oracle_files} & {file.path for file in patch_files}
         functions = _headings(oracle_files) & _headings(patch_files)
         return max(line_ratio, 0.1 * bool(shared) + 0.1 * bool(functions))
 
 
-def _changed(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
+def _changed_files(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
     lines = []
     for file in sorted(patch, key=lambda file: file.path):
         for block in sorted(file.blocks, key=lambda block: block.at):

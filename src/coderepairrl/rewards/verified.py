@@ -37,7 +37,7 @@ def _strip_lines(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def unfit(task: Task, patch: bytes) -> str:
-    """Reason that `patch`, which passed the checks of `task`, is no reference for it, or ""."""
+    """Reason that `patch`, which passed the checks of `task`, is not a reference for it, or ""."""
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"
     try:

@@ -90,7 +90,7 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
     """
     task, reward = trial
     patches = {
-        "the reference": await _attempted(task, backend),
+        "the reference": await _attempted_patch(task, backend),
         **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
     }
     findings = []
@@ -104,7 +104,7 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
     return findings
 
 
-async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
+async def _attempted_patch(task: Task, backend: SandboxBackend) -> bytes:
     if not task.workspace:
         return task.reference
     async with backend.open(task) as fresh:
@@ -113,7 +113,7 @@ async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
 
 
 async def verify_rewards(
-    asked: Sequence[Trial],
+    trials: Sequence[Trial],
     backend: SandboxBackend,
     *,
     about: Sequence[object] = (),
@@ -128,7 +128,7 @@ async def verify_rewards(
     Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a broken promise, and as the
     rewards.
     """
-    marks = await _marks(asked, backend, about, cache) if cache is not None and asked else [None] * len(asked)
+    marks = await _marks(trials, backend, about, cache) if cache is not None and trials else [None] * len(trials)
     cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
     room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
@@ -142,7 +142,7 @@ async def verify_rewards(
         on_trial(trial)
         return broken
 
-    working = [asyncio.create_task(one(*each)) for each in zip(asked, marks, cached, strict=True)]
+    working = [asyncio.create_task(one(*each)) for each in zip(trials, marks, cached, strict=True)]
     try:
         results = await asyncio.gather(*working)
     except GraderFault as fault:
@@ -151,11 +151,11 @@ async def verify_rewards(
         for each in working:
             each.cancel()
         await asyncio.gather(*working, return_exceptions=True)
-    if failed := [(trial, broken[0]) for trial, broken in zip(asked, results, strict=True) if broken]:
+    if failed := [(trial, broken[0]) for trial, broken in zip(trials, results, strict=True) if broken]:
         listed = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
-            f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks fail verification: {listed}",
+            f"{len(tasks)} of {len({trial.task.id for trial in trials})} tasks fail verification: {listed}",
             fix="repair these tasks or leave them out (crrl tasks verify SOURCE --output FILE writes those that hold), "
             "or train on them unverified: tasks.verify=false",
         )
@@ -163,16 +163,16 @@ async def verify_rewards(
 
 
 async def _marks(
-    asked: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
+    trials: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
     package = _manifest(Path(__file__).parents[1])
     inside = ""
-    sandboxed = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
+    sandboxed = [trial.task for trial in trials if not trial.task.workspace.startswith("image:")]
     if sandboxed:  # the digest of an image stands for its contents
         async with backend.open(sandboxed[0]) as fresh:
             inside = await _probe(fresh)
     paths: list[Path | None] = []
-    for task, reward in asked:
+    for task, reward in trials:
         if not type(reward).__module__.startswith("coderepairrl."):
             paths.append(None)
             continue

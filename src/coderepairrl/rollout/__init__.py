@@ -1,10 +1,10 @@
 """Attempts, episodes and groups: where agent, sandbox, gateway and reward meet."""
 
 from coderepairrl.rollout.attempts import Attempt, make_attempt
-from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
+from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, collect_outcomes
 from coderepairrl.rollout.episodes import Executor, Rollout, Terms, Ticket, derive_seed
 from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
-from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, make_group, slots
+from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due_slots, episodes_of, make_group, slots
 from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.supervise import SupervisedEngine, warm_up
 
@@ -26,12 +26,12 @@ __all__ = [
     "Ticket",
     "check_health",
     "collect",
+    "collect_outcomes",
     "derive_seed",
-    "due",
+    "due_slots",
     "episodes_of",
     "make_attempt",
     "make_group",
-    "outcomes",
     "slots",
     "warm_up",
 ]

@@ -98,7 +98,7 @@ async def make_attempt(
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
     fault = session.fault or agent_fault or broken  # in the order in which they broke
     ending, reason = (Ending.VOID, fault.boundary) if fault else _ending_of(cast(AgentOutcome, outcome), session.limit)
-    return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed(agent, outcome))
+    return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _print(agent, outcome))
 
 
 async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
@@ -133,7 +133,7 @@ def _ending_of(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
     return (Ending.DONE, outcome.exit) if isinstance(outcome, AgentReport) else (Ending.CRASH, outcome.how)
 
 
-def _printed(agent: Agent, outcome: AgentOutcome | None) -> str:
+def _print(agent: Agent, outcome: AgentOutcome | None) -> str:
     if agent.placement == "host" or outcome is None:
         return ""
     return str(outcome.log if isinstance(outcome, AgentReport) else outcome.printed)

@@ -1,6 +1,7 @@
-"""Order of tasks: weighted mixtures of sources, and orders within each.
+"""Order of training tasks: weighted mixtures of sources, and an order within each.
 
-It is a function of settings and logged outcomes, so a resumed run continues exactly.
+It is a function of settings and logged outcomes, so a resumed run continues exactly. A further order is a class beside
+`Band`, made in `plan/curriculum.py` from its setting in `config/schema.py`.
 """
 
 from __future__ import annotations
@@ -16,36 +17,37 @@ from coderepairrl.stats import is_resolved
 from coderepairrl.types import Ending, Episode, Task
 
 EXPLORE, OUTSIDE = 0.5, 0.1
-"""Parts of a `Band`'s batches: unattempted tasks, and tasks outside the band."""
+"""Shares of a `Band`'s batches: tasks not attempted yet, and tasks outside the band."""
 NEWEST = 16
+"""Latest attempts at a task that its success rate counts."""
 
 Outcomes = Mapping[str, Sequence[float]]
-"""Outcomes of attempts by task id, oldest first, from 0 to 1 (`outcome`)."""
+"""Outcomes of attempts by task id, oldest first, each from 0 to 1 (`rate_outcome`)."""
 
 
-def outcome(episode: Episode) -> float:
-    """1 for a repair that passed its checks, else 0; without checks the reward, clipped to 0..1.
+def rate_outcome(episode: Episode) -> float:
+    """Rate an attempt: 1 if its checks passed, else 0; without checks its reward, clipped to [0, 1].
 
     >>> from coderepairrl.types import Score
-    >>> outcome(Episode("", "", "", 0, "", 0, Ending.DONE, scores=(Score("patch_edits", 0.4),)))
+    >>> rate_outcome(Episode("", "", "", 0, "", 0, Ending.DONE, scores=(Score("patch_edits", 0.4),)))
     0.4
     """
     passed = is_resolved(episode)
     return min(1.0, max(0.0, episode.reward)) if passed is None else float(passed)
 
 
-def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
-    """Outcomes by task, without void episodes."""
+def collect_outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """Collect outcomes by task, without void episodes."""
     by_task: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
-            by_task.setdefault(episode.task_id, []).append(outcome(episode))
+            by_task.setdefault(episode.task_id, []).append(rate_outcome(episode))
     return by_task
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Tasks of one source, with their `weight` in batches."""
+    """Tasks of a source, and its weight in batches."""
 
     tasks: Sequence[Task]
     weight: float = 1.0
@@ -53,7 +55,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class EasyFirst:
-    """Easiest tasks first, growing to all over `steps` steps, then epochs.
+    """Order that begins with the easiest tasks, adds harder ones over `steps` steps, and then runs epochs over all.
 
     Every task needs a `difficulty`.
     """
@@ -61,16 +63,17 @@ class EasyFirst:
     steps: int
 
     def pool(self, tasks: Sequence[Task], step: int, least: int) -> list[Task]:
-        """Easiest tasks at `step`, at least `least` if available."""
+        """Choose the easiest tasks for `step`, at least `least` if there are enough."""
         ordered = sorted(tasks, key=lambda task: (task.difficulty or 0.0, task.id))
         return ordered[: max(least, ceil(len(ordered) * step / self.steps))]
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Tasks with a success rate from `low` to `high`, which teach most.
+    """Order that prefers tasks with a success rate from `low` to `high`, which teach most.
 
-    `EXPLORE` of a batch are unattempted tasks, `OUTSIDE` those outside the band; an empty part goes to the others.
+    A share `EXPLORE` of a batch is for tasks not attempted yet, `OUTSIDE` for those outside the band; shares without
+    tasks go to the others. `before` has attempts and mean by task from an earlier run.
     """
 
     low: float
@@ -78,7 +81,7 @@ class Band:
     before: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def rate(self, task: str, outcomes: Outcomes) -> float | None:
-        """Success rate by Laplace's rule (one success and one failure added); None for an unattempted task.
+        """Success rate by Laplace's rule (plus one success and one failure); None for a task that was never attempted.
 
         >>> band = Band(low=0.15, high=0.85)
         >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})
@@ -91,8 +94,8 @@ class Band:
             return None
         return (1 + sum(recent) + earlier * mean) / (2 + len(recent) + earlier)
 
-    def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
-        """Draw a task, avoiding those `taken`."""
+    def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, rng: Random) -> Task:
+        """Draw a task; one of those `taken` only if there is no other."""
         rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
         parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
         for task in tasks:
@@ -101,9 +104,9 @@ class Band:
         weights = (EXPLORE, 1 - EXPLORE - OUTSIDE, OUTSIDE)
         drawable = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part]
         fresh = [([task for task in part if task.id not in taken], weight) for part, weight in drawable]
-        left = [(part, weight) for part, weight in fresh if part] or drawable
-        [part] = chance.choices([part for part, _ in left], [weight for _, weight in left])
-        return chance.choice(part)
+        choices = [(part, weight) for part, weight in fresh if part] or drawable
+        [part] = rng.choices([part for part, _ in choices], [weight for _, weight in choices])
+        return rng.choice(part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,30 +119,30 @@ class Curriculum:
     order: EasyFirst | Band | None = None
 
     def schedule(self, step: int, outcomes: Outcomes = MappingProxyType({}), taken: Iterable[str] = ()) -> list[Task]:
-        """Tasks of `step` (1, 2, ...), given earlier `outcomes`.
+        """Choose the tasks of `step` (1, 2, ...), given earlier `outcomes`.
 
-        Each source gets its share, up to one task. Ids `taken` in the batch are avoided, except in epochs.
+        Each source gets its share, up to one task. Avoids ids `taken` in the batch, except in epochs.
         """
         spread = _spread_sources(self.sources, self.per_step, step)
         current = spread[-self.per_step :]
-        busy = set(taken)
+        used = set(taken)
         picked: list[Task] = []
         for position, (source, number) in enumerate(current):
             tasks = self.sources[source].tasks
-            chance = Random(derive_seed(self.seed, "draw", step, position))
+            rng = Random(derive_seed(self.seed, "draw", step, position))
             if isinstance(self.order, Band):
-                task = self.order.draw(tasks, busy, outcomes, chance)
+                task = self.order.draw(tasks, used, outcomes, rng)
             elif self.order is not None and step < self.order.steps:
                 pool = self.order.pool(tasks, step, self.per_step)
-                task = chance.choice([task for task in pool if task.id not in busy] or pool)
+                task = rng.choice([task for task in pool if task.id not in used] or pool)
             else:
-                easy = (self.order.steps - 1) * self.per_step if self.order is not None else 0
-                task = self._in_epoch(source, number - sum(other == source for other, _ in spread[:easy]))
+                easy_count = (self.order.steps - 1) * self.per_step if self.order is not None else 0
+                task = self._task_in_epoch(source, number - sum(other == source for other, _ in spread[:easy_count]))
             picked.append(task)
-            busy.add(task.id)
+            used.add(task.id)
         return picked
 
-    def _in_epoch(self, source: int, number: int) -> Task:
+    def _task_in_epoch(self, source: int, number: int) -> Task:
         tasks = self.sources[source].tasks
         epoch, index = divmod(number, len(tasks))
         order = list(range(len(tasks)))
@@ -147,13 +150,13 @@ class Curriculum:
         return tasks[order[index]]
 
     def passes(self, steps: int) -> float:
-        """Mean repeats of a task in `steps`, in the source with the most."""
+        """Mean number of times that a task occurs in `steps`, for the source with the most."""
         drawn = [source for source, _ in _spread_sources(self.sources, self.per_step, steps)]
         return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
 
 
 def _spread_sources(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
-    """Source of each position, and index within it: always the source furthest behind its share.
+    """Choose a source for each position, the one furthest behind its share; return it and the index within it.
 
     >>> [source for source, _ in _spread_sources([Share((), 2.0), Share((), 1.0)], 3, 2)]
     [0, 1, 0, 0, 1, 0]
@@ -162,7 +165,7 @@ def _spread_sources(sources: Sequence[Share], per_step: int, steps: int) -> list
     spread: list[tuple[int, int]] = []
     total_weight = sum(source.weight for source in sources)
     for position in range(1, steps * per_step + 1):
-        lags = [position * source.weight / total_weight - had for source, had in zip(sources, drawn, strict=True)]
+        lags = [position * source.weight / total_weight - count for source, count in zip(sources, drawn, strict=True)]
         source = lags.index(max(lags))
         spread.append((source, drawn[source]))
         drawn[source] += 1

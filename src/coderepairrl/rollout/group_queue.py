@@ -1,8 +1,9 @@
-"""Queue of groups made ahead of their steps, so that engine and learner do not wait for each other.
+"""Queue of groups that are made ahead of their steps, so that engine and learner do not wait for each other.
 
-A group's staleness is the number of versions from its beginning to its step. The queue limits it by what begins, not by
-dropping old groups: that would train on short attempts. A step takes younger groups first unless that makes older ones
-late; then it waits. With a bound of 0 a step begins its own groups and waits for all.
+A group's staleness is the number of policy versions from its beginning to its step. The queue bounds it by limiting
+which groups may begin, not by dropping old ones, which would favour short attempts. A step may take younger groups
+before older ones, unless older ones would become too stale; then it waits. With a bound of 0 a step begins its groups
+and waits for all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from coderepairrl.rollout.groups import Group, Slot
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
-    """Unconsumed group, with the policy's version when it began."""
+    """Group that no step has consumed, with the policy version at its beginning."""
 
     group: str
     version: int
@@ -27,13 +28,13 @@ class PendingGroup:
 
 @dataclass(frozen=True, slots=True)
 class StalenessWindow:
-    """Limit on groups made ahead: `staleness` versions of `per_step` groups."""
+    """Bound on staleness, in policy versions, for steps that consume `per_step` groups each."""
 
     per_step: int
     staleness: int
 
     def capacity(self, wanted: int, begun: int, later: int) -> int:
-        """Number of groups that may begin if this step needs `wanted`, `later` follow, and `begun` are unconsumed.
+        """Count groups that may begin: this step needs `wanted`, `later` steps follow, `begun` groups are unconsumed.
 
         >>> StalenessWindow(per_step=4, staleness=0).capacity(4, 0, later=9)
         4
@@ -43,7 +44,7 @@ class StalenessWindow:
         return max(0, wanted + self.per_step * min(self.staleness, later) - begun)
 
     def stale(self, begun: Iterable[PendingGroup], version: int, wanted: int) -> list[PendingGroup]:
-        """Groups that no step can consume in time, if the one at `version` still takes `wanted`.
+        """Find groups that no step can consume in time, if the step at `version` still takes `wanted`.
 
         Of conflicting groups the youngest are stale.
 
@@ -61,9 +62,9 @@ class StalenessWindow:
         return stale
 
     def choose(self, begun: Sequence[PendingGroup], version: int, wanted: int) -> list[PendingGroup] | None:
-        """Oldest `wanted` finished groups for the step at `version`.
+        """Choose the oldest `wanted` finished groups for the step at `version`.
 
-        None if too few are finished, or one left behind would become too old.
+        Returns None if too few are finished, or if a group that is left would become too stale.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
         >>> young = PendingGroup("young", 5, ready=True)
@@ -76,8 +77,8 @@ class StalenessWindow:
         if len(ready) < wanted:
             return None
         chosen = sorted(ready, key=lambda each: each.version)[:wanted]
-        left_behind = [each for each in begun if each not in chosen]
-        return None if self.stale(left_behind, version, wanted=0) else chosen
+        remaining = [each for each in begun if each not in chosen]
+        return None if self.stale(remaining, version, wanted=0) else chosen
 
     def _consumed_at(self, position: int, version: int, wanted: int) -> int:
         return version if position < wanted else version + 1 + (position - wanted) // self.per_step
@@ -107,7 +108,7 @@ class GroupQueue:
 
     @property
     def pending(self) -> list[PendingGroup]:
-        """Queued groups; unstarted ones as if beginning now."""
+        """Queued groups; those not started yet count as if they began now."""
         return [
             PendingGroup(group, self._version if entry.version is None else entry.version, entry.ready)
             for group, entry in self._entries.items()
@@ -160,14 +161,14 @@ class GroupQueue:
         Raises any group's errors.
         """
         while True:
-            under_way = [entry.work for entry in self._entries.values() if entry.work is not None]
-            for work in under_way:
+            running = [entry.work for entry in self._entries.values() if entry.work is not None]
+            for work in running:
                 if work.done():
                     work.result()
             chosen = self.window.choose(self.pending, version, wanted)
             if chosen is not None:
                 break
-            await asyncio.wait([work for work in under_way if not work.done()], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work for work in running if not work.done()], return_when=asyncio.FIRST_COMPLETED)
         chosen_groups = {each.group for each in chosen}
         works = [
             entry.work for group, entry in self._entries.items() if group in chosen_groups and entry.work is not None

@@ -62,19 +62,19 @@ def group_name(phase: str, step: int, position: int) -> str:
     return f"{phase}-{step:05d}-{position:03d}"
 
 
-def due(
+def due_slots(
     curriculum: Curriculum,
     attempts: int,
     wanted: int,
     consumed: Container[str],
     outcomes: Outcomes = MappingProxyType({}),
     taken: Collection[str] = (),
-    known: Mapping[str, Task] = MappingProxyType({}),
+    tasks_by_id: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[Slot]:
-    """First `wanted` unconsumed groups of the run's order, leftovers first.
+    """First `wanted` unconsumed groups of the run's order (`Curriculum.schedule`), leftovers first.
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
-    `known` the fixed tasks of groups begun before.
+    `tasks_by_id` the fixed tasks of groups begun before.
     """
     per_step, left = curriculum.per_step, list[Slot]()
     if not wanted:  # what a later step would draw may not be possible
@@ -83,7 +83,7 @@ def due(
         if all(group_name("train", step, position) in consumed for position in range(per_step)):
             continue
         tasks = curriculum.schedule(step, outcomes, [*taken, *(slot.task.id for slot in left)])
-        tasks = [known.get(group_name("train", step, position), task) for position, task in enumerate(tasks)]
+        tasks = [tasks_by_id.get(group_name("train", step, position), task) for position, task in enumerate(tasks)]
         scheduled = slots("train", step, tasks, attempts, curriculum.seed)
         left += [slot for slot in scheduled if slot.group not in consumed]
         if len(left) >= wanted:
@@ -174,5 +174,5 @@ def check_health(groups: Sequence[Group]) -> None:
         faults = sorted({episode.fault.splitlines()[0] for episode in void})
         raise HealthGateError(
             f"{len(void)} of {len(episodes)} episodes are void: {'; '.join(faults[:3])}",
-            fix="mend the cause (log.jsonl and logs/ in the run folder say more), then continue with --resume",
+            fix="remove the cause (log.jsonl and logs/ in the run folder say more), then continue with --resume",
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from coderepairrl.errors import Fault
 from coderepairrl.gateway import Gateway
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rewards import Weighted, on_state_and_patch, score
 from coderepairrl.rollout.attempts import Attempt, make_attempt
@@ -39,7 +39,7 @@ class LocalExecutor(Executor):
         state: tuple[Score, ...] = ()
         clock, rewarding = time.monotonic, dict[str, float]()
         started = clock()
-        episode = unfinished(ticket)
+        episode = start_episode(ticket)
 
         async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
             at = clock()
@@ -62,7 +62,7 @@ class LocalExecutor(Executor):
             sampling=ticket.sampling,
             at_end=judge_state if on_state else None,
         )
-        side = await asyncio.to_thread(side_turns, result.turns, terms.side, ticket.task.prompt)
+        side = await asyncio.to_thread(find_side_turns, result.turns, terms.side, ticket.task.prompt)
         episode = _complete_episode(replace(episode, turns=result.turns, side=side), result)
         timings = dict(result.timings)
         if result.fault is None:
@@ -76,7 +76,7 @@ class LocalExecutor(Executor):
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
 
-def unfinished(ticket: Ticket) -> Episode:
+def start_episode(ticket: Ticket) -> Episode:
     """Episode before any result."""
     return Episode(
         id=ticket.episode,
@@ -93,29 +93,29 @@ def unfinished(ticket: Ticket) -> Episode:
     )
 
 
-def _complete_episode(episode: Episode, made: Attempt) -> Episode:
-    report = made.outcome if isinstance(made.outcome, AgentReport) else None
-    calls = None if report is None or made.fault is not None else report.tool_calls
+def _complete_episode(episode: Episode, attempt: Attempt) -> Episode:
+    report = attempt.outcome if isinstance(attempt.outcome, AgentReport) else None
+    calls = None if report is None or attempt.fault is not None else report.tool_calls
     episode = replace(
         episode,
-        patch=made.patch,
-        printed=_shortened(made.printed, _PRINTED_CHARS),
+        patch=attempt.patch,
+        printed=_shorten(attempt.printed, _PRINTED_CHARS),
         tool_calls=calls or (),
         calls_known=calls is not None,
     )
-    if made.fault is not None:
-        return void(episode, made.fault)
-    crash = _shortened(str(made.outcome)) if made.ending is Ending.CRASH and report is None else ""
-    return replace(episode, ending=made.ending, reason=made.reason, crash=crash)
+    if attempt.fault is not None:
+        return void(episode, attempt.fault)
+    crash = _shorten(str(attempt.outcome)) if attempt.ending is Ending.CRASH and report is None else ""
+    return replace(episode, ending=attempt.ending, reason=attempt.reason, crash=crash)
 
 
 def void(episode: Episode, fault: Fault) -> Episode:
     """Mark `episode` as VOID."""
-    words = _shortened(f"{type(fault).__name__}: {fault}")
+    words = _shorten(f"{type(fault).__name__}: {fault}")
     return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
 
 
-def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
+def _shorten(text: str, most: int = _CRASH_CHARS) -> str:
     # a policy can write any length
     left_out = len(text) - most
     half = most // 2

@@ -33,7 +33,7 @@ _AGAIN = "restart Ray on all of its machines (docs/guides/cluster.md), then cont
 _MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 
-def imported() -> Any:
+def import_ray() -> Any:
     """Import Ray. Raises `PrerequisiteError` if not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
@@ -48,7 +48,7 @@ def head(address: str) -> str | None:
 
     ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` if nothing listens.
     """
-    ray = imported()
+    ray = import_ray()
     try:
         head_address: str | None = ray._private.services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
@@ -59,9 +59,9 @@ def head(address: str) -> str | None:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Any]:
-    """Connect Ray for the duration, unless already connected. Raises `PrerequisiteError`."""
-    ray = imported()
+async def connect_ray(address: str) -> AsyncIterator[Any]:
+    """Connect Ray until exit, unless it is already connected. Raises `PrerequisiteError`."""
+    ray = import_ray()
     if ray.is_initialized():
         yield ray
         return
@@ -173,7 +173,7 @@ async def _check_answers(address: str) -> None:
     if process.returncode:
         problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
         raise PrerequisiteError(
-            f"what listens at {address} is no head of a Ray cluster that works: {problem}", fix=_fix(problem)
+            f"what listens at {address} is not a head of a Ray cluster that works: {problem}", fix=_fix(problem)
         )
 
 

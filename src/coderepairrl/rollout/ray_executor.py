@@ -18,15 +18,15 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.ray_cluster import connected, one_line, watch_head
+from coderepairrl.rollout.ray_cluster import connect_ray, one_line, watch_head
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
 from coderepairrl.rollout.worker import (
     FromWorker,
     ToWorker,
     Worker,
     WorkerSetup,
+    make_picklable,
     pack_messages,
-    portable,
     unpack_messages,
 )
 from coderepairrl.runs import source_digest
@@ -71,17 +71,17 @@ class WorkerActor:
         try:
             self._check(name)
             setup: WorkerSetup = unpack_messages(self._setup)
-            self._worker = await self._parts.enter_async_context(Worker.opened(setup, self._context))
-        except ImportError as error:  # a user's own class, say
+            self._worker = await self._parts.enter_async_context(Worker.open(setup, self._context))
+        except ImportError as error:  # of a user's class, for example
             return name, pack_messages(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
         except Exception as error:
-            return name, pack_messages(portable(error))
+            return name, pack_messages(make_picklable(error))
         return name, b""
 
     def _check(self, name: str) -> None:
-        ours = executor_versions()
+        local = executor_versions()
         if differing := [
-            f"{each} {ours[each]}, not {version}" for each, version in self._expected.items() if ours[each] != version
+            f"{each} {local[each]}, not {version}" for each, version in self._expected.items() if local[each] != version
         ]:
             raise PrerequisiteError(
                 f"{name} has {', '.join(differing)}: its episodes would not be the same",
@@ -94,12 +94,12 @@ class WorkerActor:
                 f"{name} cannot enter {self._folder}: {error.strerror}",
                 fix="start from a folder on a file system that all machines of the cluster share",
             ) from None
-        sys.path += [each for each in self._path if each not in sys.path]  # a user's own classes
+        sys.path += [each for each in self._path if each not in sys.path]  # for the user's classes
 
-    async def outgoing(self) -> tuple[bytes, bool]:
-        """Next piece of packed messages, and whether it is the last."""
+    async def next_piece(self) -> tuple[bytes, bool]:
+        """Return the next piece of packed messages, and whether it is their last."""
         if not self._unsent:
-            self._unsent = memoryview(pack_messages(await self._opened.outgoing()))
+            self._unsent = memoryview(pack_messages(await self._opened.next_messages()))
         piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
         return bytes(piece), not self._unsent
 
@@ -131,7 +131,7 @@ class _ActorConnection(Connection):
         received, last = bytearray(), False
         with _faults(self._ray, self.name):
             while not last:
-                piece, last = await self._actor.outgoing.remote()
+                piece, last = await self._actor.next_piece.remote()
                 received += piece
         messages: list[FromWorker] = unpack_messages(bytes(received))
         return messages
@@ -206,7 +206,7 @@ async def ray_executor(
     or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
     arguments = (executor_versions(), str(Path.cwd()), sys.path, pack_messages(setup), engine.context)
-    async with connected(address) as ray:
+    async with connect_ray(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
             memory=memory * capacity or None,

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from coderepairrl.errors import CodeRepairError, EngineFault, RunError, WorkerFault
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.episodes import Executor, Ticket
-from coderepairrl.rollout.local import unfinished, void
+from coderepairrl.rollout.local import start_episode, void
 from coderepairrl.rollout.worker import (
     AttemptFinished,
     CancelAttempt,
@@ -26,7 +26,7 @@ from coderepairrl.rollout.worker import (
     ToWorker,
     TurnCommitted,
     TurnLogged,
-    portable,
+    make_picklable,
 )
 from coderepairrl.types import Episode, Turn
 
@@ -96,7 +96,7 @@ class RemoteWorker:
         try:
             finished = await self._wait_for(ticket, result)
         except WorkerFault as fault:
-            lost = void(replace(unfinished(ticket), turns=tuple(turns)), fault)
+            lost = void(replace(start_episode(ticket), turns=tuple(turns)), fault)
             return replace(lost, timings={"total": round(time.monotonic() - began, 6)})
         finally:
             del self._results[ticket.episode], self._turns[ticket.episode]
@@ -104,7 +104,7 @@ class RemoteWorker:
         if finished.error is not None:
             raise finished.error
         if finished.result is None:
-            raise AssertionError("an attempt was called off, and not by us")
+            raise AssertionError("something else cancelled an attempt")
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
@@ -178,7 +178,7 @@ class RemoteWorker:
         try:
             self._on_turn(episode, turn)
         except CodeRepairError as error:  # a full disk: the verdict is not to be written either, which ends the run
-            return portable(error)
+            return make_picklable(error)
         if episode in self._turns:
             self._turns[episode].append(turn)
         return None
@@ -195,7 +195,7 @@ class RemoteWorker:
         except TimeoutError as late:
             error = EngineFault(f"the engine timed out: {late}")
         except Exception as found:
-            error = portable(found)
+            error = make_picklable(found)
         self._send(EngineOutput(request.number, (), ended=True, error=error))
 
 

@@ -1,8 +1,8 @@
-"""Process, perhaps on another machine, that makes attempts for the controller, and the messages between both.
+"""Worker process that makes attempts for the controller, perhaps on another machine, and the messages between both.
 
-Tokens come from the controller's engine, and every turn is in the controller's log before its client learns of it.
-Neither end (`coderepairrl.rollout.remote` is the controller's) can swamp the other: a session logs one turn at a time,
-a call has one reply, and a worker takes no more attempts than its capacity.
+Tokens come from the controller's engine, and the controller logs every turn before the agent gets its reply. Neither
+side (`coderepairrl.rollout.remote` is the controller's) can flood the other: a session logs one turn at a time, a call
+has one reply, and a worker takes no more attempts than its capacity.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CancelAttempt:
-    """To the worker: cancel an attempt. `AttemptFinished` still comes."""
+    """To the worker: cancel an attempt; `AttemptFinished` still follows."""
 
     episode: str
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLogged:
-    """To the worker: its `TurnCommitted` is logged, or failed."""
+    """To the worker: `TurnCommitted` of this `number` is logged, or failed."""
 
     number: int
     error: Exception | None = None
@@ -57,7 +57,7 @@ class TurnLogged:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """To the worker: engine output of a request, or its `error`."""
+    """To the worker: output for an `EngineRequest`, or its `error`."""
 
     number: int
     chunks: tuple[Chunk, ...]
@@ -67,7 +67,7 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """From the worker: a turn for the log. Its client waits for `TurnLogged`."""
+    """From the worker: a turn to log. The agent gets its reply after `TurnLogged`."""
 
     number: int
     episode: str
@@ -80,6 +80,7 @@ class EngineRequest:
 
     number: int
     ids: bytes
+    """Prompt as unsigned ints (`array("I")`)."""
     sampling: Sampling
     seed: int
 
@@ -93,7 +94,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """From the worker: an episode without turns; None if cancelled, or after `error`."""
+    """From the worker: an episode without its turns, which are logged; None if cancelled, or after `error`."""
 
     episode: str
     result: Episode | None
@@ -102,12 +103,13 @@ class AttemptFinished:
 
 ToWorker = StartAttempt | CancelAttempt | TurnLogged | EngineOutput
 FromWorker = TurnCommitted | EngineRequest | CancelRequest | AttemptFinished
+_STOPPING = "the worker is stopping"
 
 
-def portable(error: BaseException) -> Exception:
-    """Expected, picklable `error`, else a fault with its text."""
+def make_picklable(error: BaseException) -> Exception:
+    """Return `error` if it is expected and can be pickled, else a fault with its text."""
     if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
-        with contextlib.suppress(Exception):  # a class of a user's own, with another constructor
+        with contextlib.suppress(Exception):  # a user's class, with a constructor that pickle cannot call
             return error if type(pickle.loads(pickle.dumps(error))) is type(error) else GatewayFault(str(error))
     log.error("unexpected %r", error, exc_info=error)
     return GatewayFault(f"{type(error).__name__}: {error}")
@@ -119,24 +121,21 @@ def pack_messages(messages: Any) -> bytes:
 
 
 def unpack_messages(data: bytes) -> Any:
-    """Restore what `pack_messages` serialized, for processes of one user only."""
+    """Restore what `pack_messages` serialized. Unsafe for data of other users, as pickle is."""
     return pickle.loads(data)
-
-
-_STOPPED = "the worker stops"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """Pickled description of a worker."""
+    """What a worker process needs to start; pickled."""
 
     tokenizer: LoadedFrom
     terms: Callable[[], Mapping[str, Terms]]
-    """Makes the terms in a second; raises for an unfit machine."""
+    """Makes the terms of attempts within a second; raises if the machine cannot run them."""
 
 
 class RelayedEngine(Engine):
-    """The controller's engine for the worker's gateway."""
+    """Engine of the worker's gateway: forwards requests to the controller's engine."""
 
     def __init__(self, context: int, send: Callable[[FromWorker], None]) -> None:
         self.context = context
@@ -146,7 +145,7 @@ class RelayedEngine(Engine):
 
     def deliver(self, output: EngineOutput) -> None:
         """Pass engine output to its request."""
-        if (queue := self._outputs.get(output.number)) is not None:  # else it was called off a moment ago
+        if (queue := self._outputs.get(output.number)) is not None:  # else it was just cancelled
             queue.put_nowait(output)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
@@ -180,16 +179,15 @@ class RelayedEngine(Engine):
 
 
 class Worker:
-    """Maker of attempts, all at once; create it by `opened`."""
+    """Makes attempts concurrently; create it with `open`."""
 
     def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
-        where = setup.tokenizer
-        codec = tokens.load_codec(where.model, renderer=where.renderer, thinking=where.thinking)
+        source = setup.tokenizer
+        codec = tokens.load_codec(source.model, renderer=source.renderer, thinking=source.thinking)
         self._outbox: list[FromWorker] = []
         self._outbox_filled = asyncio.Event()
         self._engine = RelayedEngine(context, self._send)
-        source = PolicySource(codec, self._engine)
-        self.gateway = Gateway(source, sampling=Sampling(), on_turn=self._commit)
+        self.gateway = Gateway(PolicySource(codec, self._engine), sampling=Sampling(), on_turn=self._commit)
         self._executor = LocalExecutor(self.gateway, terms)
         self._attempts: dict[str, asyncio.Task[Episode]] = {}
         self._unlogged: dict[int, asyncio.Future[None]] = {}
@@ -198,11 +196,11 @@ class Worker:
 
     @staticmethod
     @asynccontextmanager
-    async def opened(setup: WorkerSetup, context: int) -> AsyncIterator[Worker]:
-        """Open a worker with its gateway; leaving ends all attempts. Raises as `WorkerSetup.terms`."""
+    async def open(setup: WorkerSetup, context: int) -> AsyncIterator[Worker]:
+        """Run a worker and its gateway until exit, which ends all attempts. Raises what `WorkerSetup.terms` raises."""
         terms = await asyncio.to_thread(setup.terms)
         with scratch("worker") as home:
-            home.chmod(0o711)  # guests run as another user, and the socket is in it
+            home.chmod(0o711)  # guests run as another user, and must reach the socket
             worker = Worker(setup, terms, context)
             async with worker.gateway.listening(socket=home / "gateway.sock"):
                 try:
@@ -216,7 +214,8 @@ class Worker:
             match message:
                 case StartAttempt(ticket):
                     task = self._attempts[ticket.episode] = asyncio.create_task(self._executor.run(ticket))
-                    task.add_done_callback(partial(self._finish, ticket.episode))  # also of one that never began
+                    # a callback, as it also runs for a task that is cancelled before it begins
+                    task.add_done_callback(partial(self._finish, ticket.episode))
                 case CancelAttempt(episode):
                     if (attempt := self._attempts.get(episode)) is not None:
                         attempt.cancel()
@@ -229,19 +228,19 @@ class Worker:
                 case EngineOutput():
                     self._engine.deliver(message)
 
-    async def outgoing(self) -> list[FromWorker]:
-        """Wait for messages to the controller."""
+    async def next_messages(self) -> list[FromWorker]:
+        """Wait for messages to the controller, and return them."""
         await self._outbox_filled.wait()
         self._outbox_filled.clear()
         messages, self._outbox = self._outbox, []
         return messages
 
     async def stop(self) -> None:
-        """End all attempts; further turns are not logged."""
+        """End all attempts; no more turns are logged."""
         self._stopped = True
         for future in self._unlogged.values():
             if not future.done():
-                future.set_exception(GatewayFault(_STOPPED))
+                future.set_exception(GatewayFault(_STOPPING))
         for task in list(self._attempts.values()):
             task.cancel()
         await asyncio.gather(*self._attempts.values(), return_exceptions=True)
@@ -255,13 +254,13 @@ class Worker:
         if task.cancelled():
             self._send(AttemptFinished(episode, None))
         elif (error := task.exception()) is not None:
-            self._send(AttemptFinished(episode, None, portable(error)))
+            self._send(AttemptFinished(episode, None, make_picklable(error)))
         else:
             self._send(AttemptFinished(episode, replace(task.result(), turns=())))
 
     async def _commit(self, episode: str, turn: Turn) -> None:
         if self._stopped:
-            raise GatewayFault(_STOPPED)
+            raise GatewayFault(_STOPPING)
         number = next(self._numbers)
         logged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unlogged[number] = logged

@@ -30,11 +30,11 @@ from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
-from coderepairrl.printable import without_login
+from coderepairrl.printable import remove_login
 from coderepairrl.processes import hostgit
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Log, Tail, read_records, repair, sealed, unsealed
+from coderepairrl.runs.log import Log, Tail, read_records, repair, seal, unseal
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, Verified
 from coderepairrl.version import __version__
@@ -147,7 +147,7 @@ class RunFolder:
         existing = [line for line, _ in self._tasks()]
         lines = dict.fromkeys([*existing, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
         if len(lines) > len(existing):
-            write_atomic(self.path / "tasks.jsonl", "".join(f"{sealed(line.encode()).decode()}\n" for line in lines))
+            write_atomic(self.path / "tasks.jsonl", "".join(f"{seal(line.encode()).decode()}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
         """Latest version of each task by id. Raises `RunError` for damage."""
@@ -158,14 +158,14 @@ class RunFolder:
         *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines, 1):
             try:
-                line = unsealed(line)
+                line = unseal(line)
                 task = codec.restore(Task, json.loads(line))
                 if not isinstance(task, Task):
                     raise ValueError("it is null")
                 yield line.decode(), task
             except (ValueError, TypeError, RecursionError) as error:
                 raise RunError(
-                    f"{path}:{number} is no task: {error}",
+                    f"{path}:{number} is not a task: {error}",
                     fix="restore the file from a copy, or delete it: --resume writes the tasks that it is given",
                 ) from None
 
@@ -211,9 +211,9 @@ class RunFolder:
         except OSError as error:
             raise _full(self.path / "metrics.jsonl", error) from error
 
-    def write_references(self, known: Mapping[str, Sequence[Verified]]) -> None:
+    def write_references(self, references: Mapping[str, Sequence[Verified]]) -> None:
         """Export verified repairs by task id, atomically."""
-        rows = ({"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task])
+        rows = ({"task": task, **codec.dump(repair)} for task in sorted(references) for repair in references[task])
         _write_lines(self.path / "references.jsonl", rows)
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -227,7 +227,7 @@ class RunFolder:
         for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("id"), str):
-                raise ValueError(f"{path}:{number} is no attempt")
+                raise ValueError(f"{path}:{number} is not an attempt")
             by_id[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
         return by_id
 
@@ -292,7 +292,7 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),  # that it may use
         "versions": versions,
-        "argv": [without_login(word) for word in sys.argv],
+        "argv": [remove_login(word) for word in sys.argv],
     }
 
 
@@ -359,7 +359,7 @@ def read_learned(folder: Path) -> frozenset[str]:
     try:
         ids = json.loads(path.read_text("utf-8"))["tasks"]
         if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
-            raise ValueError("tasks is no list of ids")
+            raise ValueError("tasks is not a list of ids")
         return frozenset(ids)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(

@@ -101,15 +101,15 @@ def _example(path: Path, number: int, row: dict[str, Any]) -> Example:
         try:
             row[name] = tuple(json.loads(row[name]))
         except (ValueError, TypeError, RecursionError) as error:
-            raise wrong(f"{name} is no JSON array: {error}") from None
+            raise wrong(f"{name} is not a JSON array: {error}") from None
         if not all(isinstance(each, dict) for each in row[name]):
-            raise wrong(f"{name} holds something that is no object")
+            raise wrong(f"{name} holds something that is not an object")
     if not all(isinstance(each.get("role"), str) for each in row["messages"]):
         raise wrong("a message has no role")
     if len(row["ids"]) != len(row["trained"]) or None in row["ids"] or None in row["trained"]:
         raise wrong(f"{len(row['ids'])} ids and {len(row['trained'])} marks of what is trained")
     if not math.isfinite(row["reward"] or 0.0):
-        raise wrong(f"reward {row['reward']} is no number")
+        raise wrong(f"reward {row['reward']} is not a number")
     return Example(**row | {"ids": tuple(row["ids"]), "trained": tuple(row["trained"])})
 
 

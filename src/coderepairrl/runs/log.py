@@ -34,17 +34,17 @@ _DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
 _VERSIONS, _END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
 
 
-def sealed(line: bytes) -> bytes:
+def seal(line: bytes) -> bytes:
     """Add a checksum to a JSON object, as its last field ``sum``.
 
-    >>> sealed(b'{"type":"a"}')
+    >>> seal(b'{"type":"a"}')
     b'{"type":"a","sum":"e1f50c3b"}'
     """
     return b'%s%s%08x"}' % (line[:-1], _SUM, zlib.crc32(line[:-1]))
 
 
-def unsealed(line: bytes) -> bytes:
-    """Remove the checksum of a `sealed` object, if it has one. Raises ValueError for a changed line."""
+def unseal(line: bytes) -> bytes:
+    """Remove the checksum that `seal` added, if it has one. Raises ValueError for a changed line."""
     written, mark, rest = line.rpartition(_SUM)
     if not mark or len(rest) != 10:
         return line
@@ -74,7 +74,7 @@ class Log:
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full."""
         record = {"type": type, "time": round(unix_time(), 4), **{key: dump(value) for key, value in fields.items()}}
-        self.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
+        self.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
     def write(self, line: bytes) -> None:
         """Write a whole line, or nothing. Raises `RunError` when the disk is full."""
@@ -142,7 +142,7 @@ def read_records(path: Path) -> Iterator[Record]:
     """Records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (an invalid line)."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")
-    for number, (line, _) in enumerate(whole_lines(path), 1):
+    for number, (line, _) in enumerate(read_whole_lines(path), 1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -153,7 +153,7 @@ def read_records(path: Path) -> Iterator[Record]:
         yield record
 
 
-def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
+def read_whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
     """Complete lines from byte `start` on, each with the offset of its end. Raises OSError."""
     with path.open("rb") as file:
         file.seek(start)
@@ -174,7 +174,7 @@ class Tail:
         """New records of these `types`, each with the offset of its end. Raises OSError, ValueError (invalid JSON)."""
         # a log consists mostly of turns: records of other types are not parsed
         prefixes = tuple(f'{{"type":"{type}"'.encode() for type in types)
-        for line, end in whole_lines(self._path, self._at):
+        for line, end in read_whole_lines(self._path, self._at):
             self._at = end
             if line.startswith(prefixes):
                 yield json.loads(line), end
@@ -183,9 +183,9 @@ class Tail:
 def repair(path: Path) -> int:
     """Remove a torn last line; returns the bytes removed. Raises `RunError` for a changed line."""
     end = 0
-    for number, (line, end) in enumerate(whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
+    for number, (line, end) in enumerate(read_whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
         try:
-            unsealed(line.rstrip(b"\n"))
+            unseal(line.rstrip(b"\n"))
         except ValueError as error:
             raise RunError(f"{path}:{number} has changed since it was written: {error}", fix=_DAMAGED) from None
     if torn := path.stat().st_size - end:
@@ -218,7 +218,7 @@ class Follower:
         """
         if self.notice or not self.path.is_file():
             return
-        for line, end in whole_lines(self.path, self._offset):
+        for line, end in read_whole_lines(self.path, self._offset):
             try:
                 record = _record(line)
                 self._keep(record, (self._offset, len(line)))
@@ -321,7 +321,7 @@ def _record(line: bytes) -> dict[str, Any]:
         return {"type": "turn", "episode": json.loads(match[1]), "sampled": int(ends[-1]) if ends else 0}
     record = json.loads(line)
     if not isinstance(record, dict) or "type" not in record:
-        raise ValueError("it is no record")
+        raise ValueError("it is not a record")
     if record["type"] == "turn":
         sampled = sum(len(record["turn"][span]["ids"]) for span in ("output", "tail"))
         return {"type": "turn", "episode": record["episode"], "sampled": sampled}

@@ -1,4 +1,4 @@
-"""Isolated workspaces: `make_backend` a backend by name, `open` a task on it, take the `diff`."""
+"""Isolated workspaces: make a backend by name, open a task on it, take the diff."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ WEAKER = (
     "weaker than bwrap: no namespaces, so file names elsewhere can be guessed, tables of the host read in /proc, "
     "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
 )
-"""Caveats for users of `sandlock`; see its module."""
+"""Caveats of sandlock; see its module."""
 REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
-"""The caveat that a program may run into."""
+"""The caveat of sandlock that can make a program fail."""
 
 
 def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
     """Create the backend `name`: one of `SHIPPED`, or your own ``module:Class``; `options` go to its constructor.
 
-    `show` lists host folders that commands must see. Starts and checks nothing. A class of your own is `Guarded`.
+    `show` lists host folders that commands must see. Starts and checks nothing. Wraps a user's class in `Guarded`.
     Raises `ConfigError` for an unknown name or option.
     """
     with contextlib.nullcontext() if name in SHIPPED else guard(name):
@@ -60,12 +60,12 @@ def make_backend(name: str, show: Sequence[str] = (), /, **options: Any) -> Sand
 
 def available() -> list[Finding]:
     """Report whether each backend works here, strongest first. Takes up to 2 s."""
-    detail = "no isolation: commands run as you; only when named"
-    return [*_isolating(), *_containers(), Finding("unsafe-local", True, detail, required=False)]
+    detail = "no isolation: commands run as you; only used when named"
+    return [*_check_isolating(), *_check_containers(), Finding("unsafe-local", True, detail, required=False)]
 
 
 class Choice(NamedTuple):
-    """A backend by name and the reason for it; `fix` is the command that enables a stronger one, if any."""
+    """Name of a backend, and why it was chosen; `fix` is the command that enables a stronger one, if any."""
 
     name: str
     why: str
@@ -88,7 +88,7 @@ def choose(name: str = "auto") -> Choice:
     if name != "auto":
         return Choice(name, "as sandbox.name asks")
     lacking: list[Finding] = []
-    for entry in _isolating():
+    for entry in _check_isolating():
         if not entry.ok:
             lacking.append(entry)
         elif lacking:
@@ -117,26 +117,26 @@ def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
         )
 
 
-def _containers() -> Iterator[Finding]:
-    # with the default image; `choose` never picks one of these
+def _check_containers() -> Iterator[Finding]:
+    # with the default image; `choose` never chooses these
     from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
     for backend in (Docker(image=IMAGE), Podman(image=IMAGE)):
-        yield _availability(backend, "; only when named")
+        yield _check_backend(backend, "; only when named")
 
 
-def _isolating() -> Iterator[Finding]:
+def _check_isolating() -> Iterator[Finding]:
     from coderepairrl.sandbox.bwrap import Bubblewrap
     from coderepairrl.sandbox.sandlock import Sandlock
 
-    for backend, but in ((Bubblewrap(), ""), (Sandlock(), f"; {WEAKER}")):
-        yield _availability(backend, but)
+    for backend, caveat in ((Bubblewrap(), ""), (Sandlock(), f"; {WEAKER}")):
+        yield _check_backend(backend, caveat)
 
 
-def _availability(backend: GuestBackend, but: str) -> Finding:
+def _check_backend(backend: GuestBackend, caveat: str) -> Finding:
     try:
         backend.require()
-        return Finding(backend.name, True, f"works here; {backend.how_limits_are_kept()}{but}", required=False)
+        return Finding(backend.name, True, f"works here; {backend.how_limits_are_kept()}{caveat}", required=False)
     except PrerequisiteError as error:
         return Finding(backend.name, False, str(error), error.fix, required=False)
     finally:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
-from coderepairrl.processes.scratch import sweep_aside
+from coderepairrl.processes.scratch import remove_abandoned_in_thread
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
 from coderepairrl.sandbox.contents import Images, no_images
@@ -76,7 +76,7 @@ class StateFolder:
         )  # held before it can be swept
         self._pid = os.getpid()
         atexit.register(self.remove)
-        sweep_aside(self.path.parent)
+        remove_abandoned_in_thread(self.path.parent)
         threading.Thread(target=_sweep, args=(self.path.parent,), name="sweep").start()
 
     def find_groups(self) -> Groups:

@@ -14,7 +14,7 @@ Layers, each with a probe in ``tests/sandbox`` that fails without it:
 Sandboxes that differ only in their in-memory files share one bubblewrap, in which guests are forked (`template`) into
 nested namespaces with the same capabilities (none), filter and limits.
 
-The kernel is shared: this is no virtual machine.
+The kernel is shared: this is not a virtual machine.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Bubblewrap(GuestBackend):
         fork: bool = True,
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         self._commands = tuple(commands)
         self._given = dict(env or {})
         self._binds: tuple[str, ...] = ()

@@ -16,10 +16,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
-from coderepairrl.printable import without_login
+from coderepairrl.printable import remove_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import git_cache
-from coderepairrl.processes.hostgit import create_bare_repository, git, reason
+from coderepairrl.processes.hostgit import create_bare_repository, explain_git_error, git
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
@@ -42,10 +42,10 @@ def commit_folder(url: str, commit: str) -> Iterator[Path]:
 
 def fetch_commits(url: str, commits: Sequence[str]) -> None:
     """Fetch the missing ones of `commits` of `url` at once: all or none. Raises as `commit_folder`."""
-    named = without_login(url)
+    named = remove_login(url)
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
-            raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
+            raise TaskError(f"{commit!r} of {named} is not a commit", fix="write all digits of its id: git:URL@SHA")
     if len(commits_at_hand(url, commits)) == len(commits):
         return
     cache = cache_of(url)
@@ -94,11 +94,11 @@ def _no_room(named: str) -> PrerequisiteError:
 
 
 def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
-    named, some = without_login(url), ", ".join(commits)
+    named, some = remove_login(url), ", ".join(commits)
     try:
         _fetch(url, commits, cache, lock)
     except subprocess.CalledProcessError as error:
-        printed, cause = error.stderr.decode(errors="replace"), without_login(reason(error))
+        printed, cause = error.stderr.decode(errors="replace"), remove_login(explain_git_error(error))
         if "No space left" in printed or "Disk quota" in printed:
             raise _no_room(named) from None
         if any(sign in printed for sign in _NOT_THERE):

@@ -40,7 +40,7 @@ from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
 IMAGE = "docker.io/library/python:3.12"
-"""Default image for workspaces that are no image: Python, git and a compiler."""
+"""Default image for workspaces that are not images: Python, git and a compiler."""
 WORKDIR = "/workspace"
 _GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace"
 _PER_USER = 16_384
@@ -78,7 +78,7 @@ class Container(GuestBackend):
         flags: Sequence[str] = (),
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
+        super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         self._image = image
         self._found: dict[str, str] = {}
         self._answers: dict[str, list[str]] = {}
@@ -184,7 +184,7 @@ class Container(GuestBackend):
             argv = self._argv("cp", f"{name}:{workdir}/.", "-")
             with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as copy:
                 assert copy.stdout is not None
-                yield from _unpacked(copy.stdout, f"image {image}")
+                yield from _unpack(copy.stdout, f"image {image}")
             if copy.returncode != 0:
                 raise SandboxFault(f"cannot read the files of {image}: exit code {copy.returncode}")
         finally:
@@ -324,7 +324,7 @@ class Podman(Container):
         return [*super()._isolation(workdir, size), *extra, *(["--userns", "keep-id"] if self._counted_apart else [])]
 
 
-def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
+def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
     contents: dict[str, tuple[str, bytes]] = {}
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:

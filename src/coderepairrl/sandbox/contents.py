@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.printable import without_login
+from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
 from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
@@ -127,7 +127,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
         return images(where)
     if kind == "image":
         raise no_images(workspace)
-    raise TaskError(f"workspace {without_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+    raise TaskError(f"workspace {remove_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
 
 
 def no_images(workspace: str) -> TaskError:
@@ -135,7 +135,7 @@ def no_images(workspace: str) -> TaskError:
     return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
 
 
-def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
+def read_local_files(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
     """Read those of `paths` in `workspace` that are available locally; None for a missing file.
 
     Omits paths that lead outside; empty if the image or commit is not cached, or the folder is missing or dirty.
@@ -210,7 +210,7 @@ def _from_folder(folder: Path) -> Iterator[Entry]:
 
 
 def plain_entries(folder: Path) -> Iterator[Entry]:
-    """Files of a folder that is no repository."""
+    """Files of a folder that is not a repository."""
 
     def stop(error: OSError) -> None:
         raise error

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 
-def tried(action: Callable[[], object]) -> str:
+def try_action(action: Callable[[], object]) -> str:
     """Whether `action` works or is refused."""
     try:
         action()
@@ -46,8 +46,8 @@ def main(secret: str, outside: str, address: str, port: int, other: int) -> None
         "signals its supervisor": lambda: os.kill(os.getppid(), 0),
     }
     for description, attempt in attempts.items():
-        print(description, tried(attempt))
-    print("WORKSPACE", tried(lambda: open("probe", "w").close()), "BRIDGE", tried(lambda: connect(port)))
+        print(description, try_action(attempt))
+    print("WORKSPACE", try_action(lambda: open("probe", "w").close()), "BRIDGE", try_action(lambda: connect(port)))
 
 
 if __name__ == "__main__":

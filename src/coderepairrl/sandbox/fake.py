@@ -1,4 +1,4 @@
-"""A sandbox without processes for tests: files in memory, scripted answers."""
+"""A sandbox for tests, without processes: files are in memory, and answers to commands are scripted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ Answer = Callable[[tuple[str, ...], "ScriptedSandbox"], ExecResult]
 class ScriptedSandbox(Sandbox):
     """Files in a dict; commands answered by `script`, which maps a command line or its program to a result.
 
-    A value may be an `ExecResult`, bytes (printed, exit code 0), an exception (raised), or a function of the
-    argv and this sandbox. A command that the script does not know exits with 127. Everything that was run is in
-    `calls`.
+    A result is an `ExecResult`, bytes (printed, exit code 0), an exception (raised), or a function of argv and this
+    sandbox. Commands without a result exit with 127. `calls` lists all commands.
 
     >>> import asyncio
     >>> box = ScriptedSandbox({"a.py": b"x = 1\\n"}, {"ls": b"a.py\\n"})
@@ -56,7 +55,7 @@ class ScriptedSandbox(Sandbox):
         cwd: str | None = None,
     ) -> ExecResult:
         """Look the answer up by the full command line, then by the program."""
-        self._alive()
+        self._check_alive()
         line = tuple(argv)
         self.calls.append(line)
         answer = self.script.get(" ".join(line), self.script.get(line[0]))
@@ -70,26 +69,26 @@ class ScriptedSandbox(Sandbox):
 
     async def read(self, path: str) -> bytes:
         """Read a file of the dict. Raises FileNotFoundError, PermissionError."""
-        self._alive()
-        name = self._inside(path)
+        self._check_alive()
+        name = self._relative_path(path)
         if name not in self.files:
             raise FileNotFoundError(2, "No such file or directory", path)
         return self.files[name]
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Put a file into the dict. Raises PermissionError."""
-        self._alive()
-        self.files[self._inside(path)] = data
+        """Write a file of the dict. Raises PermissionError."""
+        self._check_alive()
+        self.files[self._relative_path(path)] = data
 
     async def reach(self, address: str) -> str:
         """Record `address` in `reached` without bridging it."""
-        self._alive()
+        self._check_alive()
         self.reached.append(address)
         return "http://127.0.0.1:1"
 
     async def diff(self) -> bytes:
-        """A unified diff of text files, by difflib."""
-        self._alive()
+        """Compute a unified diff of text files with difflib."""
+        self._check_alive()
         parts = []
         for name in sorted({*self._before, *self.files}):
             old, new = self._before.get(name), self.files.get(name)
@@ -112,11 +111,11 @@ class ScriptedSandbox(Sandbox):
         """Make every later call raise `SandboxFault`."""
         self.dead = True
 
-    def _alive(self) -> None:
+    def _check_alive(self) -> None:
         if self.dead:
             raise SandboxFault("the sandbox was killed (scripted)")
 
-    def _inside(self, path: str) -> str:
+    def _relative_path(self, path: str) -> str:
         full = posixpath.normpath(posixpath.join(self.workdir, path))
         if not full.startswith(self.workdir + "/"):
             raise PermissionError(13, "outside the workspace", path)

@@ -1,4 +1,4 @@
-"""The host's end of a guest: starting, requests, reliable termination."""
+"""The host's side of a guest, the process that serves a sandbox: start, requests, reliable termination."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.privileges import command_as
 
 _FRAME = struct.Struct(">II")
-_MAX_HEADER, _MAX_BODY = 64 << 20, 1 << 30  # far above what a guest sends; beyond, it is broken
+_MAX_HEADER, _MAX_BODY = 64 << 20, 1 << 30  # far above what a working guest sends
 STARTUP_SECONDS = 30.0
 
 Header = dict[str, Any]
 Command = Callable[[int], tuple[Sequence[str], Sequence[int]]]
-"""Maps the descriptor of a socket to argv and to further descriptors to pass on."""
+"""Maps the guest's end of a socket, a descriptor, to argv and to further descriptors that it inherits."""
 
 
-def started(
+def start_process(
     command: Command,
     *,
     log: Path,
@@ -38,10 +38,10 @@ def started(
     first: Sequence[str] = (),
     kind: socket.SocketKind = socket.SOCK_STREAM,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start ``command(fd)``, with fd its end of a socket, as `user` in `group`; return the process and our end.
+    """Start `command` as `user` in `group`; return the process and our end of its socket.
 
-    `first` precedes the command line: a program that uses our rights and execs the rest. Call it from the event loop's
-    thread: the process dies with its starting *thread*. Raises `SandboxFault`.
+    `first` precedes the command line: a program that runs as ourselves and execs the rest. Call it from the event
+    loop's thread: the process dies with the *thread* that started it. Raises `SandboxFault`.
     """
     ours, guest_end = socket.socketpair(socket.AF_UNIX, kind)
     argv, descriptors = command(guest_end.fileno())
@@ -55,7 +55,7 @@ def started(
                 env=dict(env or {}),
                 cwd="/",
                 pass_fds=[guest_end.fileno(), *descriptors],
-                start_new_session=True,  # the terminal's Ctrl-C is the controller's to handle
+                start_new_session=True,  # the controller handles the terminal's Ctrl-C
             )
     except OSError as error:
         ours.close()
@@ -67,17 +67,17 @@ def started(
 
 
 class GuestProcess:
-    """The guest of one sandbox behind one socket, with one request at a time, on one event loop.
+    """Connection to the guest of a sandbox; one request at a time.
 
-    A `SandboxFault` means that the guest is dead.
+    After a `SandboxFault` the guest is dead.
     """
 
     process: subprocess.Popen[bytes] | None = None
     """Process that started the guest; None if it was forked (`template`)."""
     doors: list[socket.socket] | None = None
-    """Sockets bound to host loopback ports, the only reachable ones; None if the guest has its own loopback."""
+    """Sockets bound to the only ports of the host that are reachable; None if the guest has its own loopback device."""
     inner: int | None = None
-    """Pidfd of the guest, if its end ends every process of the sandbox."""
+    """Pidfd of the guest, if all processes of the sandbox die with it."""
 
     def __init__(self, connection: socket.socket, log: Path) -> None:
         connection.setblocking(False)
@@ -90,7 +90,7 @@ class GuestProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the starting process; of the guest itself if forked."""
+        """Id of the process that started the guest; of the guest itself if forked."""
         assert self.process is not None
         return self.process.pid
 
@@ -101,12 +101,12 @@ class GuestProcess:
         """
         try:
             async with asyncio.timeout(timeout):
-                await self._arrive()
+                await self._wait_for_connection()
                 await self.send(settings)
                 reply, _ = await self.receive()
         except TimeoutError:
             raise await self.died(f"did not start within {timeout:.0f} s") from None
-        self._arrived(reply["ready"])
+        self._on_ready(reply["ready"])
         if python := reply["cannot_run"]:
             raise TaskError(
                 f"the sandbox cannot run {python}, which is {os.path.realpath(python)}",
@@ -114,11 +114,11 @@ class GuestProcess:
                 "folder of its Python: sandbox.options.binds",
             )
 
-    async def _arrive(self) -> None:
+    async def _wait_for_connection(self) -> None:
         """Wait until the guest can receive settings."""
 
-    def _arrived(self, pid: int) -> None:
-        """Called when the guest is ready, with its process id as seen by itself."""
+    def _on_ready(self, pid: int) -> None:
+        """Called when the guest is ready; `pid` is the process id that it sees of itself."""
 
     async def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one request. Raises `SandboxFault`."""
@@ -126,7 +126,7 @@ class GuestProcess:
             raise SandboxFault("the sandbox is closed")
         text = json.dumps(header).encode()
         try:
-            async with self._sending:  # "stop" must not cut into a long request
+            async with self._sending:  # a "stop" must not interrupt a long request
                 await asyncio.get_running_loop().sock_sendall(
                     self._socket, b"".join((_FRAME.pack(len(text), len(body)), text, body))
                 )
@@ -135,14 +135,14 @@ class GuestProcess:
 
     async def receive(self) -> tuple[Header, bytes]:
         """Receive the next reply. Raises `SandboxFault`."""
-        header_size, body_size = _FRAME.unpack(await self._exactly(_FRAME.size))
+        header_size, body_size = _FRAME.unpack(await self._read_exactly(_FRAME.size))
         if header_size > _MAX_HEADER or body_size > _MAX_BODY:
-            raise await self.died("sent a frame beyond all measure")
+            raise await self.died("sent a frame that is far too large")
         try:
-            header = json.loads(await self._exactly(header_size))
+            header = json.loads(await self._read_exactly(header_size))
         except ValueError as error:
             raise await self.died("sent a malformed frame") from error
-        return header, await self._exactly(body_size)
+        return header, await self._read_exactly(body_size)
 
     def take_descriptor(self) -> int:
         """Take the descriptor sent with the last reply. Raises `SandboxFault`."""
@@ -150,25 +150,25 @@ class GuestProcess:
             raise SandboxFault("the guest sent no descriptor")
         return self._descriptors.pop()
 
-    async def died(self, how: str = "") -> SandboxFault:
-        """End the guest and return the fault to raise, with the end of its log."""
+    async def died(self, what: str = "") -> SandboxFault:
+        """End the guest; return the fault to raise, with the last lines of its log."""
         await self.close()
         status = self.process.returncode if self.process is not None else None
-        if not how and status is None:
-            how = "ended"
-        elif not how:
-            how = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
-        words = self._log.read_text(errors="replace").strip()[-600:] if self._log.exists() else ""
-        return SandboxFault(f"the sandbox {how}" + (f": {words}" if words else ""))
+        if not what and status is None:
+            what = "ended"
+        elif not what:
+            what = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
+        log_end = self._log.read_text(errors="replace").strip()[-600:] if self._log.exists() else ""
+        return SandboxFault(f"the sandbox {what}" + (f": {log_end}" if log_end else ""))
 
     async def close(self) -> None:
-        """Kill everything inside and wait. Safe to call twice."""
+        """Kill all processes of the sandbox, and wait. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
-        await self._leave()
-        for opened in (self._socket, *(self.doors or ())):
-            opened.close()
+        await self._on_close()
+        for each in (self._socket, *(self.doors or ())):
+            each.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
         if self.inner is not None:
@@ -179,17 +179,17 @@ class GuestProcess:
         if self.process is not None:
             await self._reap(self.process)
 
-    async def _leave(self) -> None:
-        """Called first on closing, possibly before the guest has arrived."""
+    async def _on_close(self) -> None:
+        """Called first by `close`, perhaps before the guest is ready."""
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
+        deadline = time.monotonic() + 5.0  # without its connection a guest ends by itself, after its children
         while process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
         kill_group(process)
         await asyncio.to_thread(process.wait)
 
-    async def _exactly(self, size: int) -> bytes:
+    async def _read_exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 4)
@@ -234,12 +234,12 @@ class StartedGuest(GuestProcess):
         first: Sequence[str] = (),
         info: int | None = None,
     ) -> StartedGuest:
-        """Start as `started` does; takes ownership of `doors` and `info`.
+        """Start as `start_process` does; takes ownership of `doors` and `info`.
 
         bubblewrap writes the pid of its pid 1 to the pipe that `info` reads.
         """
         try:
-            process, ours = started(command, log=log, user=user, env=env, group=group, first=first)
+            process, ours = start_process(command, log=log, user=user, env=env, group=group, first=first)
         except SandboxFault:
             for door in doors or ():
                 door.close()
@@ -248,26 +248,26 @@ class StartedGuest(GuestProcess):
             raise
         return cls(process, ours, log, doors, info)
 
-    def _arrived(self, pid: int) -> None:
-        if self._info is not None:  # the guest has spoken, so bubblewrap has written it
+    def _on_ready(self, pid: int) -> None:
+        if self._info is not None:  # the guest answers, so bubblewrap has written it
             with os.fdopen(self._info, "rb") as info:
                 self._info = None
                 self.inner = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
-        elif self.doors is not None:  # under a supervisor, which cleans up after it
+        elif self.doors is not None:  # under a supervisor, which ends the other processes
             with contextlib.suppress(ProcessLookupError):
                 self.inner = os.pidfd_open(pid)
 
-    async def _leave(self) -> None:
+    async def _on_close(self) -> None:
         if self._info is not None:
             os.close(self._info)
 
 
 class AwaitedGuest(GuestProcess):
-    """A guest that connects to us, as from a container, which inherits no descriptors."""
+    """A guest that connects to us: one in a container inherits no descriptors."""
 
     def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path) -> None:
         super().__init__(listener, log)
-        self.process = self._bringing = process
+        self.process = self._starter = process
 
     @classmethod
     def spawn(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> AwaitedGuest:
@@ -287,33 +287,33 @@ class AwaitedGuest(GuestProcess):
             raise SandboxFault(f"cannot start the sandbox: {error}") from error
         return cls(process, listener, log)
 
-    async def _arrive(self) -> None:
-        # the first connection is the guest: it runs nothing before a request
+    async def _wait_for_connection(self) -> None:
+        # the first connection is the guest's: no other program runs before a request
         loop, listener = asyncio.get_running_loop(), self._socket
-        ended = os.pidfd_open(self._bringing.pid)
+        ended = os.pidfd_open(self._starter.pid)
         accepting = loop.create_task(loop.sock_accept(listener))
-        gone = loop.create_task(wait_readable(ended))
+        ending = loop.create_task(wait_readable(ended))
         try:
-            await asyncio.wait({accepting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({accepting, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
-                self._bringing.wait()
+                self._starter.wait()
                 raise await self.died()
             self._socket, _ = accepting.result()
             self._socket.setblocking(False)
         finally:
-            for task in (accepting, gone):
+            for task in (accepting, ending):
                 task.cancel()
-            await asyncio.gather(accepting, gone, return_exceptions=True)
+            await asyncio.gather(accepting, ending, return_exceptions=True)
             os.close(ended)
         listener.close()
         pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        with contextlib.suppress(OSError):  # a guest on another machine's kernel, or gone by now
+        with contextlib.suppress(OSError):  # on a virtual machine's kernel, or already ended
             self.inner = os.pidfd_open(pid)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children: a half-started bubblewrap leaves one that waits forever."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
+    """Kill the process and its children: a bubblewrap that is killed while it starts leaves one that waits forever."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is about to
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -322,11 +322,11 @@ async def wait_readable(descriptor: int, timeout: float | None = None) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
-    def arrived() -> None:
+    def on_readable() -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_reader(descriptor, arrived)
+    loop.add_reader(descriptor, on_readable)
     try:
         await asyncio.wait({ready}, timeout=timeout)
     finally:

@@ -51,10 +51,10 @@ def options(
     return [*view, "--chdir", image.workdir]
 
 
-def variables(image: Image, prepared: Prepared, given: Mapping[str, str]) -> dict[str, str]:
-    """Environment of commands: defaults, overridden by the image's variables, then by the user's (`given`)."""
+def variables(image: Image, prepared: Prepared, variables_in: Mapping[str, str]) -> dict[str, str]:
+    """Environment of commands: defaults, overridden by the image's variables, then by the user's (`variables_in`)."""
     home = "/tmp" if prepared.packed else image.home  # which could not be written
-    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **given}
+    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **variables_in}
 
 
 def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:

@@ -31,7 +31,7 @@ class UnsafeLocal(GuestBackend):
             if name in limits:
                 raise ConfigError(f"unsafe-local cannot bound {name}", fix=f"leave out {name}, or use bwrap")
         mine = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        super().__init__(ResourceLimits.of(limits), mine | dict(env or {}))
+        super().__init__(ResourceLimits.parse(limits), mine | dict(env or {}))
 
     @property
     def user(self) -> int | None:

@@ -70,24 +70,24 @@ class Image:
         return cls(**values | {"hidden": tuple(values["hidden"])})
 
 
-def store(user: int | None) -> Path:
+def images_folder(user: int | None) -> Path:
     """Folder of the images of sandboxes that run as `user` (None: as we do)."""
     return images_cache() / f"trees-{os.getuid() if user is None else user}"
 
 
-def record_of(where: str) -> Path:
+def image_record_path(where: str) -> Path:
     """Record file of image `where` (``NAME`` or ``NAME@DIGEST``)."""
     name, _, digest = where.rpartition("@")
     key = digest.replace(":", "-") if name and DIGEST.fullmatch(digest) else hashlib.sha256(where.encode()).hexdigest()
     return images_cache() / "names" / f"{key}.json"
 
 
-def pinned(where: str) -> str:
+def pin_image(where: str) -> str:
     """Add the digest recorded at preparation to `where`, if any."""
     if DIGEST.fullmatch(where.rpartition("@")[2]):
         return where
     try:
-        return str(json.loads(record_of(where).read_text())["pinned"])
+        return str(json.loads(image_record_path(where).read_text())["pinned"])
     except FileNotFoundError:
         return where
 
@@ -95,10 +95,10 @@ def pinned(where: str) -> str:
 def find_image(where: str, user: int | None) -> tuple[Path, Image]:
     """Folder and record of the unpacked image `where`. Raises `TaskError` if not prepared for `user`."""
     try:
-        record = json.loads(record_of(where).read_text())
+        record = json.loads(image_record_path(where).read_text())
     except FileNotFoundError:
         raise TaskError(f"image {where} was not prepared on this machine", fix=_PREPARE) from None
-    folder = store(user) / record["id"]
+    folder = images_folder(user) / record["id"]
     try:
         return folder, Image.read(folder)
     except FileNotFoundError:

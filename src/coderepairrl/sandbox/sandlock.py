@@ -76,7 +76,7 @@ class Sandlock(GuestBackend):
         for name in ("tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"sandlock cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        super().__init__(ResourceLimits.of(limits), _ENV | NO_NETWORK | dict(env or {}))
+        super().__init__(ResourceLimits.parse(limits), _ENV | NO_NETWORK | dict(env or {}))
         self._given = dict(env or {})
         self._binds = tuple(binds)
         self._checking = threading.Lock()

@@ -69,7 +69,7 @@ class ResourceLimits:
     """Open connections per bridge; further ones wait."""
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ResourceLimits:
+    def parse(cls, options: Mapping[str, Any]) -> ResourceLimits:
         """Parse a backend's options. Raises `ConfigError`."""
         option_names = [limit.name for limit in fields(cls)]
         for name, value in options.items():
@@ -127,7 +127,7 @@ class GuestSandbox:
         request: Header = {"op": "exec", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
         request |= {"max_bytes": max_bytes, "cwd": cwd or "."}
         reply, output = await self._ask(request, stdin, timeout=timeout + GRACE_SECONDS)
-        if "errno" in reply:  # a command that fails is no error of the guest's
+        if "errno" in reply:  # a command that fails is not an error of the guest's
             raise SandboxFault(f"the sandbox could not run {argv[0]}: {reply['error']}")
         return ExecResult(
             reply["code"],
@@ -157,7 +157,7 @@ class GuestSandbox:
         A guest without its own loopback can reach one address per `GuestProcess.doors`.
         """
         if not Path(address).is_socket():
-            raise SandboxFault(f"{address} is no Unix socket")
+            raise SandboxFault(f"{address} is not a Unix socket")
         listener = await self._listener()
         listener.setblocking(False)
         self._bridges.append(asyncio.create_task(_bridge(listener, address, self.limits.connections)))

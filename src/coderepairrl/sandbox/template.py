@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coderepairrl.sandbox.cgroups import Group
-from coderepairrl.sandbox.guesthost import Command, GuestProcess, kill_group, started
+from coderepairrl.sandbox.guesthost import Command, GuestProcess, kill_group, start_process
 
 PROBE_SECONDS = 60.0
 _END_SECONDS = 5.0
@@ -31,7 +31,7 @@ class Template:
 
     def __init__(self, command: Command, *, log: Path, user: int | None) -> None:
         self._log = log
-        self._process, self._asking = started(command, log=log, user=user, kind=socket.SOCK_SEQPACKET)
+        self._process, self._asking = start_process(command, log=log, user=user, kind=socket.SOCK_SEQPACKET)
         self._asking.setblocking(False)
         self._owner = os.getpid()
         atexit.register(self.close)
@@ -95,7 +95,7 @@ class ForkedGuest(GuestProcess):
         """Id of the guest; -1 once it has ended."""
         return int(Path(f"/proc/self/fdinfo/{self.inner}").read_text().partition("\nPid:")[2].split()[0])
 
-    async def _arrive(self) -> None:
+    async def _wait_for_connection(self) -> None:
         while True:
             try:
                 self._ask(self._theirs)
@@ -108,7 +108,7 @@ class ForkedGuest(GuestProcess):
         await self.receive()
         self.inner = self.take_descriptor()
 
-    async def _leave(self) -> None:
+    async def _on_close(self) -> None:
         # a guest still forking ends when we hang up: wait until no process has its end
         self._theirs.close()
         if self.inner is None:

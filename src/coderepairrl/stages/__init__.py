@@ -1,8 +1,8 @@
 """Stages of runs. Start reading at `train`."""
 
-from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.stages.command import dry_run, needs, preview_run, run_training
-from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pinned, resumed_folder
+from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pin_models, resumed_folder
 
 __all__ = [
     "dry_run",
@@ -10,9 +10,9 @@ __all__ = [
     "free_folder",
     "load_settings",
     "needs",
-    "pinned",
+    "pin_models",
     "preview_run",
     "resumed_folder",
     "run_training",
-    "until_interrupted",
+    "run_until_interrupted",
 ]

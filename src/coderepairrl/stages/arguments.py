@@ -54,7 +54,7 @@ def plan_evaluations(
         if policies or output is not None:
             fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
             raise UsageError(f"{what} has its policy and its place", fix=fix)
-        return [_resumed(RunFolder(Path(what)), settings, agents, shard, collects)]
+        return [_resume(RunFolder(Path(what)), settings, agents, shard, collects)]
     labels = [_label(policy) for policy in policies]
     if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
         raise UsageError(
@@ -77,7 +77,7 @@ def plan_evaluations(
     ]
 
 
-def _resumed(
+def _resume(
     folder: RunFolder, settings: Sequence[str], agents: Sequence[str], shard: str | None, collects: bool
 ) -> Evaluation:
     require_command(folder, "collect" if collects else "eval")
@@ -123,9 +123,9 @@ def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
     ['agent={"name" = "claude-code"}', 'eval.also.nano={agent={"name" = "nano", "options" = {"tools" = "compact"}}}']
     """
     if twice := [name for name in agents if agents.count(name) > 1]:
-        raise UsageError(f"--agent {twice[0]} is there twice", fix="--attempts N has it attempt each task N times")
+        raise UsageError(f"--agent {twice[0]} is named twice", fix="--attempts N has it attempt each task N times")
     with_options = {there.name: there.model_dump()} if there.options else {}
-    first, *other_agents = [configs.inline(with_options.get(name, {"name": name})) for name in agents]
+    first, *other_agents = [configs.to_inline(with_options.get(name, {"name": name})) for name in agents]
     labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
     return [
         f"agent={first}",
@@ -135,13 +135,13 @@ def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
 
 def is_source(what: str) -> bool:
     """Whether `what` names a task source, not a TOML file, shipped config or run."""
-    return configs.run_of(what) is None and _as_file(what) is None
+    return configs.run_folder(what) is None and _as_file(what) is None
 
 
 def _as_file(what: str) -> Path | None:
     if what in configs.shipped():
         return configs.shipped()[what]
-    return Path(what).expanduser() if what.endswith(".toml") and configs.run_of(what) is None else None
+    return Path(what).expanduser() if what.endswith(".toml") and configs.run_folder(what) is None else None
 
 
 def _plan_agents(
@@ -152,7 +152,7 @@ def _plan_agents(
     settings = [f"run.name={_name(what, collects)}", *settings]
     file = _as_file(what) or Path(what)
     if policy is None:
-        return _resolve_agents(str(_as_file(what) or configs.run_of(what)), settings, agents, collects=collects)
+        return _resolve_agents(str(_as_file(what) or configs.run_folder(what)), settings, agents, collects=collects)
     if policy.endswith(".toml"):
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
@@ -170,7 +170,7 @@ def _plan_on_source(
     if source not in tasks.SHIPPED and ":" not in source:
         suggestion = nearest_run(Path(source)) if "/" in source else ""
         raise UsageError(
-            f"{source} is no TOML file, shipped config, run or task source",
+            f"{source} is not a TOML file, shipped config, run or task source",
             fix=suggestion or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
         )
     settings, options = split_settings(settings)
@@ -182,7 +182,7 @@ def _plan_on_source(
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
         *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
-        *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
+        *(f"{section}.options.{key}={configs.to_inline(value)}" for key, value in chosen.items()),
     )
     return _resolve_agents(policy, [*source_settings, *settings], agents, collects=collects)
 
@@ -222,6 +222,6 @@ def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
         prices = Prices(-1, -1)
     if not all(price is None or 0 <= price < float("inf") for price in prices):
         raise UsageError(
-            f"{text!r} are no prices", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
+            f"not prices: {text!r}", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
         )
     return prices

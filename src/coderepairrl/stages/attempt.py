@@ -48,9 +48,9 @@ def plan_trial(
         if isinstance(select, dict) and not any(each.startswith("eval.split") for each in settings):
             # any task may be attempted: those that the user's selection would call training tasks, too
             options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
-        settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
+        settings.append(f"eval.options={configs.to_inline(options)}")  # the policy's are of its own tasks
     elif options:
-        raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
+        raise UsageError(f"{what} is not a task source, {min(options)} not a setting", fix="crrl config lists settings")
     settings += ["eval.attempts=1", "eval.tasks=0"]
     policies = [policy] if policy else []
     [planned] = arguments.plan_evaluations(what, settings, policies, output=output or Path(task_id))
@@ -97,7 +97,7 @@ async def show_attempt(trial: Trial, trace: Trace) -> Episode:
             if not ended:
                 raise
     if not ended or ended[-1].ending is Ending.VOID:
-        raise RunError(f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}", fix="mend that part")
+        raise RunError(f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}", fix="try crrl check")
     return ended[-1]
 
 

@@ -1,7 +1,7 @@
-"""Configuration changes at ``--resume``, and the settings of each step.
+"""Settings that change at ``--resume``: which may, and which were in force at each step.
 
-Changes are logged before their first step (``change``: last step before, key, old, new); a replay restores old
-settings.
+A change is logged before the first step that it affects (record ``change``: last step before it, key, old and new
+value), so that a replay uses the old settings for older steps.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import check_clip
 from coderepairrl.plan.policies import is_below
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
 
-_PLACE = ("run.name", "run.dir", "log", "keep")
+_OUTPUT_SETTINGS = ("run.name", "run.dir", "log", "keep")
 MAY_CHANGE = (
-    # when it ends, what it keeps, when it is stopped: nothing of this enters a step
+    # when the run ends, what it keeps, when it is stopped: no step depends on these
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
     *("run.retries", "run.health"),
-    # where and how fast the same is computed
+    # where and how fast: the results stay the same
     *("engine", "gpu", "plan", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
     *("rollout.executor", "rollout.ray"),
     *("train.listen", "train.gradient_checkpointing"),
@@ -33,57 +33,57 @@ MAY_CHANGE = (
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
     *("train.max_grad_norm", "train.beta", "train.entropy", "train.eps_low", "train.eps_high", "train.delta"),
     *("train.old_logprobs", "train.mismatch_correction"),
-    # what is asked before it goes on
+    # what is checked before it continues
     *("tasks.verify", "tasks.learned"),
-    # which tasks come next: what came before is in the log
+    # which tasks come next: the log has the earlier ones
     "curriculum",
-    # how much is computed at once, which changes the order of sums and so the last bits
+    # how much is computed at a time, which changes the order of sums and so the last bits
     "train.micro_tokens",
-    # what is measured beside the training, who is told of it, and what is kept of it afterwards
+    # what is measured during training, where it is reported, and which attempts are kept
     *("eval", "log", "keep"),
 )
-MAY_CHANGE_OF: Mapping[str, tuple[str, ...]] = {
+MAY_CHANGE_BY_COMMAND: Mapping[str, tuple[str, ...]] = {
     "train": MAY_CHANGE,
     "sft": (
         *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
         *("train.devices", "train.patience", "train.listen"),
     ),
-    "eval": _PLACE,
-    "collect": _PLACE,
+    "eval": _OUTPUT_SETTINGS,
+    "collect": _OUTPUT_SETTINGS,
 }
 """Settings and sections that a resumed run may change, by command."""
 
 WHY_NOT = {
-    "run": "it is what the run is found by, and all its randomness",
-    "model": "the run's weights began from it",
-    "tasks": "the order of the tasks follows from them, and its means would be of other tasks",
-    "agent": "its earlier episodes are another program's",
-    "sandbox": "its earlier episodes worked under other conditions",
-    "reward": "its earlier rewards would mean something else",
-    "data": "its order of steps follows from the examples",
-    "kinds": "its earlier episodes were made by other terms, and its earlier rewards would mean something else",
-    "rollout": "groups that are begun, the order of tasks and the distribution that is trained on follow from it",
-    "train": "half of the run would be trained by another method, or its optimiser's state be of another shape",
-    "train.processes": "steps since the last checkpoint are replayed by as many processes as made them",
-    "train.strategy": "steps since the last checkpoint are replayed by processes that share the same",
+    "run": "it names the run or seeds its random choices",
+    "model": "the run's first weights came from it",
+    "tasks": "they determine the order of tasks, and means would cover different tasks",
+    "agent": "a different program made its earlier episodes",
+    "sandbox": "its earlier episodes ran under different conditions",
+    "reward": "its earlier rewards would have a different meaning",
+    "data": "the examples determine its order of steps",
+    "kinds": "its earlier episodes and rewards came from different agents, sandboxes, limits or formulas",
+    "rollout": "it determines groups that have begun, the order of tasks and the distribution of training data",
+    "train": "it would train the rest of the run differently, or change the shape of the optimizer's state",
+    "train.processes": "steps since the last checkpoint are replayed, which takes the same number of processes",
+    "train.strategy": "steps since the last checkpoint are replayed, which takes the same strategy",
 }
-"""Reasons by the longest prefix of other settings."""
-_WHY_NOT = {
-    "sft": "its steps would be others",
-    "eval": "all its attempts are made by the same settings",
-    "collect": "all its attempts are made by the same settings",
+"""Reasons that other settings of a training may not change; the longest prefix counts."""
+_WHY_NOT_BY_COMMAND = {
+    "sft": "its steps would be different",
+    "eval": "all its attempts are made with the same settings",
+    "collect": "all its attempts are made with the same settings",
 }
 
-_BESIDE = {"run.dir", "log"}  # No changes of the run itself.
+_NOT_LOGGED = {"run.dir", "log"}  # They do not change the run itself.
 _NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
-# Settings that decide whether the clip has an effect.
-_OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
-_OF_PROMPTS = ("rollout.tokens", "engine.name", "engine.options")  # Settings that decide how long a prompt may be.
+# Settings that decide whether clipping has an effect.
+_CLIP_SETTINGS = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
+_PROMPT_SETTINGS = ("rollout.tokens", "engine.name", "engine.options")  # They decide how long a prompt may be.
 _LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
 
 
 class Change(NamedTuple):
-    """Setting that changes after `step`; None: unset."""
+    """Setting that changes after `step`; a value of None is unset."""
 
     step: int
     key: str
@@ -94,35 +94,35 @@ class Change(NamedTuple):
         return f"{self.key} is {_format_value(self.new)} after step {self.step}, and was {_format_value(self.old)}"
 
 
-def changes_at_resume(
+def list_changes(
     folder: RunFolder, history: History, config: Config, versions: Mapping[str, int], too_long: Collection[str]
 ) -> list[Change]:
-    """Changes by `config` at the end of `history`.
+    """List the changes that `config` makes at the end of `history`.
 
-    `versions` are those of reward formulas, `too_long` tasks left out by `config`. Raises `ConfigError` for changes
-    that would make another run or misname its numbers.
+    `versions` are those of the reward formulas, `too_long` the tasks that `config` leaves out. Raises `ConfigError` for
+    settings that may not change.
     """
     command = folder.command()
-    before, now = settings_of(folder, history), flat(config.model_dump(mode="json"))
-    if refused := changed_keys(before, now, MAY_CHANGE_OF[command]):
+    before, now = settings_at_end(folder, history), flatten_settings(config.model_dump(mode="json"))
+    if refused := list_changed_keys(before, now, MAY_CHANGE_BY_COMMAND[command]):
         key = refused[0]
         raise ConfigError(
-            f"{folder.path} has {key}={_format_value(before.get(key))}, and {_format_value(now.get(key))} is asked for:"
-            f" {_WHY_NOT.get(command) or reason(key)}",
+            f"{folder.path} has {key}={_format_value(before.get(key))}, which cannot become"
+            f" {_format_value(now.get(key))}: {_WHY_NOT_BY_COMMAND.get(command) or explain_refusal(key)}",
             fix=f"resume it as it was (crrl {command} {folder.path} --resume), or give the changed run another"
             " run.name",
         )
-    changed = changed_keys(before, now)
-    if any(is_below(key, _OF_THE_CLIP) for key in changed):
+    changed = list_changed_keys(before, now)
+    if any(is_below(key, _CLIP_SETTINGS) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
     _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
     _check_continues(history, config, changed)
-    return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]
+    return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _NOT_LOGGED]
 
 
-def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
-    """Dotted keys whose values differ, without those `but` names, alone or as a section."""
+def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()) -> list[str]:
+    """List dotted keys whose values differ, except keys and sections in `but`."""
     return [key for key in {**before, **now} if before.get(key) != now.get(key) and not is_below(key, but)]
 
 
@@ -132,35 +132,35 @@ def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
         if began[name] != now[name]:
             raise ConfigError(
                 f"{folder.path} has values of {name} version {began[name]}, and this installation computes version"
-                f" {now[name]}: {reason('reward')}",
+                f" {now[name]}: {explain_refusal('reward')}",
                 fix="give the run another run.name, or resume it with the installation that its run.json names",
             )
 
 
-def left_out(tasks: Collection[str]) -> dict[str, Any]:
-    """Short form, for run.json, of tasks left out by `tasks.too_long`."""
+def summarize_left_out(tasks: Collection[str]) -> dict[str, Any]:
+    """Summarize, for run.json, the tasks that `tasks.too_long` leaves out."""
     digest = hashlib.sha256("\0".join(sorted(tasks)).encode(errors="surrogatepass")).hexdigest()
     return {"count": len(tasks), "sha256": digest}
 
 
 def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
-    began, now = folder.about().get("too_long"), left_out(tasks)
-    if began in (None, now):  # None: of a run of an older version
+    began, now = folder.about().get("too_long"), summarize_left_out(tasks)
+    if began in (None, now):  # None: a run of an older version
         return
-    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_below(key, _OF_PROMPTS)]
+    restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_below(key, _PROMPT_SETTINGS)]
     raise ConfigError(
-        f"{folder.path} began without {began['count']:,} tasks whose prompts are too long, and by the settings of now"
-        f" {now['count']:,}{' others' * (began['count'] == now['count'])} are: {reason('tasks')}",
+        f"{folder.path} left out {began['count']:,} tasks with too long prompts, and the present settings leave out"
+        f" {now['count']:,}{' different ones' * (began['count'] == now['count'])}: {explain_refusal('tasks')}",
         fix=f"resume it with {', '.join(restored)}, as it was, or give the changed run another run.name"
         if restored
         else "resume it with the agent, the tokenizer and the installation that it began with (run.json)",
     )
 
 
-def with_rewards_of(folder: RunFolder, config: Config) -> Config:
+def fill_rewards(folder: RunFolder, config: Config) -> Config:
     """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists.
 
-    They followed from its tasks at the start, or from an older version's defaults.
+    The run chose them for its tasks at the start, or has an older version's defaults.
     """
     if not folder.config.is_file():
         return config
@@ -171,39 +171,37 @@ def with_rewards_of(folder: RunFolder, config: Config) -> Config:
         changes["tasks"] = config.tasks.model_copy(update={"verified_references": began.tasks.verified_references})
     if not config.reward:
         changes["reward"] = began.reward
-        measured = config.eval.reward or began.eval.reward
-        changes["eval"] = config.eval.model_copy(update={"reward": measured})
+        changes["eval"] = config.eval.model_copy(update={"reward": config.eval.reward or began.eval.reward})
     return config.model_copy(update=changes)
 
 
-def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
-    """Settings at the end of `history`, by dotted key, from run.json and log; edits of config.toml do not count."""
+def settings_at_end(folder: RunFolder, history: History) -> dict[str, Any]:
+    """Settings at the end of `history` by dotted key, from run.json and the log; ignores edits of config.toml."""
     config = validate(folder.about()["config"], str(folder.path / "run.json"))
-    return flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
+    return flatten_settings(config.model_dump(mode="json")) | {
+        change["key"]: change["new"] for change in history.changes
+    }
 
 
-def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
-    """`config` with the settings of `step`'s update, from ``change`` records.
-
-    Settings of this process and machine stay.
-    """
+def config_at_step(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
+    """Replace settings of `config` that affect training by those in force at `step`, from ``change`` records."""
     old: dict[str, dict[str, Any]] = {}
     for change in changes:
         section, _, name = change["key"].partition(".")
-        replayed = section == "train" or change["key"] == "rollout.tokens"
-        if replayed and change["step"] >= step and change["key"] not in _NOT_REPLAYED:
+        affects_training = section == "train" or change["key"] == "rollout.tokens"
+        if affects_training and change["step"] >= step and change["key"] not in _NOT_REPLAYED:
             old.setdefault(section, {}).setdefault(name, change["old"])
     sections = {name: getattr(config, name) for name in old}
     return config.model_copy(
-        update={name: type(own).model_validate(own.model_dump() | old[name]) for name, own in sections.items()}
+        update={name: type(now).model_validate(now.model_dump() | old[name]) for name, now in sections.items()}
     )
 
 
-def reason(key: str) -> str:
-    """Reason why `key` may not change.
+def explain_refusal(key: str) -> str:
+    """Explain why `key` may not change.
 
-    >>> reason("run.seed")
-    'it is what the run is found by, and all its randomness'
+    >>> explain_refusal("run.seed")
+    'it names the run or seeds its random choices'
     """
     return WHY_NOT[max((name for name in WHY_NOT if is_below(key, [name])), key=len)]
 
@@ -211,19 +209,19 @@ def reason(key: str) -> str:
 def _check_continues(history: History, config: Config, changed: Iterable[str]) -> None:
     if config.run.steps < history.step:
         raise ConfigError(
-            f"the run has {history.step} steps already, and run.steps={config.run.steps}",
-            fix=f"set run.steps={history.step} or more, or start a run of another name",
+            f"the run already has {history.step} steps, more than run.steps={config.run.steps}",
+            fix=f"set run.steps={history.step} or more, or start a run with another run.name",
         )
     if history.step and "engine.weights" in changed:
         raise ConfigError(
-            "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
+            "engine.weights cannot change in the middle of a run: the log has checksums of one kind",
             fix="resume it as it was, or give the changed run another run.name",
         )
     begun = {(group.phase, group.step) for group in history.begun.values()}
-    half = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
-    if half and (keys := [key for key in changed if is_below(key, ["eval", *_LIMITS])]):
+    unfinished = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
+    if unfinished and (keys := [key for key in changed if is_below(key, ["eval", *_LIMITS])]):
         raise ConfigError(
-            f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",
+            f"{keys[0]} cannot change in the middle of an evaluation (after step {unfinished[0]})",
             fix="resume as it was, and change it once that evaluation is finished",
         )
 

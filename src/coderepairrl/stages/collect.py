@@ -1,4 +1,4 @@
-"""Collection of attempts worth learning from: made by a policy, or selected from runs and files that exist."""
+"""Collect attempts worth learning from: let a policy make them, or select them from existing runs and files."""
 
 from __future__ import annotations
 
@@ -11,82 +11,82 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.config.schema import Keep
-from coderepairrl.errors import UsageError, as_called
+from coderepairrl.errors import UsageError, spell_crrl
 from coderepairrl.printable import counted
 from coderepairrl.runs import logged_episodes, write_atomic
 from coderepairrl.runs.examples import NAME, Example, write_examples
 from coderepairrl.stages.conversations import open_conversations
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
-from coderepairrl.stages.results import cost_as_text
+from coderepairrl.stages.results import format_cost
 from coderepairrl.stages.select import format_selection, select
 from coderepairrl.stats.measures import Prices, Spent, spent
 
-_AT_ONCE = 1024  # Attempts with conversations in memory.
+_CHUNK = 1024  # Attempts whose conversations are in memory at a time.
 
 
 async def collect(
     planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Make the attempts of all `planned`, `jobs` at a time; return what is kept of them, and the cost.
+    """Make the attempts of all `planned`, `jobs` evaluations at a time; return the summary of those kept, and the cost.
 
-    Raises as `attempt_all` and `keep_attempts`.
+    Raises what `attempt_all` and `keep_attempts` raise.
     """
     await attempt_all(planned, jobs=jobs, say=say)
     first = planned[0]
-    home = first.folder.path.parent if len(planned) > 1 else first.folder.path
+    target = first.folder.path.parent if len(planned) > 1 else first.folder.path
     cost, money = Spent(), list[float]()
     for each in planned:
         cost_of_run = spent(logged_episodes(each.folder.records()))
         cost = cost.plus(cost_of_run)
         if prices := each.folder.about().get("prices"):
             money.append(cost_of_run.money(Prices(*prices)))
-    paid = {"money": sum(money)} if money else {}
-    kept_examples = keep_attempts([each.folder.path for each in planned], first.plan.config.keep, home / NAME)
-    return {"run": str(home), **kept_examples, "cost": {**cost._asdict(), **paid}}
+    summary = keep_attempts([each.folder.path for each in planned], first.plan.config.keep, target / NAME)
+    return {"run": str(target), **summary, "cost": cost._asdict() | ({"money": sum(money)} if money else {})}
 
 
 def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]:
-    """Write the attempts that the filters ``keep.NAME=VALUE`` among `words` keep to `output`, a file or folder.
+    """Select attempts from runs and files of examples, and write them to `output`, a file or folder.
 
-    The other `words` are runs and files of examples. A single run supplies the other filters, and gets new examples if
-    there is no `output`. Raises as `keep_attempts`, `ConfigError` for an unknown setting, and `UsageError` for others.
+    `words` are the runs and files, and filters ``keep.NAME=VALUE``. If there is only one run, its settings supply the
+    other filters, and without `output` its examples are replaced. Returns the summary, as `keep_attempts` does. Raises
+    what that raises, `ConfigError` for an unknown filter, and `UsageError` for other wrong `words`.
     """
     sources, filters = [Path(each) for each in words if "=" not in each], [each for each in words if "=" in each]
     if not sources:
         raise UsageError("no run is named", fix="crrl collect --select RUN... [keep.NAME=VALUE]...")
     if wrong := next((each for each in filters if not each.startswith(("keep.", "keep="))), ""):
-        raise UsageError(f"{wrong!r} is no filter", fix="write keep.above=0.5, for example")
-    one = sources[0] if len(sources) == 1 and (sources[0] / "run.json").is_file() else None
-    if output is None and one is None:
+        raise UsageError(f"{wrong!r} is not a filter", fix="write keep.above=0.5, for example")
+    run = sources[0] if len(sources) == 1 and (sources[0] / "run.json").is_file() else None
+    if output is None and run is None:
         raise UsageError("no file for the examples is named", fix="-o FILE.parquet, or -o FOLDER")
-    base = configs.load_config(one) if one else configs.validate({"run": {"name": "selection"}}, "crrl collect")
+    base = configs.load_config(run) if run else configs.validate({"run": {"name": "selection"}}, "crrl collect")
     target = output or sources[0]
-    wanted = configs.override(base, filters).keep
-    return keep_attempts(sources, wanted, target if target.suffix == ".parquet" else target / NAME)
+    keep = configs.apply_overrides(base, filters).keep
+    return keep_attempts(sources, keep, target if target.suffix == ".parquet" else target / NAME)
 
 
-def keep_attempts(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
-    """Write examples of attempts that pass `wanted` to `target`; return the account, also in ``.json``.
+def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str, Any]:
+    """Write the attempts that pass the filters `keep` to `target` as examples; return a summary, also written as JSON.
 
-    Equal sources give equal files. Raises `UsageError` for bad sources, a filter that leaves no attempt, and
-    incompatible conversations.
+    The summary's file is `target` with the suffix ``.json``. Equal sources give equal files. Raises `UsageError` for
+    bad sources, a filter that leaves no attempt, and conversations that cannot share a file.
     """
     if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
-        raise UsageError(f"{twice[0]} is there twice", fix="name it once")
-    account = target.with_suffix(".json")
-    if account.exists() and not target.exists():
-        raise UsageError(f"{account} is there, and would be written over", fix="name another file with -o")
+        raise UsageError(f"{twice[0]} is named twice", fix="name it once")
+    summary_file = target.with_suffix(".json")
+    if summary_file.exists() and not target.exists():
+        raise UsageError(f"{summary_file} already exists and would be overwritten", fix="name another file with -o")
     opened = [open_conversations(path) for path in sources]
-    selection = select([each for number, one in enumerate(opened) for each in one.candidates(number)], wanted)
+    selection = select([each for number, one in enumerate(opened) for each in one.candidates(number)], keep)
     exact = rendered = 0
 
     def examples() -> Iterator[Example]:
         nonlocal exact, rendered
         for number, one in enumerate(opened):
-            wanted = sorted(each.episode for each in selection.kept if each.source == number)
-            for at in range(0, len(wanted), _AT_ONCE):  # logs have them in the order in which they ended
-                some = one.examples(set(wanted[at : at + _AT_ONCE]).__contains__)
-                for example in sorted(some, key=lambda each: each.id):
+            kept_ids = sorted(each.episode for each in selection.kept if each.source == number)
+            for at in range(0, len(kept_ids), _CHUNK):  # a log has them in the order in which they ended
+                chunk = one.examples(set(kept_ids[at : at + _CHUNK]).__contains__)
+                for example in sorted(chunk, key=lambda each: each.id):
                     exact, rendered = exact + example.exact, rendered + (not example.exact)
                     yield example if len(opened) == 1 else _numbered_example(number, example)
 
@@ -102,31 +102,30 @@ def keep_attempts(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[s
         "rendered": rendered,
         "sources": list(map(str, sources)),
         **selection.as_json(),
-        "keep": wanted.model_dump(mode="json"),
+        "keep": keep.model_dump(mode="json"),
     }
-    write_atomic(account, json.dumps(result, indent=2) + "\n")
+    write_atomic(summary_file, json.dumps(result, indent=2) + "\n")
     return result
 
 
 def _numbered_example(number: int, example: Example) -> Example:
-    # Sources may share ids of attempts.
+    # sources may have attempts with equal ids
     return replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")
 
 
-def collected_as_text(found: Mapping[str, Any]) -> str:
-    """The result as text."""
-    lines = format_selection(found)
-    rows = [f"{found[how]} {meaning}" for how, meaning in _HOW.items() if found[how]]
-    lines += ["", f"examples: {found['examples']}, {counted(found['rows'], 'row')} ({', '.join(rows)})"]
-    if cost := found.get("cost"):
-        lines.append(cost_as_text(cost))
-        runs = " ".join(map(shlex.quote, found["sources"]))
-        where = "" if len(found["sources"]) == 1 else f" -o {shlex.quote(found['run'])}"
-        lines.append(
-            f"next: {as_called(f'crrl collect --select {runs} keep.best=1{where}')}  selects again, without attempts"
-        )
-    learns = as_called(f"crrl sft FILE data.paths={shlex.quote(found['examples'])}")
-    return "\n".join([*lines, f"next: {learns}  fine-tunes on them, by the settings of FILE, such as sft-tiny"])
+def format_collection(summary: Mapping[str, Any]) -> str:
+    """Format the summary that `collect` or `select_attempts` returns."""
+    lines = format_selection(summary)
+    rows = [f"{summary[form]} {meaning}" for form, meaning in _FORMS.items() if summary[form]]
+    lines += ["", f"examples: {summary['examples']}, {counted(summary['rows'], 'row')} ({', '.join(rows)})"]
+    if cost := summary.get("cost"):
+        lines.append(format_cost(cost))
+        runs = " ".join(map(shlex.quote, summary["sources"]))
+        output = "" if len(summary["sources"]) == 1 else f" -o {shlex.quote(summary['run'])}"
+        command = spell_crrl(f"crrl collect --select {runs} keep.best=1{output}")
+        lines.append(f"next: {command}  selects from these attempts again")
+    command = spell_crrl(f"crrl sft FILE data.paths={shlex.quote(summary['examples'])}")
+    return "\n".join([*lines, f"next: {command}  fine-tunes on them with the settings in FILE, such as sft-tiny"])
 
 
-_HOW = {"exact": "with the tokens that were sampled", "rendered": "to be rendered by the template of who learns"}
+_FORMS = {"exact": "with the sampled tokens", "rendered": "to be rendered with the learning model's chat template"}

@@ -9,15 +9,16 @@ from typing import Any
 
 from coderepairrl import engines
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, combine_errors
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
+from coderepairrl.models import NotFetched, download_command
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
-from coderepairrl.plan.terms import tasks_by_kind
+from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.processes.meter import Meter
@@ -25,7 +26,7 @@ from coderepairrl.rewards.verify import Trial, trials, verify_rewards
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
-from coderepairrl.stages.changes import changes_at_resume, left_out
+from coderepairrl.stages.changes import list_changes, summarize_left_out
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.parts import assemble
 from coderepairrl.stages.progress import Progress
@@ -49,7 +50,7 @@ async def run_training(
     """
     folder, meter = folder or life_cycle.folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = plan_run(life_cycle.pinned(config), resumed=resume)
+    plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
     with life_cycle.interruptible(folder, progress, again.format(run=folder.path)), progress:
@@ -60,7 +61,7 @@ async def run_training(
             history = read_history(folder)
             changes = []
             if resume:  # the run is locked by now
-                changes = changes_at_resume(folder, history, plan.config, plan.reward_versions, plan.too_long)
+                changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
             start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
                 parts.log, folder, plan.config, history, progress, meter, start, changes
@@ -79,7 +80,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance
     )
     progress.phase("start")
-    await life_cycle.begin_run(folder, plan, progress, {"too_long": left_out(plan.too_long)}, resume=resume)
+    await life_cycle.begin_run(folder, plan, progress, {"too_long": summarize_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
     progress.say(f"run folder {folder.path}")
     if doubt:
@@ -113,8 +114,12 @@ def _what_may_not_fit(config: Config) -> str:
 
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
-    """Preview a run without starting it; return known parts and the problem."""
-    preview: dict[str, Any] = {}
+    """Preview a run without starting it; return what is known, the verdict first, and the problem.
+
+    A model that the run will download is no problem, but what depends on it stays unknown.
+    """
+    folder = folder or life_cycle.folder_of(config)
+    preview: dict[str, Any] = {"verdict": "", "run": str(folder.path)}
     errors: list[CodeRepairError] = []
     try:
         preview["needs"] = needs(config)
@@ -126,22 +131,28 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
         errors.append(error)
     else:
         if plan.lacking:
-            lacking = several(plan.lacking)
+            lacking = combine_errors(plan.lacking)
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
-        preview |= as_shown(plan, folder or life_cycle.folder_of(config))
-    problem = several(errors) if errors else None
-    preview["verdict"] = _preview_verdict(preview, getattr(problem, "problems", (problem,)) if problem else ())
-    return preview, problem
+        preview |= as_shown(plan, folder)
+    found = combine_errors(errors) if errors else None
+    parts: Sequence[CodeRepairError] = getattr(found, "problems", (found,)) if found else ()
+    downloads = [each.name for each in parts if isinstance(each, NotFetched)]
+    problems = [each for each in parts if not isinstance(each, NotFetched)]
+    preview["verdict"] = _preview_verdict(preview, problems, downloads)
+    return preview, combine_errors(problems) if problems else None
 
 
-def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
-    """Say whether it can run here, and what ends episodes first."""
+def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
+    """Say whether it can run here, what it downloads, and what ends episodes first."""
+    later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
         parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
         parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
-        return f"it cannot be run here: {' and '.join(parts)}"
+        return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
+    if later:
+        return f"no mistake so far; {later}: {download_command(downloads[0])} does it now, and then all can be planned"
     memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_sized = all(isinstance(each, int | float) for each in memory)
     fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
@@ -171,7 +182,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
         "reward": dict(plan.rewards_in_words),
-        "verify": as_planned(plan),
+        "verify": describe_trials(plan),
         "steps": steps,
         "episodes_per_step": plan.episodes_per_step,
         "training_episodes": plan.episodes_per_step * steps,
@@ -215,8 +226,8 @@ async def verify_plan(
 
     `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify_rewards`.
     """
-    trials_by_kind = planned(plan)
-    say(f"rewards checked before training: {as_planned(plan)}")
+    trials_by_kind = plan_trials(plan)
+    say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
     count = sum(map(len, trials_by_kind.values()))
@@ -235,13 +246,13 @@ async def verify_plan(
     say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
 
 
-def planned(plan: Plan) -> dict[str, list[Trial]]:
+def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
     """Trials by kind of task: of training rewards, and of evaluations'."""
     if not plan.config.tasks.verify:
         return {}
     seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
-    trained, measured = (tasks_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
+    trained, measured = (group_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
         kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)
@@ -253,11 +264,11 @@ def planned(plan: Plan) -> dict[str, list[Trial]]:
     return trials_by_kind
 
 
-def as_planned(plan: Plan) -> str:
+def describe_trials(plan: Plan) -> str:
     """Description of the planned checks."""
     if not plan.config.tasks.verify:
         return "off: tasks.verify=false"
-    all_trials = [trial for some in planned(plan).values() for trial in some]
+    all_trials = [trial for some in plan_trials(plan).values() for trial in some]
     if not all_trials:
         return "nothing: no reward that measures repair, or no task with a reference"
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in all_trials))

@@ -23,7 +23,7 @@ from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.stages.select import Candidate
 from coderepairrl.stats import is_resolved
-from coderepairrl.types import Ending, Episode, Finish, Sample, Sampling, Turn, leaves, offered, replies, sequence
+from coderepairrl.types import Ending, Episode, Finish, Sample, Sampling, Turn, leaves, offered_tools, replies, sequence
 
 _NO_LIMIT = 1 << 62
 
@@ -85,14 +85,14 @@ class Recorded:
         exact = list(_exact(episode))
         end = _end(episode)
         if not exact and end is not None:
-            messages, tools = _leaf_messages(episode.turns, end), offered(episode.turns, end)
+            messages, tools = _leaf_messages(episode.turns, end), offered_tools(episode.turns, end)
             yield replace(common, id=f"{episode.id}/0", messages=messages, tools=tools)
         for number, (leaf, row) in enumerate(exact):
             yield replace(
                 common,
                 id=f"{episode.id}/{number}",
                 messages=_leaf_messages(episode.turns, leaf),
-                tools=offered(episode.turns, leaf),
+                tools=offered_tools(episode.turns, leaf),
                 ids=row.ids,
                 trained=row.trained,
                 tokenizer=self._tokenizer,
@@ -122,8 +122,8 @@ class Recorded:
             return tokens.tokenizer_digest(folder)
         except CodeRepairError as error:
             raise UsageError(
-                f"{self.path} has ids of tokens, and the model whose they are is gone: {error}",
-                fix="put the model back: its tokenizer says what they mean",
+                f"{self.path} has token ids of a model that cannot be read: {error}",
+                fix="put the model back: its tokenizer turns the ids into text",
             ) from None
 
 
@@ -148,7 +148,7 @@ class Written:
                 first.language,
                 reward=first.reward,
                 passed=first.passed,
-                malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in examples)), ""),
+                malformed=next(filter(None, (_find_malformed(each.messages, each.tools) for each in examples)), ""),
                 conversation=_json_digest(
                     _said(first.messages) if len(examples) == 1 else [_said(each.messages) for each in examples]
                 ),
@@ -177,7 +177,7 @@ def open_conversations(path: Path) -> Source:
 def _candidate(number: int, episode: Episode) -> Candidate:
     leaf = _end(episode)
     messages = () if leaf is None else _leaf_messages(episode.turns, leaf)
-    malformed = "it has no reply" if leaf is None else _malformed(messages, offered(episode.turns, leaf))
+    malformed = "it has no reply" if leaf is None else _find_malformed(messages, offered_tools(episode.turns, leaf))
     if any(turn.remote and turn.finish is Finish.LENGTH for turn in episode.turns):
         malformed = malformed or "a reply was cut at its length"
     return Candidate(
@@ -226,7 +226,7 @@ def _leaf_messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any],
     return tuple({key: value for key, value in each.items() if value is not None} for each in messages_sent)
 
 
-def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
+def _find_malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
     """First malformed or unoffered tool call; else empty."""
     names = {(tool.get("function") or {}).get("name") for tool in tools}
     calls = [call for each in messages if each["role"] == "assistant" for call in each.get("tool_calls") or ()]
@@ -239,7 +239,7 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
         except (ValueError, RecursionError):
             is_object = False
         if not is_object:
-            return f"a call of {name!r} with {arguments[:40]!r}, which is no JSON object"
+            return f"a call of {name!r} with {arguments[:40]!r}, which is not a JSON object"
     return ""
 
 

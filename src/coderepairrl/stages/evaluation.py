@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, several
+from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, combine_errors
 from coderepairrl.plan import resolve_evaluation
 from coderepairrl.plan.model import LocalModel, Use
 from coderepairrl.plan.replying import Opens, opening, replying, split_by_engine
@@ -17,7 +17,7 @@ from coderepairrl.plan.tasks import collected_share, learned_by
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.life_cycle import begin_run, check_folder, record_session
@@ -116,12 +116,12 @@ async def attempt_all(
     """
     first = planned[0]
     if jobs > 1 and len(planned) == 1:
-        raise UsageError("--jobs is how many of several --policy are measured at a time", fix="leave it out")
+        raise UsageError("--jobs is for several --policy, and there is one", fix="leave --jobs out")
     again = f"crrl {first.command} {first.folder.path} --resume"
     if len(planned) > 1:
         again = f"the same command with -o {first.folder.path.parent} --resume"
-    if failures := await until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
-        raise several(failures)
+    if failures := await run_until_interrupted(_attempt_parts(planned, jobs, say), fix=again):
+        raise combine_errors(failures)
 
 
 async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable[[str], None]) -> list[CodeRepairError]:
@@ -161,7 +161,7 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
 
 def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
     if isinstance(error, OSError):
-        return [RunError(f"{name}: {error}", fix="mend that, then the same command with --resume")]
+        return [RunError(f"{name}: {error}", fix="remove the cause, then repeat the command with --resume")]
     problems = error.problems if isinstance(error, Several) else (error,)
     return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
 

@@ -37,9 +37,9 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
     """
     named_model = models.resolve_model(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already", fix="name a new folder")
+        raise UsageError(f"{target} already exists", fix="name a new folder")
     if named_model.adapter is None and precision is not None:
-        raise UsageError(f"{named_model.folder} has full weights, which are copied as they are", fix="no --precision")
+        raise UsageError(f"{named_model.folder} has full weights, which are copied", fix="leave --precision out")
     try:
         target.mkdir(parents=True, exist_ok=True)
         kept_share = await _write_model(named_model, target, precision)
@@ -60,7 +60,7 @@ def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -
     """
     folder = open_run(run)
     if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
-        raise UsageError(f"{target} is there already", fix="name a new one")
+        raise UsageError(f"{target} already exists", fix="name a new folder")
     facts, judged = folder.about(), logged_episodes(folder.records())
     name = str(facts.get("name") or run.name)
     try:
@@ -90,27 +90,27 @@ def export_metrics(run: Path, tracker: str) -> int:
     except CodeRepairError:
         raise
     except Exception as error:  # whatever its package raises
-        raise RunError(f"{tracker}: {error}", fix="mend the cause, and send the rest by the same command") from error
+        raise RunError(f"{tracker}: {error}", fix="remove the cause, and repeat the command for the rest") from error
 
 
-async def _write_model(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
-    if found.adapter is None and (models.multimodal(found.folder) or (found.run and _fused(found.folder))):
+async def _write_model(model: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
+    if model.adapter is None and (models.multimodal(model.folder) or (model.run and _is_fused(model.folder))):
         with scratch("export") as logs:
-            await language_model(found.folder, target, log_dir=logs)
+            await language_model(model.folder, target, log_dir=logs)
         return None
-    if found.adapter is None:
-        if not found.run:
+    if model.adapter is None:
+        if not model.run:
             with scratch("export") as logs:
-                await check_weights(found.folder, log_dir=logs)
-        _copy_model(found.folder, target)
+                await check_weights(model.folder, log_dir=logs)
+        _copy_model(model.folder, target)
         return None
     if precision is None:
-        precision = configs.load_run(found.run).train.precision if found.run else _precision_of(found.folder)
+        precision = configs.load_run(model.run).train.precision if model.run else _precision_of(model.folder)
     with scratch("export") as logs:
-        await merge_in_child(found.folder, found.adapter, target, precision, log_dir=logs)
+        await merge_in_child(model.folder, model.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"
-        kept_share = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
-    for file in models.model_files(found.folder):  # a tokenizer's parts that loading it does not write again
+        kept_share = await survived(model.folder, model.adapter, target, precision, log_dir=logs) if halved else None
+    for file in models.model_files(model.folder):  # a tokenizer's parts that loading it does not write again
         if (
             file.suffix != ".safetensors"
             and not file.name.endswith((".index.json", models.QUANTISED))
@@ -123,12 +123,12 @@ async def _write_model(found: models.Named, target: Path, precision: Literal["fp
 def _copy_model(folder: Path, target: Path) -> None:
     model_files = [file for file in models.model_files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
     if not any(file.suffix == ".safetensors" for file in model_files):
-        raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
+        raise UsageError(f"{folder} has no weights", fix="name a folder with *.safetensors")
     for file in model_files:
         shutil.copyfile(file, target / file.name)
 
 
-def _fused(folder: Path) -> bool:
+def _is_fused(folder: Path) -> bool:
     """Whether a checkpoint has fused experts, which some engines cannot read."""
     index = folder / "model.safetensors.index.json"
     return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])

@@ -168,7 +168,7 @@ class Repository:
 def open_repository(path: Path) -> Repository:
     """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
     if not path.is_dir():
-        raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
+        raise TaskError(f"{path} is not a folder", fix="name the folder of a git repository")
     repository = hostgit.find_repository(path, around=True)
     root = repository.name
     with hostgit.view(repository) as view:
@@ -200,19 +200,19 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
         return False
     if open_repository(repository.root) != repository:
         raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
-    with hostgit.view(hostgit.find_repository(repository.root)) as view, _undisturbed():
+    with hostgit.view(hostgit.find_repository(repository.root)) as view, _ignore_signals():
         try:
             view.apply(patch)
         except subprocess.CalledProcessError as error:
             raise TaskError(
-                f"the patch does not apply to {repository.root}: {hostgit.reason(error)}",
+                f"the patch does not apply to {repository.root}: {hostgit.explain_git_error(error)}",
                 fix="save the diff and apply it by hand; nothing was changed",
             ) from error
     return True
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """Ignore signals, in git too, which must not stop between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:

@@ -23,19 +23,19 @@ from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.tasks.prepare import prepare_tasks
 from coderepairrl.types import Ending, Episode, Task
 
-_NAMED = 3
+_LISTED = 3  # Ids in a message; the others are counted.
 Say = Callable[[str], None]
 
 
 class Graded(NamedTuple):
-    """Verdict on a prediction, or `fault`."""
+    """Verdict on a prediction; `fault` says why there is none."""
 
     instance: str
     model: str
     resolved: bool
     empty: bool
     problem: str = ""
-    """Grader's reason for not resolved."""
+    """The grader's reason if not resolved."""
     seconds: float = 0.0
     patch: str = ""
     """SHA-256 of the patch."""
@@ -58,25 +58,26 @@ class Graded(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Totals of a model's patches; shares leave out tasks with a fault."""
+    """Totals of a model's patches; resolved shares leave out tasks with a fault."""
 
     model: str
     tasks: int
-    """Tasks that shares refer to."""
+    """Tasks in the denominator: all of the source, or the predicted ones."""
     source: int
+    """Tasks of the source."""
     graded: int
     empty: int
     missing: tuple[str, ...]
     """Tasks without a prediction, counted as not resolved."""
     faults: Mapping[str, str]
-    """Reasons of missing verdicts, by task."""
+    """Reason that there is no verdict, by task."""
     resolved: int
     wilson: Interval | None
-    """Wilson's interval over `tasks`, or None."""
+    """Resolved share of `tasks`, with Wilson's interval; None if all have faults."""
     clustered: Interval | None
-    """Clustered by repository (`stats.intervals`)."""
+    """The same share, with an interval clustered by repository (`stats.intervals`)."""
     per_patch: Interval | None
-    """Clustered share of non-empty patches, or None."""
+    """Resolved share of non-empty patches, clustered; None if all are empty."""
 
     def as_json(self) -> dict[str, Any]:
         """Convert to plain data."""
@@ -92,23 +93,23 @@ def choose_predictions(
     skip_unknown: bool = False,
     checks: bool = True,
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
-    """Tasks of `shard` by id, their predictions, and unknown instances.
+    """Choose tasks of `shard` by id and their predictions; also return predicted instances that are not tasks.
 
-    Raises `UsageError` for these unless `skip_unknown`, and with `checks` `TaskError` for tasks without.
+    Raises `UsageError` for the latter unless `skip_unknown`, and with `checks` `TaskError` for a task without checks.
     """
     by_id = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - by_id.keys())
     if unknown and not skip_unknown:
-        some = ", ".join(unknown[:_NAMED]) + (", ..." if len(unknown) > _NAMED else "")
+        some = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
         raise UsageError(
-            f"{counted(len(unknown), 'instance')} of the predictions not among the {counted(len(by_id), 'task')} of the"
-            f" source: {some}",
-            fix="name the benchmark that they are for, or leave them out with --skip-unknown",
+            f"{counted(len(unknown), 'instance')} of the predictions not found among the"
+            f" {counted(len(by_id), 'task')} of the source: {some}",
+            fix="name the benchmark of the predictions, or leave these out with --skip-unknown",
         )
     by_id = {name: by_id[name] for name in shard.share(sorted(by_id))} if shard != WHOLE else by_id
     gradable = [each for each in predictions if each.instance in by_id]
     if not gradable:
-        raise UsageError("no prediction is for a task of the source", fix="name the benchmark that they are for")
+        raise UsageError("no prediction is for a task of the source", fix="name the benchmark of the predictions")
     if checks and (untestable := next((each.instance for each in gradable if not by_id[each.instance].checks), "")):
         raise TaskError(
             f"task {untestable} has no checks, so no patch for it can be judged",
@@ -129,35 +130,35 @@ async def grade(
 ) -> list[Graded]:
     """Grade `predictions`, `jobs` at a time, in fresh sandboxes; return verdicts in order.
 
-    Prepares tasks' needs first. `output` gets verdicts as JSON lines; `resume` keeps those present. Infrastructure
-    faults are not written, so that `resume` retries them. Raises `UsageError` for an existing file (without `resume`)
-    or verdicts on other patches or tasks, and like `prepare_tasks`.
+    Prepares commits, images and environments first. Writes verdicts to `output` as JSON lines, but no infrastructure
+    faults: `resume` keeps the verdicts and retries the faults. Raises `UsageError` if `output` exists (without
+    `resume`) or has verdicts on other patches or tasks, and what `prepare_tasks` raises.
     """
     verdicts = _read_grades(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
-        raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
+        raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
     left = [each for each in predictions if (each.model, each.instance) not in verdicts]
     if needed := {each.instance: tasks[each.instance] for each in left if not each.empty}:
         await prepare_tasks(needed.values(), jobs=jobs, say=say)
-    judged = rewards.make_rewards("tests")
-    room, done = asyncio.Semaphore(jobs), len(verdicts)
+    tests_reward = rewards.make_rewards("tests")
+    slots, done = asyncio.Semaphore(jobs), len(verdicts)
     lines = Lines(output)
     try:
 
-        async def one(made: Prediction) -> Graded:
+        async def grade_one(prediction: Prediction) -> Graded:
             nonlocal done
-            async with room:
-                verdict = await _grade_prediction(made, tasks[made.instance], judged, sandbox)
+            async with slots:
+                verdict = await _grade_prediction(prediction, tasks[prediction.instance], tests_reward, sandbox)
             if not verdict.fault:
                 lines.append(verdict.as_json())
-            verdicts[made.model, made.instance] = verdict
+            verdicts[prediction.model, prediction.instance] = verdict
             done += 1
-            say(f"[{done}/{len(predictions)}] {_grade_line(verdict)}")
+            say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
             return verdict
 
         async with asyncio.TaskGroup() as pending:
             for each in left:
-                pending.create_task(one(each))
+                pending.create_task(grade_one(each))
     except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled
         raise several.exceptions[0] from None
     finally:
@@ -168,54 +169,56 @@ async def grade(
 
 
 async def _grade_prediction(
-    made: Prediction, task: Task, judged: Sequence[rewards.Weighted], sandbox: SandboxBackend
+    prediction: Prediction, task: Task, tests_reward: Sequence[rewards.Weighted], sandbox: SandboxBackend
 ) -> Graded:
-    graded = Graded(made.instance, made.model, False, made.empty, patch=_sha(made.patch), task=task_digest(task))
-    if made.empty:
+    instance, patch = prediction.instance, prediction.patch
+    graded = Graded(instance, prediction.model, False, prediction.empty, patch=_sha256(patch), task=digest_task(task))
+    if prediction.empty:
         return graded._replace(problem="empty patch")
     began = time.monotonic()
-    episode = Episode(made.instance, task.id, "grade", 0, "", 0, Ending.DONE, patch=made.patch)
+    episode = Episode(instance, task.id, "grade", 0, "", 0, Ending.DONE, patch=patch)
     try:
-        [score] = await rewards.score(judged, task, episode, sandbox)
+        [score] = await rewards.score(tests_reward, task, episode, sandbox)
     except Fault as fault:
         return graded._replace(fault=f"{type(fault).__name__}: {fault}")
     return graded._replace(resolved=bool(score.passed), problem=score.note, seconds=round(time.monotonic() - began, 1))
 
 
-def task_digest(task: Task) -> str:
-    """SHA-256 of what decides on patches."""
-    place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
-    return _sha(repr((place, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
+def digest_task(task: Task) -> str:
+    """SHA-256 of the parts of `task` that verdicts depend on."""
+    # a folder's path depends on the machine
+    workspace = "" if task.workspace.startswith("dir:") else task.workspace
+    return _sha256(repr((workspace, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
 
 
-def _sha(data: bytes) -> str:
+def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 def _read_grades(
     output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]
 ) -> dict[tuple[str, str], Graded]:
-    """Verdicts in `output` by model and instance. Raises `UsageError`."""
+    """Read verdicts by model and instance. Raises `UsageError` for those on other patches or tasks."""
     by_key = {(each.model, each.instance): each for each in predictions}
     verdicts = {}
     for number, row in enumerate(Lines.read(output), 1):
         try:
             verdict = _graded_from_json(row)
         except (KeyError, TypeError) as error:
-            raise UsageError(f"{output}, line {number}: no verdict ({error})", fix="name another file") from None
+            raise UsageError(f"{output}, line {number}: not a verdict ({error})", fix="name another file") from None
         prediction = by_key.get((verdict.model, verdict.instance))
         if (
             prediction is None
-            or verdict.patch != _sha(prediction.patch)
-            or verdict.task != task_digest(tasks[verdict.instance])
+            or verdict.patch != _sha256(prediction.patch)
+            or verdict.task != digest_task(tasks[verdict.instance])
         ):
-            difference = (
+            what_differs = (
                 "another patch"
-                if prediction is not None and verdict.patch != _sha(prediction.patch)
+                if prediction is not None and verdict.patch != _sha256(prediction.patch)
                 else "another task"
             )
             raise UsageError(
-                f"{output}, line {number}: a verdict on {difference} for {verdict.instance}",
+                f"{output}, line {number}: a verdict on {what_differs} for {verdict.instance}",
                 fix="name another file with -o",
             )
         verdicts[verdict.model, verdict.instance] = verdict
@@ -226,36 +229,37 @@ def _graded_from_json(row: Mapping[str, Any]) -> Graded:
     """Inverse of `Graded.as_json`. Raises KeyError and TypeError."""
     example = Graded("", "", False, False).as_json()
     for key, value in example.items():
-        is_whole = isinstance(value, float) and type(row[key]) is int  # seconds, as somebody may write them
+        is_whole = isinstance(value, float) and type(row[key]) is int  # seconds that another program wrote
         if type(row[key]) is not type(value) and not is_whole:
             raise TypeError(f"{key} is {json.dumps(row[key])[:80]}")
     return Graded(*(row[key] for key in example))
 
 
-def _grade_line(found: Graded) -> str:
-    if found.fault:
-        return f"{found.instance}: no verdict: {found.fault.partition(chr(10))[0]}"
-    how = "resolved" if found.resolved else f"not resolved: {found.problem.partition(chr(10))[0][:100]}"
-    return f"{found.instance} ({found.seconds:g} s): {how}"
+def _format_verdict(verdict: Graded) -> str:
+    if verdict.fault:
+        return f"{verdict.instance}: no verdict: {verdict.fault.partition(chr(10))[0]}"
+    outcome = "resolved" if verdict.resolved else f"not resolved: {verdict.problem.partition(chr(10))[0][:100]}"
+    return f"{verdict.instance} ({verdict.seconds:g} s): {outcome}"
 
 
-def totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
-    """Totals by model, in the order of `graded`.
+def compute_totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
+    """Compute totals for each model, in the order of `graded`.
 
-    Counts all `tasks`, missing predictions unresolved as in the SWE-bench leaderboard, or predicted ones (`listed`).
+    Shares are of all `tasks`, with missing predictions as unresolved like on the SWE-bench leaderboard; with `listed`
+    of the predicted tasks.
     """
     return [
-        _totals(model, [each for each in graded if each.model == model], tasks, listed)
+        _compute_model_totals(model, [each for each in graded if each.model == model], tasks, listed)
         for model in dict.fromkeys(each.model for each in graded)
     ]
 
 
-def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], listed: bool) -> Totals:
+def _compute_model_totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], listed: bool) -> Totals:
     tasks = {each.instance: source[each.instance] for each in graded} if listed else source
     faults = {each.instance: each.fault for each in graded if each.fault}
     verdicts = {each.instance: each.resolved for each in graded if not each.fault}
-    filled = [each.instance for each in graded if not each.fault and not each.empty]
-    counted_in = [name for name in tasks if name not in faults]
+    with_patch = [each.instance for each in graded if not each.fault and not each.empty]
+    without_fault = [name for name in tasks if name not in faults]
     cluster_of = clusters_by({name: task.repository for name, task in tasks.items()})
 
     def share(names: Sequence[str]) -> Interval | None:
@@ -271,39 +275,39 @@ def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], li
         missing=tuple(name for name in tasks if name not in verdicts and name not in faults),
         faults=faults,
         resolved=sum(verdicts.values()),
-        wilson=wilson(sum(verdicts.values()), len(counted_in)) if counted_in else None,
-        clustered=share(counted_in),
-        per_patch=share(filled),
+        wilson=wilson(sum(verdicts.values()), len(without_fault)) if without_fault else None,
+        clustered=share(without_fault),
+        per_patch=share(with_patch),
     )
 
 
-def format_grades_table(found: Sequence[Totals]) -> str:
-    """Table with a block per model."""
+def format_grades_table(by_model: Sequence[Totals]) -> str:
+    """Format a block of lines per model."""
     lines = []
-    for each in found:
+    for each in by_model:
         of = f"of {'all ' if each.tasks == each.source else 'the '}{counted(each.tasks, 'task')}"
         of += "" if each.tasks == each.source else " listed"
         patches = "of patches, not empty"
-        wide = max(len(of), len(patches))
+        width = max(len(of), len(patches))
         lines += [
             f"{each.model}: {counted(each.source, 'task')}, {each.graded:,} graded ({each.empty:,} empty), "
             f"{len(each.missing):,} missing, {len(each.faults):,} without a verdict",
             f"  resolved {each.resolved:,}",
-            f"  {of:<{wide}}   {_or_none(each.wilson)}  (Wilson, tasks taken as independent)",
-            f"  {of:<{wide}}   {_or_none(each.clustered)}  (clustered by repository, if of several)",
-            f"  {patches:<{wide}}   {_or_none(each.per_patch)}  (clustered)",
+            f"  {of:<{width}}   {_format_interval(each.wilson)}  (Wilson, tasks taken as independent)",
+            f"  {of:<{width}}   {_format_interval(each.clustered)}  (clustered by repository, if of several)",
+            f"  {patches:<{width}}   {_format_interval(each.per_patch)}  (clustered)",
         ]
         if each.missing:
-            more = f", ... ({len(each.missing):,})" if len(each.missing) > _NAMED else ""
+            more = f", ... ({len(each.missing):,})" if len(each.missing) > _LISTED else ""
             lines += [
-                f"  missing, counted as not resolved: {', '.join(each.missing[:_NAMED])}{more}",
-                "  (as the SWE-bench leaderboard counts; --of listed: of the tasks that the predictions list)",
+                f"  missing, counted as not resolved: {', '.join(each.missing[:_LISTED])}{more}",
+                "  (like the SWE-bench leaderboard; --of listed counts only the tasks that the predictions list)",
             ]
         if each.faults:
             name, reason = next(iter(each.faults.items()))
-            lines.append(f"  without a verdict, in no share: {', '.join(list(each.faults)[:_NAMED])}; {name}: {reason}")
+            lines.append(f"  no verdict, not counted: {', '.join(list(each.faults)[:_LISTED])}; {name}: {reason}")
     return "\n".join(lines)
 
 
-def _or_none(found: Interval | None) -> str:
-    return "none" if found is None else str(found)
+def _format_interval(interval: Interval | None) -> str:
+    return "none" if interval is None else str(interval)

@@ -85,14 +85,14 @@ def harness_instances(inside: Path, dataset: str, split: str) -> dict[str, dict[
     return instances
 
 
-def tasks_of(found: Mapping[str, Mapping[str, Any]]) -> list[Task]:
+def tasks_of(rows: Mapping[str, Mapping[str, Any]]) -> list[Task]:
     """Tasks with ids and repositories only, for totals."""
-    return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in found.items()]
+    return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in rows.items()]
 
 
 async def grade(
     predictions: Sequence[Prediction],
-    found: Mapping[str, Mapping[str, Any]],
+    rows: Mapping[str, Mapping[str, Any]],
     inside: Path,
     output: Path,
     *,
@@ -112,10 +112,10 @@ async def grade(
     _require_folders({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
     if not resume and (output.exists() or place.exists()):
-        raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
+        raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
     place.mkdir(parents=True, exist_ok=True)
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # names containers of the machine
-    write_atomic(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in found.values()))
+    write_atomic(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows.values()))
     by_model: dict[str, list[Prediction]] = {}
     for each in predictions:
         by_model.setdefault(each.model, []).append(each)
@@ -128,7 +128,7 @@ async def grade(
             arguments = ["--predictions_path", request_file.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
             await _run_harness(inside, place, [*arguments, "--run_id", run_id], logs, say)
     verdicts = [
-        _harness_verdict(each, found[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions
+        _harness_verdict(each, rows[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions
     ]
     write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in verdicts if not each.fault))
     return verdicts
@@ -143,16 +143,16 @@ def _require_folders(models: Collection[str]) -> None:
     for model in sorted(models):
         folder = _model_folder_name(model)
         if not folder.strip(".") or "\0" in folder or len(folder.encode(errors="replace")) > _LONGEST_NAME:
-            raise UsageError(f"{model[:80]!r} is no name that the harness can keep reports under", fix=_RENAME)
+            raise UsageError(f"{model[:80]!r} is not a name that the harness can keep reports under", fix=_RENAME)
         if model_by_folder.setdefault(folder, model) != model:
             raise UsageError(
                 f"{model_by_folder[folder]!r} and {model!r} would be one folder of the harness", fix=_RENAME
             )
 
 
-def _prediction_row(made: Prediction) -> dict[str, str]:
-    patch = "" if made.empty else made.patch.decode("utf-8", "surrogateescape")
-    return {"instance_id": made.instance, "model_name_or_path": made.model, "model_patch": patch}
+def _prediction_row(prediction: Prediction) -> dict[str, str]:
+    patch = "" if prediction.empty else prediction.patch.decode("utf-8", "surrogateescape")
+    return {"instance_id": prediction.instance, "model_name_or_path": prediction.model, "model_patch": patch}
 
 
 def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
@@ -190,18 +190,18 @@ async def _run_harness(inside: Path, place: Path, arguments: Sequence[str], logs
         raise RunError("the harness of SWE-bench broke:\n" + "\n".join(last_words(log)), fix=f"all of it: {log}")
 
 
-def _harness_verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
+def _harness_verdict(prediction: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
     judged_by = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
-    patch = hashlib.sha256(made.patch).hexdigest()
-    graded = Graded(made.instance, made.model, False, made.empty, patch=patch, task=judged_by)
-    if made.empty:
+    patch = hashlib.sha256(prediction.patch).hexdigest()
+    graded = Graded(prediction.instance, prediction.model, False, prediction.empty, patch=patch, task=judged_by)
+    if prediction.empty:
         return graded._replace(problem="empty patch")
-    instance_logs = logs / _model_folder_name(made.model) / made.instance
+    instance_logs = logs / _model_folder_name(prediction.model) / prediction.instance
     log = _read_log_text(instance_logs / "run_instance.log")
     seconds = float(match[1].replace("_", "")) if (match := _RUNTIME.search(log)) else 0.0
     graded = graded._replace(seconds=seconds)
     try:
-        report = codec.parse_foreign_json(_read_log_text(instance_logs / "report.json"))[made.instance]
+        report = codec.parse_foreign_json(_read_log_text(instance_logs / "report.json"))[prediction.instance]
         return graded._replace(resolved=bool(report["resolved"]), problem=_problem(report))
     except (ValueError, KeyError, TypeError):
         for phrase, problem in _VERDICTS.items():

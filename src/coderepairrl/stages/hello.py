@@ -16,7 +16,7 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.config import Config
-from coderepairrl.errors import UsageError, as_called
+from coderepairrl.errors import UsageError, spell_crrl
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import total
 from coderepairrl.registry import nearest_run
@@ -62,7 +62,7 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
         return config, folder
     name = stages.free_folder(folder.path).name
     if name != config.run.name:
-        print(as_called(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
+        print(spell_crrl(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
     config = configs.load_config("hello", [*words, f"run.name={name}"])
     return config, stages.folder_of(config)
 
@@ -195,8 +195,8 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
         f"crrl report {run}": "curves and intervals, every episode token by token (live: --serve)",
         "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
     }
-    wide = max(map(len, map(as_called, commands)))
-    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+    wide = max(map(len, map(spell_crrl, commands)))
+    return ["next:", *(f"  {spell_crrl(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
@@ -235,14 +235,14 @@ class FirstEpisodes:
             return ""
         if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
             self._repaired = self._first = False
-            return episode_as_text("the first bug that is repaired in training", episode)
+            return format_episode("the first bug that is repaired in training", episode)
         if self._first:
             self._first = False
-            return episode_as_text("an episode, before any training", episode)
+            return format_episode("an episode, before any training", episode)
         return ""
 
 
-def episode_as_text(title: str, episode: Episode) -> str:
+def format_episode(title: str, episode: Episode) -> str:
     """Episode under the line `title`, in at most 80 columns, safe to print."""
     rows = [("issue", _cut_lines(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]

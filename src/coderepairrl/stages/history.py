@@ -92,7 +92,7 @@ def read_history(run: RunFolder) -> History:
     return history
 
 
-def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
+def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
     """Episodes by step, in batch order. Raises `RunError` if one is missing."""
     named = {name for step in steps for name in step["episodes"]}
     episodes = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
@@ -101,7 +101,7 @@ def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, li
     return {step["step"]: [episodes[name] for name in step["episodes"]] for step in steps}
 
 
-def finished(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
+def finished_episodes(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
     """Episodes of `groups` with a verdict, void ones included, without `given_up`."""
     named = tuple(f"{group}-" for group in groups)
     if not named:

@@ -20,7 +20,7 @@ from coderepairrl.report.trajectories.others.trajectory import issue_in
 from coderepairrl.rewards import MalformedPatch
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks import catalog
-from coderepairrl.tasks.overlap import quoted
+from coderepairrl.tasks.overlap import find_quoted
 from coderepairrl.types import Task
 
 _SHOWN = 3
@@ -54,7 +54,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
             fix="--against 'swe_bench name=verified' refuses what overlaps, --drop leaves it out, --unchecked asks not",
         )
     tasks = _tasks(options.tasks) if options.tasks else []
-    solved = _solved(options.outcomes) if options.outcomes else {}
+    solved = _read_solved(options.outcomes) if options.outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
     for path in paths:
@@ -67,9 +67,9 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
         reason = f"; the first: {damaged[0].where}: {damaged[0].why}" if damaged else ""
         raise UsageError(
             f"there is no trajectory that can be read{reason}",
-            fix=f"are these of the format {form}?",
+            fix=f"name files of the format {form}, or their format (crrl tasks import -h)",
         )
-    matched = _matched(trajectories, tasks)
+    matched = _match_tasks(trajectories, tasks)
     for source in options.against:
         if both := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(both))
@@ -87,11 +87,11 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
     if not remaining:
         raise UsageError(
-            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="import others"
+            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="take other tasks"
         )
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
-        raise UsageError(f"{output} exists already", fix="name another file with -o")
+        raise UsageError(f"{output} already exists", fix="name another file with -o")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         rows = write_examples(output, examples)
@@ -110,17 +110,17 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
 
 def _tasks(text: str) -> list[Task]:
     name, *options = shlex.split(text)
-    return list(catalog.load_source(*catalog.recognised(name, configs.parse_options(options, "path"))))
+    return list(catalog.load_source(*catalog.recognise(name, configs.parse_options(options, "path"))))
 
 
-def _solved(source: str) -> Mapping[str, bool]:
+def _read_solved(source: str) -> Mapping[str, bool]:
     outcomes = read_outcomes(source)
     if not isinstance(outcomes, Outcomes):
-        raise UsageError(f"{source} says how many tasks were resolved, and not which", fix="name a report that does")
+        raise UsageError(f"{source} has numbers of tasks, and not which were resolved", fix="name a report with ids")
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 
 
-def _matched(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
+def _match_tasks(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
     """Task of each trajectory, by index: of its id, else with its prompt."""
     by_id = {task.id: task for task in known}
     matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
@@ -135,7 +135,7 @@ def _overlapping(found: Sequence[Trajectory], matched: Mapping[int, Task], measu
     """Trajectories that overlap with `measured`, by index, and what they share."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
-    issues = quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
+    issues = find_quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
     both = {}
     for at, each in enumerate(found):
         name = matched[at].id if at in matched else each.task
@@ -174,7 +174,7 @@ def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Ma
 
 def _similarity(reference: bytes, patch: bytes) -> float:
     try:
-        return rewards.only("patch_edits").compare(reference, patch) or 0.0
+        return rewards.make_reward("patch_edits").compare(reference, patch) or 0.0
     except MalformedPatch:
         return 0.0
 
@@ -186,15 +186,15 @@ def _format_reasons(reasons: Iterable[str]) -> str:
     )
 
 
-def format_import(found: Mapping[str, Any]) -> str:
+def format_import(summary: Mapping[str, Any]) -> str:
     """The result as text."""
     lines = [
-        f"examples: {found['examples']}, {counted(found['rows'], 'row')} of"
-        f" {counted(found['tasks'], 'task')}; {found['judged']} judged, {found['passed']} passed"
+        f"examples: {summary['examples']}, {counted(summary['rows'], 'row')} of"
+        f" {counted(summary['tasks'], 'task')}; {summary['judged']} judged, {summary['passed']} passed"
     ]
-    if found["dropped"]:
-        lines.append(f"left out, since they overlap: {len(found['dropped'])}: {_format_reasons(found['dropped'])}")
-    if damaged := found["damaged"]:
+    if summary["dropped"]:
+        lines.append(f"left out, since they overlap: {len(summary['dropped'])}: {_format_reasons(summary['dropped'])}")
+    if damaged := summary["damaged"]:
         lines.append(f"left out, since they cannot be read: {len(damaged)}")
         lines += [
             f"  {reason}: {count}" for reason, count in Counter(each["why"] for each in damaged).most_common(_SHOWN)

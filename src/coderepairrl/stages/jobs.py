@@ -27,23 +27,23 @@ from typing import Any, Literal
 from coderepairrl import config as configs
 from coderepairrl import models
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, combine_errors
 from coderepairrl.plan.imitation import resolve_imitation
 from coderepairrl.printable import counted
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.registry import nearest
 from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, metric_names
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.report.verdict import Result, Table, render
 from coderepairrl.runs import write_atomic
 from coderepairrl.runs.examples import NAME as EXAMPLES
 from coderepairrl.runs.storage import SUMS, checksum
 from coderepairrl.stages import evaluation
-from coderepairrl.stages.changes import changed_keys
+from coderepairrl.stages.changes import list_changed_keys
 from coderepairrl.stages.command import dry_run
 from coderepairrl.stages.jobs_file import ATTEMPT, TRAIN, Job, Jobs
-from coderepairrl.stages.life_cycle import pinned
+from coderepairrl.stages.life_cycle import pin_models
 from coderepairrl.version import __version__
 
 Say = Callable[[str], None]
@@ -100,7 +100,7 @@ def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
                     wrong.setdefault((type(each), str(each), each.fix), []).append(where)
         plans.append(Planned(job, standings[job.name], *costs[key]))
     problems = [kind(f"{', '.join(where)}: {message}", fix=fix) for (kind, message, fix), where in wrong.items()]
-    return plans, several(problems) if problems else None
+    return plans, combine_errors(problems) if problems else None
 
 
 def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
@@ -113,7 +113,7 @@ def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         absent = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
         problems = getattr(error, "problems", (error,))
         if left := [each for each in problems if not any(path in str(each) for path in absent)]:
-            raise several(left) from None
+            raise combine_errors(left) from None
         return 0, None
 
 
@@ -123,20 +123,20 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     if job.kind in TRAIN:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path, "init": init})})
         if job.kind == "sft":
-            resolve_imitation(pinned(config, fetches=False))
+            resolve_imitation(pin_models(config, fetches=False))
             return 0, None
         preview, problem = dry_run(config)
         if problem is not None:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
-        return preview["training_episodes"], hours
+        return preview.get("training_episodes", 0), hours  # none until the model is here
     if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
         return 0, None
     source = Path(configs.shipped().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
     plan = evaluation.plan_evaluation(policy, job.evaluated_by(), settings_of=source, collects=collects)
     if problems := _of_questions(job, jobs, config, metric_names(plan.reward_versions)):
-        raise several(problems)
+        raise combine_errors(problems)
     return evaluation.count_attempts(plan), None
 
 
@@ -154,15 +154,15 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
     return (policy, "weights") if maker.kind == "command" else (model.path, model.init)
 
 
-def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
+def _of_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list[CodeRepairError]:
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
     questions = [each for each in jobs.questions() if arm in each.arms]
     mistakes: list[CodeRepairError] = [
-        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
+        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, names))
         for each in questions
-        if each.metric not in known and not each.metric.startswith(PER_TOOL)
+        if each.metric not in names and not each.metric.startswith(PER_TOOL)
     ]
     mistakes += [
         ConfigError(
@@ -212,7 +212,7 @@ def slurm_script(jobs: Jobs, say: Say) -> str:
     if (problem := plan_jobs(jobs)[1]) is not None:
         problems = getattr(problem, "problems", (problem,))
         if mistakes := [each for each in problems if isinstance(each, ConfigError)]:
-            raise several(mistakes)
+            raise combine_errors(mistakes)
         say(f"on this machine, which others need not share:\n{problem}")
     lines, ids = [], {job.name: f"job{number}" for number, job in enumerate(jobs.jobs, 1)}
     for job in jobs.jobs:
@@ -241,7 +241,7 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
             continue
         needed = {name: by_name[name] for name in job.needs}
         try:
-            differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+            differs = [] if waits else _differences(record["made_by"], job_inputs(job, needed))
         except (CodeRepairError, OSError) as error:  # `plan_jobs` tells it with all other mistakes
             differs = [str(error)]
         doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
@@ -271,7 +271,7 @@ def _begun(job: Job) -> bool:
     return log.is_file() and log.stat().st_size > 0
 
 
-def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
+def job_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """Inputs of `job` except its code; `needed` jobs are done. Raises OSError."""
     inputs: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
@@ -333,9 +333,9 @@ def job_digest(path: Path) -> str:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    old, new = flat(before), flat(json.loads(json.dumps(now)))
+    old, new = flatten_settings(before), flatten_settings(json.loads(json.dumps(now)))
     differences = []
-    for key in changed_keys(new, old):
+    for key in list_changed_keys(new, old):
         kind, _, name = key.partition(".")
         if kind in ("needs", "files"):
             differences.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
@@ -385,7 +385,7 @@ async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock_job(job):
-            return await _until_done(job, await asyncio.to_thread(made_by, job, needed), say)
+            return await _until_done(job, await asyncio.to_thread(job_inputs, job, needed), say)
     except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
         return str(error)
 
@@ -432,7 +432,7 @@ def _lock_job(job: Job) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"another process runs {job.name}", fix="wait for it, or stop it") from None
+            raise RunError(f"another process runs {job.name}", fix="wait for its end, or stop it") from None
         yield
 
 
@@ -493,7 +493,7 @@ def _free_port() -> int:
 
 @asynccontextmanager
 async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
-    """Serve the policy of `job` meanwhile. Raises `RunError`."""
+    """Serve the policy of `job` until exit. Raises `RunError`."""
     if not job.serve:
         yield
         return
@@ -523,7 +523,7 @@ async def _until_listening(process: asyncio.subprocess.Process, port: int, log: 
     raise RunError(f"the server of its policy has ended: {reason}", fix=f"see {log}")
 
 
-def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
+def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
     """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
     message = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)

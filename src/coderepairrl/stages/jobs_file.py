@@ -21,10 +21,10 @@ from pydantic import Field, ValidationError, model_validator
 from coderepairrl import config as configs
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
-from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, combine_errors
 from coderepairrl.registry import nearest
 from coderepairrl.report.arms import Question
-from coderepairrl.report.jobs import record_of
+from coderepairrl.report.jobs import job_record_path
 from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
 
 Kind = Literal["train", "sft", "collect", "eval", "command"]
@@ -147,7 +147,7 @@ class Job:
     @property
     def record(self) -> Path:
         """Record of inputs and end."""
-        return record_of(self.folder)
+        return job_record_path(self.folder)
 
     @property
     def log(self) -> Path:
@@ -253,14 +253,14 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
         try:
             file = File.model_validate(data)
         except ValidationError as error:
-            raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
+            raise combine_errors([_mistake(path, dict(each)) for each in error.errors()]) from None
     problems = _contradictions(file)
     expanded = _Expansion(path, file, problems).jobs()
-    jobs = Jobs(source, file, tuple(_ordered(expanded, problems)))
+    jobs = Jobs(source, file, tuple(_order(expanded, problems)))
     if not problems:
         problems += _unknown_arms(jobs)
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return jobs
 
 
@@ -358,13 +358,13 @@ class _Expansion:
         needs = dict.fromkeys(self._named(each, arm, seed, where) for each in job.needs)
 
         def fill(text: str, *, strict: bool = False) -> str:
-            def folder(found: re.Match[str]) -> str:
-                if found[1] in _FILLED_LATER:
-                    return found[0]
-                target = self._find(found[1], arm, seed)
+            def folder(match: re.Match[str]) -> str:
+                if match[1] in _FILLED_LATER:
+                    return match[0]
+                target = self._find(match[1], arm, seed)
                 if target is None and not strict:
-                    return found[0]  # braces have other uses in settings
-                target = self._named(found[1], arm, seed, where)
+                    return match[0]  # braces have other uses in settings
+                target = self._named(match[1], arm, seed, where)
                 needs[target] = None
                 return str(self.home / target)
 
@@ -412,7 +412,7 @@ class _Expansion:
         if (folder := self._find(name, arm, seed)) is None:
             names = [*self._of(arm), *self.file.jobs]
             names += [f"{other}.{inner}" for other in (self.file.arms if arm else ()) for inner in self._of(other)]
-            raise ConfigError(f"{where} needs {name!r}, which is no job that it can see", fix=nearest(name, names))
+            raise ConfigError(f"{where} needs {name!r}, which is not a job that it can see", fix=nearest(name, names))
         return folder
 
 
@@ -457,7 +457,7 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
     ]
 
 
-def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
+def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
     """Order `jobs` by needs; cycles go to `problems`."""
     by_name, ordered = {job.name: job for job in jobs}, dict[str, Job]()
 

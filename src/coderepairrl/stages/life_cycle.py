@@ -21,7 +21,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner
 from coderepairrl.plan import Plan
-from coderepairrl.plan.conditions import TRAINING, conditions, differences
+from coderepairrl.plan.conditions import TRAINING, describe_conditions, list_differences
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.model import LocalModel
 from coderepairrl.plan.tasks import learned_by
@@ -31,7 +31,7 @@ from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.report.trackers import following
 from coderepairrl.runs import Log, RunFolder, open_run, write_learned
 from coderepairrl.runs.storage import damage, difference, digests
-from coderepairrl.stages.changes import Change, changes_at_resume, with_rewards_of
+from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.progress import Progress
 
@@ -52,7 +52,7 @@ def load_settings(file: str, overrides: Sequence[str], *, resume: bool = False) 
     if not resume:
         return config, folder_of(config)
     folder = resumed_folder(file, config)
-    return with_rewards_of(folder, config), folder
+    return fill_rewards(folder, config), folder
 
 
 def folder_of(config: Config) -> RunFolder:
@@ -62,7 +62,7 @@ def folder_of(config: Config) -> RunFolder:
 
 def resumed_folder(source: str, config: Config) -> RunFolder:
     """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
-    if (folder := configs.run_of(source)) is None:
+    if (folder := configs.run_folder(source)) is None:
         return folder_of(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
         raise ConfigError(
@@ -78,7 +78,7 @@ def free_folder(path: Path) -> Path:
     return next(each for each in chain([path], numbered) if not each.exists())
 
 
-def pinned(config: Config, *, fetches: bool = True) -> Config:
+def pin_models(config: Config, *, fetches: bool = True) -> Config:
     """Replace runs as model or teacher by their newest checkpoints, and hub names by commits; `fetches` the models."""
     model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
     train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
@@ -119,7 +119,7 @@ def check_folder(folder: RunFolder, plan: AgentPlan | ImitationPlan, command: st
         return
     require_command(folder, command)
     too_long = plan.too_long if isinstance(plan, Plan) else ()
-    changes_at_resume(folder, read_history(folder), plan.config, _reward_versions(plan), too_long)
+    list_changes(folder, read_history(folder), plan.config, _reward_versions(plan), too_long)
 
 
 def _reward_versions(plan: AgentPlan | ImitationPlan) -> dict[str, int]:
@@ -143,7 +143,7 @@ async def begin_run(
         await _check_model(folder, plan)
         return
     present, training = await asyncio.to_thread(_conditions, plan)
-    differing = differences(present, training, plan.config if TRAINING in present else None) if training else []
+    differing = list_differences(present, training, plan.config if TRAINING in present else None) if training else []
     common = {
         "name": folder.path.name,
         "seed": plan.config.run.seed,
@@ -160,12 +160,12 @@ async def begin_run(
         versions = await asyncio.to_thread(plan.model.engine.require, plan.model.needs, connect=True)
     folder.create(configs.to_toml(plan.config), {**common, **parts, **record}, versions)
     for each in differing:
-        (progress.say if each.meant else progress.alarm)(str(each))
+        (progress.say if each.intended else progress.alarm)(str(each))
 
 
 def _conditions(plan: AgentPlan | ImitationPlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """Conditions of `plan`, and those that its policy is or was trained under."""
-    present = conditions(plan) if isinstance(plan, AgentPlan) else {}
+    present = describe_conditions(plan) if isinstance(plan, AgentPlan) else {}
     if TRAINING in present:
         return present, present[TRAINING]
     if not isinstance(plan, AgentPlan) or not isinstance(plan.model, LocalModel):
@@ -255,7 +255,7 @@ async def record_session(
             progress.say(f"changed: {change}")
             history.changes.append(change._asdict())
         try:
-            async with _metered(log, meter) if meter else contextlib.nullcontext():
+            async with _log_meter(log, meter) if meter else contextlib.nullcontext():
                 yield
             log.append("end", step=history.step)
         except (CodeRepairError, asyncio.CancelledError) as error:
@@ -265,7 +265,7 @@ async def record_session(
 
 
 @asynccontextmanager
-async def _metered(log: Log, meter: Meter) -> AsyncIterator[None]:
+async def _log_meter(log: Log, meter: Meter) -> AsyncIterator[None]:
     """Append counts of `meter` as ``used`` records, every minute and at the end."""
 
     def write() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from coderepairrl import models, tokens
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.learn import Learner, LearnSettings, init_random, merge_in_child, rounded, survived, torchrun_command
+from coderepairrl.learn import Learner, LearnSettings, format_torchrun, init_random, merge_in_child, rounded, survived
 from coderepairrl.plan import Plan
 from coderepairrl.plan.imitation import ImitationPlan
 from coderepairrl.plan.terms import AgentPlan, worker_setup
@@ -121,7 +121,7 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
-    rounds = form != "none" and (models.quantised(plan.model.folder) != form or adapter is not None)
+    rounds = form != "none" and (models.quantised_form(plan.model.folder) != form or adapter is not None)
     if config.model.init == "weights" and adapter is None and not rounds:
         return plan.model.folder
     target = folder.path / "model"
@@ -202,7 +202,7 @@ async def start_learner(
     """Start a learner. Raises like `Learner.start`."""
     train = plan.config.train
     if train.listen:
-        progress.say(f"waiting for the learner; start it: {torchrun_command(train.listen)}")
+        progress.say(f"waiting for the learner; start it: {format_torchrun(train.listen)}")
     return await Learner.start(
         model,
         settings,

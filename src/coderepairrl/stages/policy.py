@@ -1,4 +1,4 @@
-"""Live policy: learner and engine at the same version."""
+"""The policy in training: learner and engine at the same version."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from coderepairrl.plan.learner import learn_settings
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
-from coderepairrl.stages.changes import in_force
-from coderepairrl.stages.history import History, consumed
+from coderepairrl.stages.changes import config_at_step
+from coderepairrl.stages.history import History, read_consumed_episodes
 from coderepairrl.stages.life_cycle import retry_learner, save_checkpoint
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import Published
@@ -26,35 +26,35 @@ T = TypeVar("T")
 
 
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
-    """Batch of a step, equal live and in a replay."""
-    terms = config.train
-    summed: Literal["tokens", "episodes"] = "tokens"
-    if RECIPES[terms.algorithm].aggregation in ("episode", "row"):
-        summed = "episodes"
+    """Make the batch of a step; a replay makes the same."""
+    train = config.train
+    balance: Literal["tokens", "episodes"] = "tokens"
+    if RECIPES[train.algorithm].aggregation in ("episode", "row"):
+        balance = "episodes"
     return batch(
         episodes,
         max_tokens=config.rollout.tokens,
         weights={name: kind.weight for name, kind in config.kinds.items()},
-        balance=summed if terms.balance_kinds else "",
-        **_compared(config),
+        balance=balance if train.balance_kinds else "",
+        **_advantage_options(config),
     )
 
 
-def informative(episodes: Sequence[Episode], config: Config) -> int:
-    """Number of groups with something to learn."""
-    groups, _ = advantages(episodes, **_compared(config))
+def count_informative(episodes: Sequence[Episode], config: Config) -> int:
+    """Count groups with an episode that can be learned from."""
+    groups, _ = advantages(episodes, **_advantage_options(config))
     return sum(any(value is not None for value in group.values) for group in groups.values())
 
 
-def _compared(config: Config) -> dict[str, Any]:
-    terms, tokens = config.train, config.rollout.tokens
+def _advantage_options(config: Config) -> dict[str, Any]:
+    train, tokens = config.train, config.rollout.tokens
     limits = {"": tokens, **{name: kind.tokens or tokens for name, kind in config.kinds.items()}}
     return {
-        # a value head is given the rewards
-        "kind": "none" if terms.value_head else terms.advantage or RECIPES[terms.algorithm].baseline,
+        # a value head gets the rewards themselves
+        "kind": "none" if train.value_head else train.advantage or RECIPES[train.algorithm].baseline,
         "informative": config.curriculum.refill > 0,
-        "kl": terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher) or terms.value_head,
-        "shaping": Shaping(terms.overlong_buffer, limits, terms.tie_break, terms.mask_truncated),
+        "kl": train.beta > 0 or train.entropy > 0 or bool(train.teacher) or train.value_head,
+        "shaping": Shaping(train.overlong_buffer, limits, train.tie_break, train.mask_truncated),
     }
 
 
@@ -63,7 +63,7 @@ StartLearner = Callable[[LearnSettings], Awaitable[Learner]]
 
 
 class LivePolicy:
-    """Learner and engine; a dead learner is restored from the log."""
+    """Learner and engine of a run; a learner that dies is restored from the log."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class LivePolicy:
         adapters: bool = False,
         on_death: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Own `learner`, fresh from `start`; if devices are shared by turns, `engine` sleeps until `restore` has ended.
+        """Take over `learner`, which `start` has just returned.
 
-        With `adapters` the engine gets adapters of adapter runs, else merged weights. `on_death` gets reasons of
-        deaths.
+        With `adapters`, the engine of a LoRA run gets the adapter, else merged weights. `on_death` gets the reason of
+        each death of a learner.
         """
         self.config = config
         self.run = run
@@ -90,7 +90,7 @@ class LivePolicy:
         self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
         self._fresh = True
-        self._turns = config.engine.share_devices == "turns"
+        self._takes_turns = config.engine.share_devices == "turns"
         self._live: Published | None = None
 
     @property
@@ -104,34 +104,35 @@ class LivePolicy:
         return self._learner.notices
 
     async def restore(self, history: History) -> None:
-        """Bring the learner to the end of `history` (checkpoint, then logged steps) and serve it.
+        """Bring the learner to the end of `history` from a checkpoint and the logged steps after it, and serve it.
 
-        Replays steps bit for bit. Raises `RunError` if weights differ from the log's: another machine, or library
-        versions.
+        Replays steps bit for bit. Raises `RunError` if the weights differ from the log's, for example on a different
+        machine or with different library versions. An engine that takes turns on the devices sleeps meanwhile.
         """
-        if self._turns:  # a learner has nothing to take back: a fresh one put nothing away, a dead one is replaced
+        if self._takes_turns:  # the learner is a new one, on the device: nothing to take back
             await self.engine.sleep()
-        again = replayed(self.run, history)
-        start = again.start - 1
-        configs = {step: in_force(self.config, history.changes, step) for step in again} | {again.stop: self.config}
+        steps = replayed_steps(self.run, history)
+        start = steps.start - 1
+        configs = {step: config_at_step(self.config, history.changes, step) for step in steps}
+        configs[steps.stop] = self.config
         await self._begin(configs[start + 1], start)
-        episodes = consumed(self.run, history.steps[start:])
+        episodes = read_consumed_episodes(self.run, history.steps[start:])
         for step, config in configs.items():
             if step > start + 1 and learn_settings(config) != learn_settings(configs[step - 1]):
                 if self._learner.version:
-                    shutil.rmtree((await self._verified(history, step - 1)).path)
+                    shutil.rmtree((await self._publish_verified(history, step - 1)).path)
                 await self._save(step - 1)
                 await self._begin(config, step - 1)
             if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
                 await self._learner.step(batch.samples, batch.episodes, batch.tokens)
         if self._learner.version:
-            await self._serve(await self._verified(history, history.step))
-        elif self._turns:
+            await self._serve(await self._publish_verified(history, history.step))
+        elif self._takes_turns:
             await self._learner.put_away()
             await self.engine.wake()
 
     async def _begin(self, config: Config, step: int) -> None:
-        """Begin with `config` at the checkpoint of `step`; 0: initial weights."""
+        """Load the checkpoint of `step` (0: initial weights), in a new learner if `config` needs one."""
         if not self._fresh or learn_settings(config) != learn_settings(self.config):
             await self._learner.close(again=True)
             self._learner = await self._start(learn_settings(config))
@@ -140,45 +141,46 @@ class LivePolicy:
             try:
                 await self._learner.restore(self.run.saved_checkpoints()[step])
             except UsageError as error:
-                raise UsageError(str(error), fix=self._without(step)) from error
+                raise UsageError(str(error), fix=self._explain_removal(step)) from error
 
-    def _without(self, step: int) -> str:
-        # The log gives the same weights from any other checkpoint, or from none.
+    def _explain_removal(self, step: int) -> str:
+        # the log gives the same weights from any other checkpoint, or from none
         saved = self.run.saved_checkpoints()
         earlier = next((path for number, path in sorted(saved.items(), reverse=True) if number < step
                         and not damage(path)), None)  # fmt: skip
-        begin = f"begins from {earlier}, which is whole," if earlier else "begins from the first step"
-        return f"restore it from a copy, or: rm -r {saved[step]}; --resume then {begin} and replays the log to its end"
+        start = f"{earlier}, which is not damaged," if earlier else "the first step"
+        return f"restore it from a copy, or: rm -r {saved[step]}; --resume then replays the log from {start} to its end"
 
-    async def _verified(self, history: History, step: int) -> Published:
-        """Publish the learner's weights. Raises `RunError` if they differ from the log's after `step`."""
+    async def _publish_verified(self, history: History, step: int) -> Published:
+        """Publish the learner's weights. Raises `RunError` if they are not those that the log has after `step`."""
         published = await self._publish()
         if published.checksum != history.steps[step - 1]["checksum"]:
             raise RunError(
-                f"replaying {self.run.log} to step {step} gives other weights than the run had",
+                f"replaying {self.run.log} to step {step} gives different weights than the run had",
                 fix="resume with the library versions in run.json, on the same kind of machine",
             )
         return published
 
-    async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
-        """Make one update live; return metrics and the weights' checksum. No rows, no update.
+    async def improve(self, batch: Batch, history: History) -> tuple[dict[str, Any], str]:
+        """Train on `batch` and serve the new weights; return metrics and the weights' checksum.
 
-        Adds ``sync_seconds`` and ``sync_bytes``; with devices by turns also ``sleep_seconds``, ``wake_seconds``
-        (engine), ``take_back_seconds``, ``put_away_seconds``, ``moved_bytes`` (learner).
+        Adds to the metrics ``sync_seconds`` and ``sync_bytes``; if engine and learner take turns on the devices also
+        ``sleep_seconds``, ``wake_seconds`` (engine), ``take_back_seconds``, ``put_away_seconds``, ``moved_bytes``
+        (learner). Without samples, changes nothing.
         """
-        if not made.samples:
+        if not batch.samples:
             return {}, self._live.checksum if self._live else ""
 
         async def update() -> tuple[dict[str, Any], str]:
             device_seconds = await self._take_device()
-            metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
+            metrics = await self._learner.step(batch.samples, batch.episodes, batch.tokens)
             published = await self._publish()
             return metrics | device_seconds | await self._serve(published), published.checksum
 
         return await self._retry(update, history)
 
     async def save(self, history: History) -> Path:
-        """Write ``checkpoints/STEP``; drop the oldest beyond `run.keep_checkpoints`."""
+        """Write ``checkpoints/STEP``; delete the oldest beyond `run.keep_checkpoints`."""
         return await self._retry(lambda: self._save(history.step), history)
 
     async def _retry(self, action: Callable[[], Awaitable[T]], history: History) -> T:
@@ -192,11 +194,11 @@ class LivePolicy:
         return await save_checkpoint(self._learner, self.run, self.config, step)
 
     async def close(self) -> None:
-        """End the learner, not the engine."""
+        """End the learner, but not the engine."""
         await self._learner.close()
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send with the present learner (`Learner.send`)."""
+        """Send weights from the learner (`Learner.send`)."""
         return await self._learner.send(offer, version, receivers, seconds)
 
     async def _publish(self) -> Published:
@@ -205,8 +207,7 @@ class LivePolicy:
         return await self._learner.publish(self._form)
 
     async def _take_device(self) -> dict[str, float]:
-        # Only for a device that is shared by turns.
-        if not self._turns:
+        if not self._takes_turns:
             return {}
         began = time.monotonic()
         await self.engine.sleep()
@@ -216,22 +217,22 @@ class LivePolicy:
         return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reload_seconds, 3)}
 
     async def _serve(self, published: Published) -> dict[str, float]:
-        """Make weights live; return bytes and seconds."""
+        """Load the published weights into the engine; return bytes and seconds."""
         size, began = weights.size(published.path), time.monotonic()
-        moved = await self._learner.put_away() if self._turns else 0
-        away = time.monotonic()
+        moved = await self._learner.put_away() if self._takes_turns else 0
+        offloaded = time.monotonic()
         await self.engine.load(*published)
-        numbers = {"sync_seconds": round(time.monotonic() - away, 3), "sync_bytes": size}
-        if self._turns:
+        numbers = {"sync_seconds": round(time.monotonic() - offloaded, 3), "sync_bytes": size}
+        if self._takes_turns:
             wake = round((await self.engine.health()).get("wake_seconds", 0.0), 3)
-            numbers |= {"put_away_seconds": round(away - began, 3), "wake_seconds": wake, "moved_bytes": moved}
+            numbers |= {"put_away_seconds": round(offloaded - began, 3), "wake_seconds": wake, "moved_bytes": moved}
         if self._live is not None and self._live.path != published.path:
             shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
         return numbers
 
 
-def replayed(run: RunFolder, history: History) -> range:
-    """Logged steps after the newest checkpoint."""
+def replayed_steps(run: RunFolder, history: History) -> range:
+    """Steps of the log after the newest checkpoint, which a restored learner replays."""
     newest = max((step for step in run.saved_checkpoints() if step <= history.step), default=0)
     return range(newest + 1, history.step + 1)

@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
 def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
     """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
-    Bytes that are no UTF-8 become surrogate escapes. Replaces existing files.
+    Bytes that are not UTF-8 become surrogate escapes. Replaces existing files.
     """
     lines: dict[int, list[str]] = {0: []}
     for episode in episodes:
@@ -88,13 +88,13 @@ def read_predictions(path: Path) -> list[Prediction]:
         patch, model = fields[key], next((row[name] for name in _MODEL if name in row), stem)
         if not isinstance(model, str) or not isinstance(patch, str | None):
             wrong = key if isinstance(model, str) else "the model"
-            raise UsageError(f"{path}, {where}: {wrong} of {instance} is no text", fix=_FIX)
+            raise UsageError(f"{path}, {where}: {wrong} of {instance} is not text", fix=_FIX)
         text = patch or ""
         text += "" if text.endswith("\n") or not text.strip() else "\n"
         try:
             prediction = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError as error:
-            raise UsageError(f"{path}, {where}: {key} of {instance} is no text: {error.reason}", fix=_FIX) from None
+            raise UsageError(f"{path}, {where}: {key} of {instance} is not text: {error.reason}", fix=_FIX) from None
         if predictions.setdefault((model, instance), prediction) != prediction:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",

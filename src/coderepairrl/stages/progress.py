@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coderepairrl.printable import logged, printable, rounded
+from coderepairrl.printable import format_mean, logged, printable
 from coderepairrl.stats import Notes
 from coderepairrl.stats.measures import fit_one_line
 from coderepairrl.types import Ending, Episode
@@ -167,7 +167,7 @@ def _metrics_line(metrics: Mapping[str, Any], room: int = 200) -> str:
         value = metrics.get(name)
         if value is None or (name in ("void", "crash") and value == 0):
             continue
-        text = f"  {form.format(rounded(value), value)}"
+        text = f"  {form.format(format_mean(value), value)}"
         if len(line) + len(text) <= room + 2:
             line += text
     return line.removeprefix("  ")

@@ -9,13 +9,13 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl.config import Config
-from coderepairrl.errors import as_called
+from coderepairrl.errors import spell_crrl
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, format_usage, total
 from coderepairrl.report import answers, localisation, metrics
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
 from coderepairrl.stats import Interval, Summary, outcomes, summarise
 from coderepairrl.stats.measures import Prices, spent
@@ -83,7 +83,7 @@ def _attempts(
         task, sources = tasks.get(name), None
         if task is not None and task.reference.strip():
             paths = localisation.python_files(task.reference, *(each.patch for each in task_episodes))
-            sources = files_at_hand(task.workspace, sorted(paths))
+            sources = read_local_files(task.workspace, sorted(paths))
         yield from (metrics.Attempt(each, task, sources) for each in task_episodes)
 
 
@@ -104,8 +104,8 @@ def as_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _as_plain_result(found: Mapping[str, Interval]) -> dict[str, Any]:
-    return {name: interval._asdict() for name, interval in found.items()}
+def _as_plain_result(intervals: Mapping[str, Interval]) -> dict[str, Any]:
+    return {name: interval._asdict() for name, interval in intervals.items()}
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
@@ -134,16 +134,16 @@ def _agents_of(about: Mapping[str, Any], name: str) -> str:
     return " and ".join(dict.fromkeys(each["name"] for each in recorded))
 
 
-def results_as_text(results: Sequence[Mapping[str, Any]]) -> str:
+def format_results(results: Sequence[Mapping[str, Any]]) -> str:
     """Results of each policy as text."""
-    texts = [_as_text(result, configs.load_config(result["run"])) for result in results]
+    texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
-    command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
+    command = spell_crrl(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
     return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
 
 
-def _as_text(result: Mapping[str, Any], config: Config) -> str:
+def _format_result(result: Mapping[str, Any], config: Config) -> str:
     """Tables, cost, and next commands."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != _WHOLE else "")]
     for name, summary in result["evaluations"].items():
@@ -152,7 +152,7 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
         lines += ["", *_by_agent(result)]
     lines += [
         "",
-        cost_as_text(result["cost"]),
+        format_cost(result["cost"]),
         *([f"machine: {format_usage(Used(**result['machine']))}"] if result["machine"] else []),
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
@@ -161,7 +161,7 @@ def _as_text(result: Mapping[str, Any], config: Config) -> str:
     return "\n".join(lines)
 
 
-def cost_as_text(cost: Mapping[str, Any]) -> str:
+def format_cost(cost: Mapping[str, Any]) -> str:
     """Calls, tokens, seconds and money of attempts in a line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
     silent = cost["unreported"]
@@ -234,5 +234,5 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
             commands[command] = "which patches pass its tests: docs/guides/grade.md"
-    wide = max(map(len, map(as_called, commands)))
-    return ["next:", *(f"  {as_called(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+    wide = max(map(len, map(spell_crrl, commands)))
+    return ["next:", *(f"  {spell_crrl(command):<{wide}}  {purpose}" for command, purpose in commands.items())]

@@ -24,7 +24,7 @@ from coderepairrl.plan import resolve_serving
 from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import Interrupted, allow_open_files, until_interrupted
+from coderepairrl.processes.signals import Interrupted, allow_open_files, run_until_interrupted
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
@@ -83,7 +83,7 @@ async def serve(
     Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
     with suppress(Interrupted):  # from the first moment on: an engine that is being started ends with us
-        await until_interrupted(_serve(plan, places, log, ready, say))
+        await run_until_interrupted(_serve(plan, places, log, ready, say))
 
 
 async def _serve(
@@ -224,7 +224,7 @@ class Admin:
         except OSError as error:
             await self._runner.cleanup()
             where = socket or f"{host}:{port}"
-            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="choose another") from error
+            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="take --port 0") from error
 
     async def stop(self) -> None:
         """Stop listening."""
@@ -281,7 +281,7 @@ class Admin:
 
     async def _load(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, PolicySource):
-            raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
+            raise _Refused(409, "not_loadable", "another server serves the model: its weights cannot change here")
         body, engine = await _body(request, _Weights), self._source.engine
         async with self._loading:
             if body.version <= self._served:

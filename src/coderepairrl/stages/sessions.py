@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from coderepairrl.gateway import Gateway, Session
-from coderepairrl.gateway.side import side_turns
+from coderepairrl.gateway.side import find_side_turns
 from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.runs import Log
 from coderepairrl.runs.codec import dump
@@ -108,7 +108,7 @@ class Sessions:
 
     async def describe(self, name: str) -> dict[str, Any]:
         """Everything about the session `name`. Raises KeyError."""
-        return await asyncio.to_thread(_described, *self._open[name], self._side_calls)
+        return await asyncio.to_thread(_describe, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
         """End the session `name`, and `describe` it to all who close it. Raises KeyError."""
@@ -120,7 +120,7 @@ class Sessions:
             if self._log is not None:
                 self._log.append("verdict", verdict=replace(_episode(session, turns, self._side_calls), turns=()))
                 self._log.sync()
-        return await asyncio.to_thread(_described, *entry, self._side_calls)
+        return await asyncio.to_thread(_describe, *entry, self._side_calls)
 
     async def close_all(self) -> None:
         """End every session."""
@@ -128,7 +128,7 @@ class Sessions:
             await self.close(name)
 
 
-def _described(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
+def _describe(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
     turns, most = session.turns, session.limits.tokens
     episode = _episode(session, turns, side_calls)
     rows, account = stitch(episode, 1.0, max_tokens=most)
@@ -166,7 +166,7 @@ def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -
         reason=reason,
         fault=f"{type(session.fault).__name__}: {session.fault}" if session.fault else "",
         turns=turns,
-        side=side_turns(turns, side_calls),
+        side=find_side_turns(turns, side_calls),
     )
 
 

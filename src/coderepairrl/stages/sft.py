@@ -69,7 +69,7 @@ def plan_sft(
             fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
         )
     config, folder = life_cycle.load_settings(file, overrides, resume=resume)
-    return resolve_imitation(life_cycle.pinned(config, fetches=fetches)), folder
+    return resolve_imitation(life_cycle.pin_models(config, fetches=fetches)), folder
 
 
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
@@ -87,7 +87,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
         life_cycle.write_learned_tasks(folder, plan.config, {each.task for each in plan.examples.train})
         _say_what_is_unusual(plan, folder, progress)
         async with (
-            _opened(plan, folder, progress) as run,
+            _open(plan, folder, progress) as run,
             life_cycle.record_session(
                 run.log, folder, plan.config, run.history, progress, meter, {"engine": plan.config.engine.name}
             ),
@@ -233,7 +233,7 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
 
 
 @asynccontextmanager
-async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
+async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
     """Open learner and, for tasks, engine and gateway. Raises `Fault`."""
     async with contextlib.AsyncExitStack() as parts:
         log = folder.writer()

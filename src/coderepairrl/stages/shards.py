@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from coderepairrl.errors import UsageError
-from coderepairrl.plan.conditions import unlike
+from coderepairrl.plan.conditions import compare_conditions
 from coderepairrl.report.metrics import agents_of
-from coderepairrl.report.reading import flat
+from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.runs.log import sealed
+from coderepairrl.runs.log import seal
 from coderepairrl.runs.storage import replace_folder
-from coderepairrl.stages.changes import MAY_CHANGE_OF, changed_keys
+from coderepairrl.stages.changes import MAY_CHANGE_BY_COMMAND, list_changed_keys
 from coderepairrl.stages.results import conclude, read_results
 from coderepairrl.types import Episode
 
@@ -52,7 +52,7 @@ def parse_shard(text: str) -> Shard:
     """
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"{text!r} is no shard", fix="write for example 1/4 to 4/4: four parts")
+        raise UsageError(f"{text!r} is not a shard", fix="write for example 1/4 to 4/4: four parts")
     return Shard(int(number), int(of))
 
 
@@ -70,7 +70,7 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
     differing shards, and an existing `target`.
     """
     if target.exists():
-        raise UsageError(f"{target} exists already", fix="name a new folder with -o")
+        raise UsageError(f"{target} already exists", fix="name a new folder with -o")
     parts = [_read_shard(path) for path in paths]
     for part in parts[1:]:
         _require_same_evaluation(parts[0], part)
@@ -83,7 +83,7 @@ def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
 def _read_shard(path: Path) -> _Part:
     folder = open_run(path)
     if folder.command() != "eval":
-        raise UsageError(f"{path} is no evaluation", fix="name folders that `crrl eval --shard` made")
+        raise UsageError(f"{path} is not an evaluation", fix="name folders that `crrl eval --shard` made")
     evaluations, last = dict[str, int](), ""
     for record in folder.records():
         if record["type"] == "eval":
@@ -97,12 +97,12 @@ def _read_shard(path: Path) -> _Part:
 
 def _require_same_evaluation(first: _Part, other: _Part) -> None:
     differing = [key for key in _SAME if first.about.get(key) != other.about.get(key)]
-    settings, other_settings = (flat(part.about["config"]) for part in (first, other))
-    differing += changed_keys(settings, other_settings, MAY_CHANGE_OF["eval"])
+    settings, other_settings = (flatten_settings(part.about["config"]) for part in (first, other))
+    differing += list_changed_keys(settings, other_settings, MAY_CHANGE_BY_COMMAND["eval"])
     differing += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
     # each lists the tasks of all shards, whose order decides what is in which
     differing += ["tasks"] if [*first.folder.tasks()] != [*other.folder.tasks()] else []
-    differing += unlike(*(part.about.get("conditions") or {} for part in (first, other)))
+    differing += compare_conditions(*(part.about.get("conditions") or {} for part in (first, other)))
     if differing:
         raise UsageError(
             f"{other.folder.path} and {first.folder.path} are of different evaluations: they differ in"
@@ -139,7 +139,7 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> Non
     log = folder.writer()
     try:
         for record in (record for part in parts for record in part.folder.records() if record["type"] != "eval"):
-            log.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
+            log.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, f"{name}-00000")
             measured_tasks = (tasks[each.task_id] for each in episodes)

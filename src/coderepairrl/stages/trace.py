@@ -57,7 +57,7 @@ class Trace:
         """Show the end of a program's output, for attempts without a patch."""
         lines = text.strip().splitlines()
         self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
-        self._print(Text(_indented(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
+        self._print(Text(_indent(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
 
     def _message(self, message: Mapping[str, Any]) -> None:
         content, role = message.get("content"), message.get("role")
@@ -67,7 +67,7 @@ class Trace:
         if content and role == "assistant":
             self._print(Text("\n".join(f"> {line}" for line in beginning(content, most_lines).split("\n")), "italic"))
         elif content:
-            self._print(Text(_indented(beginning(content, most_lines)), "dim"))
+            self._print(Text(_indent(beginning(content, most_lines)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(
@@ -116,12 +116,12 @@ def _format_call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
     values = {printable(str(key)): beginning(value) for key, value in arguments.items()}
     if len(values) == 1:
         return [*title, *(_behind(value) for value in values.values())]
-    return [*title, *(_indented(f"\n{key}:{_behind(value)}") for key, value in values.items())]
+    return [*title, *(_indent(f"\n{key}:{_behind(value)}") for key, value in values.items())]
 
 
 def _behind(value: str) -> str:
-    return f"\n{_indented(value)}" if "\n" in value else f" {value}"
+    return f"\n{_indent(value)}" if "\n" in value else f" {value}"
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"  {line}" if line else line for line in text.split("\n"))

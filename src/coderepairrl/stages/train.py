@@ -22,17 +22,17 @@ from coderepairrl.rollout import (
     StalenessWindow,
     check_health,
     collect,
-    due,
+    collect_outcomes,
+    due_slots,
     episodes_of,
     make_group,
-    outcomes,
     slots,
 )
 from coderepairrl.stages import gates, overoptimisation
-from coderepairrl.stages.history import Begun, History, consumed, finished
+from coderepairrl.stages.history import Begun, History, finished_episodes, read_consumed_episodes
 from coderepairrl.stages.life_cycle import checkpoint_due
 from coderepairrl.stages.parts import Bench, Parts
-from coderepairrl.stages.policy import informative, make_batch, replayed
+from coderepairrl.stages.policy import count_informative, make_batch, replayed_steps
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stages.results import conclude
 from coderepairrl.stages.watch import find_common_obstacle
@@ -80,25 +80,25 @@ async def restore_run(parts: Parts, history: History) -> References:
     Finishes the last step's files, checkpoint and alarms. Raises `HealthGateError`.
     """
     if history.step:
-        parts.progress.resume(history.step, replayed(parts.folder, history))
+        parts.progress.resume(history.step, replayed_steps(parts.folder, history))
     await parts.policy.restore(history)
     most = parts.config.tasks.verified_references or 0
     references = read_references(parts.folder, history, parts.train_tasks, most)
     if history.steps:
-        newest = consumed(parts.folder, history.steps[-1:])[history.step]
+        newest = read_consumed_episodes(parts.folder, history.steps[-1:])[history.step]
         await export_step(parts, history, newest, references)
         raise_alarms(parts, gates.unannounced(history.steps, history.stopped, parts.config.run))
     return references
 
 
 async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
-    """Groups of the next step, up to `curriculum.refill` replacing uninformative ones (`informative`).
+    """Groups of the next step, up to `curriculum.refill` replacing uninformative ones (`count_informative`).
 
     With `rollout.max_staleness` some began before the last update, and others continue.
     """
     groups, version = list[Group](), parts.policy.version
     while missing := lacking(groups, parts.config):
-        schedule(parts, history, queue, missing, groups)
+        fill_queue(parts, history, queue, missing, groups)
         if shed := await queue.requeue_stale(version, missing):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
@@ -109,11 +109,11 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
     return groups
 
 
-def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
+def fill_queue(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
     """Fill `queue` for a step that has `taken` and needs `wanted` more groups, interrupted ones first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
-    for slot in due(
+    for slot in due_slots(
         parts.curriculum,
         parts.config.rollout.group_size,
         queue.window.capacity(wanted, len(queue.slots), parts.config.run.steps - history.step - 1),
@@ -129,7 +129,7 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
     """Begin waiting groups; interrupted ones keep finished episodes."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
     left = [slot.group for slot in queue.waiting if slot.group in history.begun]
-    done = finished(parts.folder, left, history.given_up)
+    done = finished_episodes(parts.folder, left, history.given_up)
 
     def make(slot: Slot, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
         begun = history.begun.setdefault(slot.group, Begun(slot.phase, step, slot.task.id, version))
@@ -154,7 +154,7 @@ def lacking(groups: Sequence[Group], config: Config) -> int:
     size, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return size - len(groups)
-    return max(0, min(size - informative(episodes_of(groups), config), size + refill - len(groups)))
+    return max(0, min(size - count_informative(episodes_of(groups), config), size + refill - len(groups)))
 
 
 def summarise_step(
@@ -187,7 +187,7 @@ def summarise_step(
         "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
         "episodes": [episode.id for episode in episodes_of(groups)],
         "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
-        "outcomes": outcomes(episodes_of(groups)),
+        "outcomes": collect_outcomes(episodes_of(groups)),
         "tested": overoptimisation.tested(groups),
         "skipped": learned.get("skipped_reason", ""),
     }
@@ -244,7 +244,7 @@ async def gather(parts: Bench, history: History, chosen: Sequence[Slot], samplin
         chosen,
         sampling=sampling,
         retries=parts.config.run.retries,
-        finished=finished(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
+        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
     )
 

@@ -17,7 +17,7 @@ _PATIENCE = 2
 _FEWEST = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
 SILENT = "sampled nothing"
 _FIX = {
-    "are void": "mend the cause, then continue with --resume",
+    "are void": "remove the cause, then continue with --resume",
     SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl report",
     "ended by the time limit": "raise rollout.seconds or lower rollout.concurrency",
 }

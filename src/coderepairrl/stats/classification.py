@@ -1,6 +1,6 @@
 """Label quality: accuracy, F1, confusion, calibration.
 
-Intervals are clustered bootstraps (`paired.bootstrap`): F1 is no mean of tasks.
+Intervals are clustered bootstraps (`paired.bootstrap`): F1 is not a mean of tasks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Classification:
     missing: int
     """Answers without a label: counted as wrong."""
     invalid: int
-    """Answers with a label that is no class: counted as wrong."""
+    """Answers with a label that is not a class: counted as wrong."""
     accuracy: Interval
     macro_f1: Interval
     classes: Mapping[str, PerClass]

@@ -152,7 +152,7 @@ def bootstrap(
         return None
     if len(names) < 2:
         return Interval(value, None, None)
-    draws = statistic(_means(sums, _drawn(len(names), seed)))
+    draws = statistic(_means(sums, _draw(len(names), seed)))
     tail = _tail(len(names))
     low, high = np.quantile(draws[np.isfinite(draws)], (tail, 1 - tail))
     if high - low <= _ROUNDING * max(1.0, abs(value)):
@@ -160,7 +160,7 @@ def bootstrap(
     return Interval(value, float(low), float(high))
 
 
-def _drawn(clusters: int, seed: int) -> Array:
+def _draw(clusters: int, seed: int) -> Array:
     """Draws of each cluster, ``(draws, clusters)``."""
     picked = np.random.default_rng(seed).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters

@@ -24,7 +24,7 @@ _LEAST = 6
 _HALVINGS = 80
 
 
-def needed(
+def needed_tasks(
     effect: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float:
     """Tasks that show a mean difference of `effect`, given the mean `square` of a task's difference (E[D²]).
@@ -45,11 +45,11 @@ def detectable(
 ) -> float | None:
     """Smallest mean difference of shares that `tasks` tasks would have shown, if any."""
     low, high = 0.0, 1.0
-    if needed(high, square, power=power, design=design, freedom=freedom) > tasks:
+    if needed_tasks(high, square, power=power, design=design, freedom=freedom) > tasks:
         return None
     for _ in range(_HALVINGS):  # the larger the effect, the fewer tasks
         middle = (low + high) / 2
-        if middle and needed(middle, square, power=power, design=design, freedom=freedom) <= tasks:
+        if middle and needed_tasks(middle, square, power=power, design=design, freedom=freedom) <= tasks:
             high = middle
         else:
             low = middle

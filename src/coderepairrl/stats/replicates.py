@@ -49,11 +49,11 @@ class _Spread(NamedTuple):
     clusters: int
 
 
-def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
+def replicate(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
     """Mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1]. Raises ValueError without
     data.
 
-    >>> print(replicated([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
+    >>> print(replicate([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
     spread = _mean_and_variance(rows, clusters, _ALIKE if share else 0.0)
@@ -69,7 +69,7 @@ def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repl
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """Mean of ``after - before``, paired by seed and task; `share` as for `replicated`.
+    """Mean of ``after - before``, paired by seed and task; `share` as for `replicate`.
 
     >>> print(replicated_difference([[0, 0, 1, 0]] * 2, [[1, 0, 1, 1], [1, 1, 1, 1]], "abcd", share=True).interval)
     0.625 [-0.532, 0.954]
@@ -104,17 +104,17 @@ def _of_shares(seen: Interval) -> Interval | None:
     return Interval(seen.value, seen.low, min(1.0, seen.high))
 
 
-def _by_student(rows: Rows, found: _Spread) -> Replicated:
-    error = math.sqrt(found.variance)
-    half = student(found.freedom) * error
-    interval = Interval(found.mean, found.mean - half, found.mean + half)
-    seen = detectable_by(found.variance, found.freedom, power=POWER)
-    return _made(rows, found, interval, _two_sided(found.mean, error, found.freedom), seen)
+def _by_student(rows: Rows, spread: _Spread) -> Replicated:
+    error = math.sqrt(spread.variance)
+    half = student(spread.freedom) * error
+    interval = Interval(spread.mean, spread.mean - half, spread.mean + half)
+    seen = detectable_by(spread.variance, spread.freedom, power=POWER)
+    return _made(rows, spread, interval, _two_sided(spread.mean, error, spread.freedom), seen)
 
 
-def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen: Interval | None) -> Replicated:
-    freedom = found.freedom if found.variance else None
-    return Replicated(interval, p, seen, len(rows), len(rows[0]), found.clusters, freedom)
+def _made(rows: Rows, spread: _Spread, interval: Interval, p: float | None, seen: Interval | None) -> Replicated:
+    freedom = spread.freedom if spread.variance else None
+    return Replicated(interval, p, seen, len(rows), len(rows[0]), spread.clusters, freedom)
 
 
 def _mean_and_variance(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.processes.installs import require_train
-from coderepairrl.processes.scratch import PREFIX, owned, sweep
+from coderepairrl.processes.scratch import PREFIX, create_owned_folder, remove_abandoned
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder, storage
 from coderepairrl.types import Chunk, Sampling
@@ -158,12 +158,12 @@ def shared_path(run: RunFolder, base: Path | None = None) -> Path:
 
 @contextmanager
 def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
-    """Create an empty `shared_path` for the duration. Raises `UsageError`."""
+    """Create an empty `shared_path`, and remove it on exit. Raises `UsageError`."""
     path = shared_path(run, base)
     if base is None:
-        sweep(path.parent)
+        remove_abandoned(path.parent)
     shutil.rmtree(path, ignore_errors=True)
-    with owned(path):
+    with create_owned_folder(path):
         yield path
 
 
@@ -202,7 +202,7 @@ class Streamed(Engine):
         try:
             return loading.result()  # the checksum holds: everything arrived
         except EngineFault as refusal:
-            if called_off or not sending.result():  # a sender that was called off only reports that
+            if called_off or not sending.result():  # a cancelled sender only reports that
                 raise
             raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
 

@@ -226,10 +226,10 @@ class _Window:
         elif sends:
             with memory.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, WINDOW)  # else writing to a full /dev/shm kills the process
-            self._bytes = _mapped(memory)
+            self._bytes = _map(memory)
         all_here()
         if not sends:
-            self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _mapped(memory)
+            self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _map(memory)
         all_here()
         if sends:  # from here on a killed process leaves nothing behind
             memory.unlink(missing_ok=True)
@@ -266,7 +266,7 @@ class _Window:
                 torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
-def _mapped(file: Path) -> Tensor:
+def _map(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import TaskError
 from coderepairrl.printable import counted
-from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.sandbox.contents import check_path
 from coderepairrl.types import Task
@@ -68,7 +68,7 @@ def code_folder(path: str) -> Path:
         spec = importlib.util.find_spec(path)
         if spec is not None and (locations := spec.submodule_search_locations or [spec.origin or ""])[0]:
             return Path(locations[0]).resolve()
-        raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
+        raise TaskError(f"{path} is neither a folder nor an installed package", fix=f"pip install {path}")
     return where.resolve()
 
 
@@ -99,7 +99,7 @@ def waited_for(job: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(until_interrupted(job))
+        return asyncio.run(run_until_interrupted(job))
     begun: Future[Callable[[], object]] = Future()
 
     async def cancellable() -> T:

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 from coderepairrl.environments import dockerfile
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.sandbox.rootfs import pinned
+from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource, store_folder
-from coderepairrl.tasks.patches import language, paths
+from coderepairrl.tasks.patches import changed_paths, detect_language
 from coderepairrl.tasks.rows import Row, from_hub, read_rows
 from coderepairrl.types import Checks, Task
 
@@ -142,7 +142,7 @@ class Repositories(Benchmark):
         return Task(
             id=row.text("instance_id"),
             prompt=row.text("problem_statement"),
-            language=language(reference),
+            language=detect_language(reference),
             workspace=self.place(row, repository),
             reference=reference,
             split=self.task_split,
@@ -176,27 +176,28 @@ class Files(Benchmark):
 
     def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
         """Task with the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""
+        language = detect_language(reference)
         # without `repository`: exercises of one repository are independent observations
         return Task(
             id=row.text("instance_id"),
             workspace=self.stored(files),
             reference=reference,
             checks=checks,
-            **{"prompt": row.maybe("problem_statement"), "language": language(reference), "split": "test", **fields},
+            **{"prompt": row.maybe("problem_statement"), "language": language, "split": "test", **fields},
         )
 
 
 def image_workspace(name: str) -> str:
     """Workspace of an image, by its digest once prepared, else by tag."""
-    return f"image:{pinned(name)}"
+    return f"image:{pin_image(name)}"
 
 
 def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
     """Workspace of image `name` after Dockerfile `steps`, with context `files`. Raises OSError."""
-    return context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
+    return copy_build_context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
 
 
-def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
+def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
     """Workspace of the image that the Dockerfile `text` builds from `folder` and `files`, cached by content.
 
     Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
@@ -209,7 +210,7 @@ def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | 
         for name, content in (files or {}).items():
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
-        dockerfile.base_of(partial)
+        dockerfile.find_base_image(partial)
         image_folder = home / dockerfile.dockerfile_image_name(partial).rpartition(":")[2]
         if not image_folder.exists():
             partial.rename(image_folder)
@@ -227,13 +228,13 @@ fi
 """
 
 
-def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
+def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
     """Script that first applies test `patches`, and the files it needs.
 
     `files`, by name, are in ``$d``.
     """
     combined = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
-    listed = "".join(f"{path}\n" for path in paths(patch_bytes(combined)))
+    listed = "".join(f"{path}\n" for path in changed_paths(patch_bytes(combined)))
     # the script restores these paths first, since the patches may be applied already
     put = {"tests.patch": combined, "paths": listed, **files}
     return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in put.items()}

@@ -79,7 +79,7 @@ def load_source(source: str, options: Mapping[str, Any]) -> TaskSource:
     return task_source
 
 
-def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def recognise(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Source and options of `dataset`: a source name, or the path of a Harbor folder or a file of rows or tasks.
 
     Raises `UsageError` for another path, `ConfigError` for an unknown name.
@@ -105,24 +105,24 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
     return ("swe_bench" if "instance_id" in first else "jsonl"), path_options
 
 
-def near_tasks(task_id: str, known: Sequence[str]) -> str:
+def near_tasks(task_id: str, ids: Sequence[str]) -> str:
     """Fix for an unknown task: the number of tasks, and the nearest ids.
 
     >>> near_tasks("mine/and", ["mine/add", "mine/sub"])
     'of 2, such as mine/add, mine/sub'
     """
-    near = difflib.get_close_matches(task_id, known, 3, 0.3) or known[:3]
-    return f"of {len(known):,}, such as {', '.join(near)}"
+    near = difflib.get_close_matches(task_id, ids, 3, 0.3) or ids[:3]
+    return f"of {len(ids):,}, such as {', '.join(near)}"
 
 
-def splits(found: Iterable[Task]) -> dict[str, int]:
+def splits(tasks: Iterable[Task]) -> dict[str, int]:
     """Number of tasks by split, largest first."""
-    return dict(Counter(task.split for task in found).most_common())
+    return dict(Counter(task.split for task in tasks).most_common())
 
 
-def list_tasks(found: Iterable[Task]) -> list[dict[str, Any]]:
+def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
     """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
-    tasks = list(found)
+    tasks = list(source)
     lacks = lacking(tasks)
     return [
         {
@@ -139,7 +139,7 @@ def list_tasks(found: Iterable[Task]) -> list[dict[str, Any]]:
 def export_tasks_jsonl(source: Iterable[Task], target: Path) -> int:
     """Write tasks to a new file of JSON lines; return their number. Raises `UsageError`."""
     if target.exists():
-        raise UsageError(f"{target} exists already", fix="remove it, or name another file")
+        raise UsageError(f"{target} already exists", fix="remove it, or name another file")
     task_list = list(source)
     try:
         with replace_file(target) as partial:

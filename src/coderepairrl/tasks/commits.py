@@ -1,4 +1,4 @@
-"""Commits of a local repository, read without checkout and without its git configuration."""
+"""Commits of a local repository, read without a checkout and without using its git configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes import hostgit
-from coderepairrl.processes.hostgit import DIFF, git, reason
+from coderepairrl.processes.hostgit import DIFF, explain_git_error, git
 
 _LINK, _SUBMODULE = "120000", "160000"
 _CHANGES = (
@@ -22,7 +22,7 @@ _CHANGES = (
     "--no-textconv",
 )  # fmt: skip
 _LATEST = 253_402_300_799
-"""Last second of the year 9999, which broken commits may exceed."""
+"""Last second of the year 9999, the latest that `datetime` knows; dates of broken commits can be later."""
 _SECONDS = 1800.0
 
 
@@ -54,13 +54,13 @@ class Change(NamedTuple):
 
 
 class History:
-    """History of HEAD; the git directory `folder` sees the repository's objects."""
+    """History of HEAD of the repository `name`, whose objects git finds through the git directory `folder`."""
 
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
 
     def commits(self) -> list[Commit]:
-        """Commits with one parent, newest first."""
+        """List commits with exactly one parent, newest first."""
         arguments = (
             "log",
             "-z",
@@ -78,9 +78,9 @@ class History:
         return sorted(commits, key=lambda commit: (commit.when, commit.sha), reverse=True)
 
     def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
-        """Changes by commit id; empty commits are missing."""
-        listed = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
-        tokens = iter(self._git(*_CHANGES, stdin=listed).split(b"\0")[:-1])
+        """List changes by commit id; leaves out commits without changes."""
+        pairs = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
+        tokens = iter(self._git(*_CHANGES, stdin=pairs).split(b"\0")[:-1])
         by_commit: dict[str, list[Change]] = {}
         modes: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
@@ -91,8 +91,8 @@ class History:
                 modes = {}
             elif token.startswith(b":"):
                 before, after, _, blob, _ = token[1:].decode().split()
-                gone = after == "000000"
-                modes[next(tokens)] = "" if gone else blob, bool({before, after} & {_LINK, _SUBMODULE})
+                is_deleted = after == "000000"
+                modes[next(tokens)] = "" if is_deleted else blob, bool({before, after} & {_LINK, _SUBMODULE})
             else:
                 added, removed, path = token.split(b"\t", 2)
                 binary = added == b"-"
@@ -101,31 +101,31 @@ class History:
         return by_commit
 
     def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
-        """Diff of `paths` in `commit`, as a sandbox writes it."""
+        """Diff of `paths` in `commit`, in the form that sandboxes write."""
         return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
 
     def files(self, commit: str) -> dict[str, str]:
-        """Blobs of a commit's plain files, by path."""
+        """List blob ids of a commit's regular files, by path."""
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
         entries = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
         return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK}
 
     def read(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
-        """Contents of `blobs`, by path."""
+        """Read the contents of `blobs`, by path."""
         answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())
         contents, at = dict[str, bytes](), 0
         for path, blob in blobs.items():
             end = answer.index(b"\n", at)
             if answer.endswith(b" missing", at, end):
-                raise self._refused(f"the object {blob} is missing")
+                raise self._unreadable(f"the object {blob} is missing")
             start, size = end + 1, int(answer[at:end].split()[2])
             contents[path] = answer[start : start + size]
             at = start + size + 1
         return contents
 
     def version(self, commit: str) -> str:
-        """Version number in the last tag before `commit`, else ``0``."""
+        """Read the version number in the last tag before `commit`, else ``0``."""
         try:
             tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)
         except subprocess.CalledProcessError:  # no tag
@@ -137,25 +137,25 @@ class History:
         try:
             return git(*args, folder=self.folder, stdin=stdin, timeout=_SECONDS)
         except subprocess.CalledProcessError as error:
-            raise self._refused(reason(error)) from error
+            raise self._unreadable(explain_git_error(error)) from error
         except subprocess.TimeoutExpired as error:
-            raise self._refused(f"git took more than {error.timeout:.0f} s") from error
+            raise self._unreadable(f"git took more than {error.timeout:.0f} s") from error
 
-    def _refused(self, why: str) -> TaskError:
-        return TaskError(f"the history of {self.name} cannot be read: {why}", fix="clone it whole: without a filter")
+    def _unreadable(self, why: str) -> TaskError:
+        return TaskError(f"the history of {self.name} cannot be read: {why}", fix="clone it again without --filter")
 
 
 @contextmanager
-def history(path: Path) -> Iterator[History]:
+def open_history(path: Path) -> Iterator[History]:
     """Open the repository at `path`, bare or not.
 
-    Raises `TaskError` unless it is a full clone without links out of it (`find_repository`).
+    Raises `TaskError` unless it is a full clone without links that lead out of it (`hostgit.find_local`).
     """
     repository = hostgit.find_local(str(path))
     if repository is None or not path.exists():
-        raise TaskError(f"{path} is no git repository", fix="name a clone")
+        raise TaskError(f"{path} is not a git repository", fix="name a clone")
     if (repository.common / "shallow").exists():
-        raise TaskError(f"{path} is a shallow clone: most of its history is not there", fix="git fetch --unshallow")
+        raise TaskError(f"{path} is a shallow clone, which lacks most of the history", fix="git fetch --unshallow")
     with hostgit.view(repository) as view:
-        view.head()  # refused without any commit
+        view.head()  # raises if there is no commit
         yield History(repository.name, view.folder)

@@ -28,7 +28,7 @@ from coderepairrl.registry import nearest
 from coderepairrl.runs import open_run
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.sandbox.rootfs import pinned
+from coderepairrl.sandbox.rootfs import pin_image
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.types import Checks, Command, Task
 
@@ -66,7 +66,7 @@ class _Command(_Record):
     def _known(cls, results: str | None) -> str | None:
         if results and results not in RESULTS and rules_of(results) is None:
             rules = ", ".join(f"{name}:..." for name in RULES)
-            raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}, {rules}")
+            raise ValueError(f"{results!r} is not a format of results: {', '.join(RESULTS)}, {rules}")
         return results
 
 
@@ -89,10 +89,10 @@ class _Checks(_Record):
             try:
                 os.fsencode(_no_nul(name))
             except ValueError as error:
-                raise ValueError(f"{name!r} is no path: {error}") from error
+                raise ValueError(f"{name!r} is not a path: {error}") from error
             outside = path.is_absolute() or ".." in path.parts or ".git" in path.parts
             if outside or not path.parts or name.endswith("/"):
-                raise ValueError(f"{name!r} is no path inside the workspace")
+                raise ValueError(f"{name!r} is not a path inside the workspace")
         return restore
 
 
@@ -118,7 +118,7 @@ class _Task(_Record):
         try:
             return created and date.fromisoformat(created).isoformat()
         except ValueError:
-            raise ValueError(f"{created!r} is no date: write YYYY-MM-DD") from None
+            raise ValueError(f"{created!r} is not a date: write YYYY-MM-DD") from None
 
     @field_validator("environment")
     @classmethod
@@ -333,7 +333,7 @@ def _workspace(workspace: str, home: Path, where: str) -> str:
         except RuntimeError as error:  # ~NAME without such a user
             raise TaskError(f"{where}: workspace: {error}", fix="write the whole path") from error
         if not folder.is_dir():
-            raise TaskError(f"{where}: workspace: {folder} is no folder", fix=f"paths are relative to {home}")
+            raise TaskError(f"{where}: workspace: {folder} is not a folder", fix=f"paths are relative to {home}")
         workspace = f"dir:{folder}"
     elif re.match(r"git:\.{0,2}/", workspace):  # a repository on this machine
         url, _, commit = workspace[4:].rpartition("@")
@@ -341,7 +341,7 @@ def _workspace(workspace: str, home: Path, where: str) -> str:
     elif local := re.match(r"image:(oci|docker-archive|dockerfile):", workspace):  # or an image
         workspace = f"{local[0]}{os.path.normpath(home / workspace[local.end() :])}"
     if workspace.startswith("image:"):
-        workspace = f"image:{pinned(workspace.removeprefix('image:'))}"
+        workspace = f"image:{pin_image(workspace.removeprefix('image:'))}"
     return workspace
 
 

@@ -1,6 +1,6 @@
-"""Python functions specified by docstrings, and files with one of them masked by a comment.
+"""Find Python functions that a docstring specifies, and replace one of them by a comment.
 
-Selection and comment follow the original's code for The Stack, except for stricter detection of SQL.
+Selection and comment follow the code for The Stack in ``ASSERT-KTH/CodeRepairRL``, but SQL is detected more strictly.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ IMPLEMENT = "implement"
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
-_LEAST = 50
+_MIN_DOCSTRING = 50
 _BOILERPLATE = ("# noqa", ":rtype:", "Gets the", "Sets the")
 _SECTIONS = re.compile(r"(?:Args|Arguments|Parameters|Params|Returns|Yields|Raises|Examples):|Example", re.IGNORECASE)
-_SENTENCES, _SENTENCE = 3, 10
-_MOST_VARIABLES = 15
-_STATEMENTS = 4
+_MIN_SENTENCES, _MIN_SENTENCE_LENGTH = 3, 10
+_MAX_VARIABLES = 15
+_MIN_STATEMENTS = 4  # With a docstring; less if one of them branches or loops.
 _SQL = re.compile(
     r"\b(?:SELECT\b.+\bFROM|INSERT\s+INTO|UPDATE\b.+\bSET|DELETE\s+FROM|(?:CREATE|DROP|ALTER)\s+TABLE)\b",
     re.IGNORECASE | re.DOTALL,
@@ -31,10 +31,10 @@ _ACCESSORS = {"property", "cached_property", "setter", "getter", "deleter"}
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    r"""A function or method with a docstring. Lines count from 1, `end` included, with decorators.
+    r"""Function or method with a docstring. Line numbers begin at 1, and include decorators and `end`.
 
-    >>> [found] = find_functions('@cache\ndef f(x):\n    "Doubles."\n    return 2 * x\n')
-    >>> found.name, found.comment, found.header
+    >>> [function] = find_functions('@cache\ndef f(x):\n    "Doubles."\n    return 2 * x\n')
+    >>> function.name, function.comment, function.header
     ('f', '# MASKED: f function (lines 1-4)', '@cache\ndef f(x):\n    "Doubles."')
     """
 
@@ -46,26 +46,26 @@ class Function:
     header: str
     """Source of decorators, signature and docstring."""
     problem: str
-    """Reason that it makes a poor task (plural: ``are simple``), or empty."""
+    """Reason that it makes a poor task, said of several functions (``are simple``), or empty."""
 
     @property
     def comment(self) -> str:
-        """Comment that replaces it."""
+        """Comment that replaces the function."""
         return f"# MASKED: {self.name.rpartition('.')[2]} function (lines {self.start}-{self.end})"
 
-    def masked(self, source: str) -> str:
+    def mask(self, source: str) -> str:
         """Replace the function in `source` by `comment`."""
         lines = source.split("\n")
-        ended = "\r" if lines[self.end - 1].endswith("\r") else ""
-        return "\n".join([*lines[: self.start - 1], self.comment + ended, *lines[self.end :]])
+        line_end = "\r" if lines[self.end - 1].endswith("\r") else ""
+        return "\n".join([*lines[: self.start - 1], self.comment + line_end, *lines[self.end :]])
 
 
 def find_functions(source: str) -> list[Function]:
-    """Functions with docstrings, in line order. Raises SyntaxError, and ValueError for NUL characters."""
-    return sorted(_function_at(_parse_module(source), source.split("\n"), ""), key=lambda found: found.start)
+    """Find functions with docstrings, in line order. Raises SyntaxError, and ValueError for NUL characters."""
+    return sorted(_walk_functions(_parse_module(source), source.split("\n"), ""), key=lambda function: function.start)
 
 
-def parses(source: str) -> bool:
+def is_valid_python(source: str) -> bool:
     """Whether `source` is valid Python."""
     try:
         _parse_module(source)
@@ -75,12 +75,12 @@ def parses(source: str) -> bool:
 
 
 def _parse_module(source: str) -> ast.Module:
-    with warnings.catch_warnings():  # of invalid escapes
+    with warnings.catch_warnings():  # about invalid escapes
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
-def _function_at(node: ast.AST, lines: list[str], within: str) -> Iterator[Function]:
+def _walk_functions(node: ast.AST, lines: list[str], prefix: str) -> Iterator[Function]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Definition):
             docstring = ast.get_docstring(child)
@@ -88,40 +88,40 @@ def _function_at(node: ast.AST, lines: list[str], within: str) -> Iterator[Funct
                 start = min((each.lineno for each in child.decorator_list), default=child.lineno)
                 header = "\n".join(lines[start - 1 : child.body[0].end_lineno]).replace("\r", "")
                 end = child.end_lineno or child.lineno
-                problem = _poor_docstring(docstring) or _poor_code(child)
-                yield Function(within + child.name, start, end, docstring, header, problem)
-            yield from _function_at(child, lines, f"{within}{child.name}.<locals>.")
+                problem = _docstring_problem(docstring) or _code_problem(child)
+                yield Function(prefix + child.name, start, end, docstring, header, problem)
+            yield from _walk_functions(child, lines, f"{prefix}{child.name}.<locals>.")
         else:
-            yield from _function_at(
-                child, lines, f"{within}{child.name}." if isinstance(child, ast.ClassDef) else within
+            yield from _walk_functions(
+                child, lines, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix
             )
 
 
-def _poor_docstring(docstring: str) -> str:
-    if len(docstring) < _LEAST or len(docstring.strip("\"' \t\n")) < 0.8 * _LEAST:
-        return f"have a docstring of less than {_LEAST} characters"
+def _docstring_problem(docstring: str) -> str:
+    if len(docstring) < _MIN_DOCSTRING or len(docstring.strip("\"' \t\n")) < 0.8 * _MIN_DOCSTRING:
+        return f"have a docstring of less than {_MIN_DOCSTRING} characters"
     if len([line for line in docstring.split("\n") if line.strip()]) < 2:
         return "have a docstring of one line"
     if any(words in docstring for words in _BOILERPLATE):
         return "have a docstring of set phrases"
-    sentences = [part for part in re.split(r"[.!?]+", docstring) if len(part.strip()) > _SENTENCE]
-    if not _SECTIONS.search(docstring) and len(sentences) < _SENTENCES:
-        return f"have a docstring with no section and less than {_SENTENCES} sentences"
+    sentences = [part for part in re.split(r"[.!?]+", docstring) if len(part.strip()) > _MIN_SENTENCE_LENGTH]
+    if not _SECTIONS.search(docstring) and len(sentences) < _MIN_SENTENCES:
+        return f"have a docstring with no section and less than {_MIN_SENTENCES} sentences"
     return ""
 
 
-def _poor_code(node: _Definition) -> str:
+def _code_problem(node: _Definition) -> str:
     decorators = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
     if _ACCESSORS & {getattr(each, "id", getattr(each, "attr", "")) for each in decorators}:
         return "are properties"
     branches = any(isinstance(each, ast.If | ast.For | ast.While) for each in node.body)
-    if len(node.body) <= 2 or (len(node.body) < _STATEMENTS and not branches):
+    if len(node.body) <= 2 or (len(node.body) < _MIN_STATEMENTS and not branches):
         return "are simple"
     code = (part for statement in node.body[1:] for part in ast.walk(statement))
     texts = (part.value for part in code if isinstance(part, ast.Constant) and isinstance(part.value, str))
     if any(_SQL.search(text) for text in texts):
         return "have SQL in them"
-    stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    if len(stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}) > _MOST_VARIABLES:
-        return f"have more than {_MOST_VARIABLES} variables"
+    assigned = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    if len(assigned | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}) > _MAX_VARIABLES:
+        return f"have more than {_MAX_VARIABLES} variables"
     return ""

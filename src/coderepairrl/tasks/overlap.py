@@ -58,7 +58,7 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
     )
 
 
-def quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
+def find_quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
     """Names of `texts` that contain at least `ALIKE` of a task's issue, with its id; very short issues are ignored."""
     where = defaultdict[Hashable, list[str]](list)
     sizes = {}
@@ -123,23 +123,23 @@ def _days(tasks: Iterable[Task]) -> tuple[str, str]:
     return (days[0], days[-1]) if days else ("", "")
 
 
-def report(found: Overlap, names: tuple[str, str], shown: int = 5) -> str:
-    """Format an overlap, with the first `shown` pairs of each kind."""
-    sides = zip(("first", "second"), names, found.counts, strict=True)
+def report(overlap: Overlap, names: tuple[str, str], most: int = 5) -> str:
+    """Format an overlap, with the first `most` pairs of each kind."""
+    sides = zip(("first", "second"), names, overlap.counts, strict=True)
     lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
-    for (start, end), at in zip(found.days, (0, 1), strict=True):
+    for (start, end), at in zip(overlap.days, (0, 1), strict=True):
         lines[at] += f", {start} to {end}" if start else ", without dates"
     for shared, pairs in (
-        ("the same id", [(name, name) for name in found.ids]),
-        (f"the same repository and commit ({found.places} commits)", found.commits),
-        ("a near-duplicate issue", found.issues),
-        ("a near-duplicate patch", found.patches),
+        ("the same id", [(name, name) for name in overlap.ids]),
+        (f"the same repository and commit ({overlap.places} commits)", overlap.commits),
+        ("a near-duplicate issue", overlap.issues),
+        ("a near-duplicate patch", overlap.patches),
     ):
         tasks = len({one for one, _ in pairs})
         lines.append(f"{tasks:>6} of the first have {shared}")
-        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:shown]]
-        if len(pairs) > shown:
-            lines.append(f"         and {len(pairs) - shown} more pairs")
-    if all(start for start, _ in found.days):
-        lines.append(f"{found.later:>6} of the first were created on or after the first day of the second")
+        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:most]]
+        if len(pairs) > most:
+            lines.append(f"         and {len(pairs) - most} more pairs")
+    if all(start for start, _ in overlap.days):
+        lines.append(f"{overlap.later:>6} of the first were created on or after the first day of the second")
     return "\n".join(lines)

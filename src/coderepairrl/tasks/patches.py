@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from coderepairrl.grading.steering import unquoted
+from coderepairrl.grading.steering import unquote
 
 _LANGUAGES = {
     "python": "py pyi pyx",
@@ -72,10 +72,11 @@ def size(patch: bytes) -> Size:
     )
 
 
-def paths(patch: bytes) -> list[str]:
+def changed_paths(patch: bytes) -> list[str]:
     r"""Files that `patch` changes, in order, including removed and renamed ones.
 
-    >>> paths(b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n")
+    >>> patch = b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n"
+    >>> changed_paths(patch)
     ['x', 'y', 'z']
     """
     lines, heads, at = patch.decode("utf-8", "surrogateescape").split("\n"), list[str](), 0
@@ -94,13 +95,13 @@ def paths(patch: bytes) -> list[str]:
 def _unquote_name(quote: str, name: str) -> str:
     if not quote:
         return name
-    return unquoted(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+    return unquote(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
-def language(patch: bytes, default: str = "text") -> str:
+def detect_language(patch: bytes, default: str = "text") -> str:
     r"""Programming language with most changed lines, else `default`.
 
-    >>> language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
+    >>> detect_language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
     'go'
     """
     count = Counter[str]()
@@ -164,10 +165,10 @@ def _patch_files(patch: bytes) -> Iterator[_File]:
         yield _File(path, hunks, changed)
 
 
-def patched(before: bytes, patch: bytes) -> bytes | None:
+def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
     r"""`before` with the hunks of the one-file `patch` applied exactly; None if one does not fit.
 
-    >>> patched(b"a\nb\n", b"--- a/x\n+++ b/x\n@@ -2 +2 @@\n-b\n+c\n\\ No newline at end of file\n")
+    >>> apply_to_text(b"a\nb\n", b"--- a/x\n+++ b/x\n@@ -2 +2 @@\n-b\n+c\n\\ No newline at end of file\n")
     b'a\nc'
     """
     old = lines_of(before.decode("utf-8", "surrogateescape"))
@@ -197,10 +198,10 @@ def lines_of(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def unified(path: str, old: str, new: str) -> bytes:
+def format_diff(path: str, old: str, new: str) -> bytes:
     r"""``git diff`` of one changed file, without blob hashes.
 
-    >>> print(unified("a.py", "x = 1\n", "x = 2\n").decode(), end="")
+    >>> print(format_diff("a.py", "x = 1\n", "x = 2\n").decode(), end="")
     diff --git a/a.py b/a.py
     --- a/a.py
     +++ b/a.py
@@ -222,10 +223,10 @@ def _side_of(body: list[str], sign: str) -> list[str]:
     return side
 
 
-def turned_round(patch: str) -> str:
+def reverse_patch(patch: str) -> str:
     r"""Inverse of `patch`, with removed lines before added ones.
 
-    >>> print(turned_round("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@ f\n-a\n"), end="")
+    >>> print(reverse_patch("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@ f\n-a\n"), end="")
     --- /dev/null
     +++ b/x
     @@ -0,0 +1 @@ f

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.environments import KIND, Environment, NoRoom, ReadyImage, prepare_environments, prepare_images
-from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
 from coderepairrl.grading import harness
-from coderepairrl.printable import counted, without_login
+from coderepairrl.printable import counted, remove_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, user_cache
 from coderepairrl.processes.hostgit import DIFF, create_bare_repository, git
 from coderepairrl.processes.scratch import scratch
@@ -33,8 +33,8 @@ from coderepairrl.sandbox.commits import commits_at_hand, fetch_commits
 from coderepairrl.sandbox.contents import base_at_hand, entries_of
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import DIGEST, find_image
-from coderepairrl.sandbox.workspace import commit_stream, quoted
-from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.sandbox.workspace import commit_stream, quote_path
+from coderepairrl.tasks.patches import apply_to_text, changed_paths
 from coderepairrl.types import Task
 
 
@@ -132,7 +132,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     """Path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
-    root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
+    root, changed = Path(task.workspace.removeprefix("dir:")), changed_paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
     place = root / changed[0]
@@ -141,7 +141,7 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     if not place.is_file() or not os.access(place, os.R_OK):
         return None
     before = place.read_bytes()
-    after = patched(before, task.reference)
+    after = apply_to_text(before, task.reference)
     mode = "100755" if place.stat().st_mode & stat.S_IXUSR else "100644"
     return None if after in (None, before) else (changed[0], mode, before, after)
 
@@ -167,7 +167,7 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
             return rewritten
         for task, cached in uncached:
             with suppress(*_UNWRITTEN):
-                rewritten[id(task)] = _diffed(*base, task.reference) or task.reference
+                rewritten[id(task)] = _diff(*base, task.reference) or task.reference
                 if cached is not None:
                     cached.parent.mkdir(parents=True, exist_ok=True)
                     with replace_file(cached) as partial:
@@ -175,13 +175,13 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
     return rewritten
 
 
-def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
+def _diff(home: Path, commit: str, patch: bytes) -> bytes:
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
             "GIT_INDEX_FILE": str(folder / "index"),
             "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{home}/objects")),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quote_path(f"{home}/objects")),
         }
         for level, text in (("-p1", patch), ("-p0", patch), ("-p1", patch.replace(b"\r\n", b"\n"))):
             try:
@@ -254,7 +254,7 @@ async def prepare_tasks(
         problems.append(error)
     await asyncio.to_thread(with_diffed_references, task_list)
     if problems:
-        raise several(problems)
+        raise combine_errors(problems)
     return Prerequisites(commits, unpacked, environments)
 
 
@@ -284,7 +284,7 @@ class _Commits:
                 self._some(url, some)
             except CodeRepairError as error:  # it would be the same with the others
                 self._problems.append(error)
-                self._say(f"{counted(len(some) + len(lacking), 'commit')} of {without_login(url)} not fetched")
+                self._say(f"{counted(len(some) + len(lacking), 'commit')} of {remove_login(url)} not fetched")
                 break
         return commits_at_hand(url, commits)
 
@@ -294,14 +294,14 @@ class _Commits:
         except TaskError as error:
             if len(commits) == 1:
                 self._problems.append(error)
-                self._say(f"1 commit of {without_login(url)} not fetched")
+                self._say(f"1 commit of {remove_login(url)} not fetched")
                 return
             half = len(commits) // 2
             self._some(url, commits[:half])
             self._some(url, commits[half:])
             return
         self._done += len(commits)
-        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({without_login(url)}: {len(commits)} more)")
+        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(commits)} more)")
 
 
 def _patiently(url: str, commits: list[str], say: Say) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl import environments
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.sandbox.workspace import built_for
+from coderepairrl.sandbox.workspace import read_built_files
 from coderepairrl.tasks.base import store_folder, waited_for
 
 PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
@@ -149,13 +149,13 @@ def build(
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):
         return None
-    specification = _specified(files, needs, root, [each for each in requirements if _BOUND.match(each)])
+    specification = _specify(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
         environment = waited_for(environments.build(specification))
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
-    built = {path: content for path, _, content in built_for(environment.folder)}
+    built = {path: content for path, _, content in read_built_files(environment.folder)}
     return Environment(
         specification, environment.imports if environment.modules else source_folder(files), environment.modules, built
     )
@@ -171,9 +171,7 @@ def source_folder(files: Mapping[str, bytes]) -> str:
     return "src" if has_modules and "src/__init__.py" not in files else ""
 
 
-def _specified(
-    files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Sequence[str]
-) -> environments.Specification:
+def _specify(files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Sequence[str]) -> environments.Specification:
     python = environments.sandbox_version()
     if not (needs.project or needs.files):
         return environments.Specification(python=python, requirements=needs.requirements)

@@ -98,7 +98,7 @@ class Row:
                 try:
                     return date.fromisoformat(str(value)[:10]).isoformat()
                 except ValueError:
-                    raise self.wrong(f"column {column!r} is no date: {value!r}") from None
+                    raise self.wrong(f"column {column!r} is not a date: {value!r}") from None
         return ""
 
     def wrong(self, problem: str) -> TaskError:
@@ -115,10 +115,10 @@ class Row:
             raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
         return text
 
-    def _checked(self, column: str, found: Any, kind: type) -> Any:
-        if not isinstance(found, kind):
-            raise self.wrong(f"column {column!r} is no {kind.__name__}: {str(found)[:60]!r}")
-        return found
+    def _checked(self, column: str, value: Any, kind: type) -> Any:
+        if not isinstance(value, kind):
+            raise self.wrong(f"column {column!r} is no {kind.__name__}: {str(value)[:60]!r}")
+        return value
 
     def _decoded(self, column: str) -> Any:
         text = self.values[column]

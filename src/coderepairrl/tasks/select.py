@@ -43,12 +43,12 @@ class _Entry(BaseModel):
     pass_to_pass: list[str] | None = None
 
 
-def write_quarantine(found: Iterable[Verified], path: Path) -> int:
+def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
     """Write problems to a new file; return their number. Raises `UsageError`."""
     if path.exists():
-        raise UsageError(f"{path} exists already", fix="remove it, or name another file")
+        raise UsageError(f"{path} already exists", fix="remove it, or name another file")
     lines = []
-    for each in found:
+    for each in verified:
         if each.settled is None:
             lines.append(_Entry(id=each.task.id, reason=each.reason))
         elif each.reason and each.settled.checks != each.task.checks:
@@ -63,7 +63,7 @@ def write_quarantine(found: Iterable[Verified], path: Path) -> int:
     return len(lines)
 
 
-def outside_quarantine(path: Path, tasks: Sequence[Task]) -> list[Task]:
+def exclude_quarantined(path: Path, tasks: Sequence[Task]) -> list[Task]:
     """Tasks that the file at `path` leaves usable, with the tests that held. Raises `TaskError`."""
     try:
         entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
@@ -133,7 +133,7 @@ class Selection:
     n: int = 0
     """Number of tasks to take; 0 takes all."""
     holdout: float = 0.0
-    """Share of ids in split ``test`` by lowest MD5 (`held_out`); others are ``train``."""
+    """Share of ids in split ``test`` by lowest MD5 (`is_held_out`); others are ``train``."""
     split: str = ""
     """Split of all selected tasks, replacing the source's."""
 
@@ -146,7 +146,7 @@ class Selection:
         if min(self.skip, self.n) < 0:
             raise ConfigError("select.skip and select.n count tasks", fix="write 0 or more")
         if not 0 <= self.holdout <= 1:
-            raise ConfigError(f"select.holdout={self.holdout:g} is no share", fix="write a number from 0 to 1")
+            raise ConfigError(f"select.holdout={self.holdout:g} is not a share", fix="write a number from 0 to 1")
         if self.holdout and self.split:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 
@@ -174,7 +174,7 @@ class Selection:
     def of(self, tasks: list[Task]) -> list[Task]:
         """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
-            tasks = outside_quarantine(Path(self.quarantine).expanduser(), tasks)
+            tasks = exclude_quarantined(Path(self.quarantine).expanduser(), tasks)
         selected = [task for task in tasks if self.takes(task)]
         if self.seed is not None:
             Random(self.seed).shuffle(selected)
@@ -182,7 +182,7 @@ class Selection:
         if self.split:
             return [replace(task, split=self.split) for task in selected]
         if self.holdout:
-            return [replace(task, split=HELD_OUT if held_out(task.id, self.holdout) else TRAIN) for task in selected]
+            return [replace(task, split=HELD_OUT if is_held_out(task.id, self.holdout) else TRAIN) for task in selected]
         return selected
 
 
@@ -219,14 +219,14 @@ class Selected(LoadedSource):
         return self.source.oracle(task_id)
 
 
-def held_out(task_id: str, share: float) -> bool:
+def is_held_out(task_id: str, share: float) -> bool:
     """Whether the id is in the held-out `share`: ``MD5(id) / 16^32 < share``.
 
     Questions about one vulnerable function share its lines, and are held out together.
 
-    >>> [held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
+    >>> [is_held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
     [True, False, False, False, False, False]
-    >>> len({held_out(f"sven/train-1/{asked}", 0.25) for asked in ("vulnerable", "safe", "weakness", "repair")})
+    >>> len({is_held_out(f"sven/train-1/{asked}", 0.25) for asked in ("vulnerable", "safe", "weakness", "repair")})
     1
     """
     function, _, question = task_id.rpartition("/")

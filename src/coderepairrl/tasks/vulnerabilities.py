@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.printable import fenced
+from coderepairrl.printable import fence_code
 from coderepairrl.registry import nearest
 from coderepairrl.tasks.benchmark import Files
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Task
 
@@ -122,7 +122,7 @@ class Vulnerabilities(Files):
         weakness = label(written) if re.fullmatch(_NUMBERED, written.strip()) else None
         if weakness not in WEAKNESSES:
             raise ConfigError(
-                f"{self.name}: classes: {written!r} is no known weakness", fix=nearest(written, WEAKNESSES)
+                f"{self.name}: classes: {written!r} is not a known weakness", fix=nearest(written, WEAKNESSES)
             )
         return weakness
 
@@ -185,7 +185,7 @@ class Vulnerabilities(Files):
     def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
         form = _FORMS[self.form] + self.confidence * _CONFIDENCE
-        return f"{question}\n\n{listed}\n\n{fenced(code.rstrip(), pair.language)}\n\n{form}"
+        return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{form}"
 
     def _repair(self, pair: Pair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
@@ -195,7 +195,7 @@ class Vulnerabilities(Files):
             prompt=f"The function {f'`{pair.function}` ' if pair.function else ''}in {pair.path} has the weakness "
             f"{pair.weakness}{words}.\nRepair it, and change nothing else. The file has this function alone.",
             workspace=self.stored({pair.path: before}),
-            reference=unified(pair.path, before, after),
+            reference=format_diff(pair.path, before, after),
             kind=REPAIR,
         )
 
@@ -213,7 +213,7 @@ def label(written: str) -> str | None:
         return f"CWE-{match[1]}"
     if written.strip().lower() in _NO_LABEL:
         return None
-    raise ValueError(f"{written!r} is no label of a weakness, such as CWE-125")
+    raise ValueError(f"{written!r} is not a label of a weakness, such as CWE-125")
 
 
 def separate_pairs(pairs: Sequence[Pair]) -> list[Pair]:

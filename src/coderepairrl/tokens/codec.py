@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, in_thoughts
+from coderepairrl.tokens.reading import NEVER, Format, Message, Reader, Tool, is_in_thoughts
 from coderepairrl.tokens.rendering import TemplateRenderer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
-from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
+from coderepairrl.tokens.shapes import Shape, find_unwritten, has_calls, reshape
 
 GENERATION_PROMPT = 64
 """Ids at the end of a prompt among which the generation prompt lies: what the template writes to open a reply."""
@@ -66,7 +66,7 @@ class Codec:
         self._markers = Markers(
             frozenset(self.stop_ids), *tags, begin, end, format.held, format.unopened, format.at_end
         )
-        self._thinks = lru_cache(maxsize=64)(lambda beginning: in_thoughts(beginning, tags, self.stop_ids))
+        self._thinks = lru_cache(maxsize=64)(lambda beginning: is_in_thoughts(beginning, tags, self.stop_ids))
 
     def render(
         self,
@@ -109,7 +109,7 @@ class Codec:
     @cached_property
     def unwritten(self) -> frozenset[Shape]:
         """Conversation shapes that the template cannot write."""
-        shapes = unwritten(
+        shapes = find_unwritten(
             lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)), has_tools=self.has_tools
         )
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}

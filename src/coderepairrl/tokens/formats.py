@@ -10,7 +10,7 @@ from itertools import pairwise
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import listed, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find_token, from_json
+from coderepairrl.tokens.reading import Format, Parsed, ParsedCall, Reader, Tool, find_token, parse_json_or_none
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
@@ -32,7 +32,7 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
         recipient = _RECIPIENT.search(reader.decode(head))
         named = reader.decode(head[find_token(head, channel, 0) + 1 :]).split()[:1]
         if recipient or call in ids[at : stop + 1]:
-            name, arguments = recipient[1] if recipient else "", from_json(text)
+            name, arguments = recipient[1] if recipient else "", parse_json_or_none(text)
             if not (closed and name.startswith("functions.") and isinstance(arguments, dict)):
                 arguments = None
             calls.append(ParsedCall(span, name.removeprefix("functions."), arguments))
@@ -51,10 +51,10 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
     """JSON object with ``name`` and ``arguments`` (or ``parameters``) between tags."""
     reply = _qwen(reader, ids, thinking)
     for call in reply.calls:
-        fields = from_json(call.text)
+        fields = parse_json_or_none(call.text)
         if call.name and isinstance(fields, dict):
             values = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
-            arguments = from_json(values[0]) if isinstance(values[0], str) else values[0]
+            arguments = parse_json_or_none(values[0]) if isinstance(values[0], str) else values[0]
             call.arguments = arguments if isinstance(arguments, dict) and len(values) == 1 else None
     return reply
 
@@ -121,7 +121,7 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     at = ids.index(tag) if tag in ids else len(ids)
     text, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
     source, content = (raw, text) if at < len(ids) else (text, "")
-    call = from_json(source)
+    call = parse_json_or_none(source)
     fields = call if isinstance(call, dict) else {}
     name, arguments = fields.get("name"), fields.get("parameters", fields.get("arguments"))
     is_offered = at < len(ids) or name in [tool["function"]["name"] for tool in tools]
@@ -140,10 +140,10 @@ FORMATS = (
     Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
     Format("mistral", _MISTRAL, "", needs=(_MISTRAL, listed.ARGUMENTS), read=listed.mistral_each, ids=_MISTRAL_IDS),
     Format("mistral", _MISTRAL, "", needs=(_MISTRAL,), parse=listed.parse_mistral, ids=_MISTRAL_IDS),
-    Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.glm),
+    Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.parse_glm),
     Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
-    Format("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.deepseek_v32, at_end=True),
+    Format("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.parse_deepseek_v32, at_end=True),
     Format(
         "openai",
         "",
@@ -155,7 +155,7 @@ FORMATS = (
         one_call=True,
         always_reasons=True,
     ),
-    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, at_end=True),
+    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.parse_gemma4, at_end=True),
     Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, parse=tagged.parse_minimax),
     Format("seed_oss", *tagged.SEED, needs=tagged.SEED, parse=tagged.parse_function_tags),
     Format("kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS),
@@ -215,7 +215,7 @@ def find_call_format(
     pairs = enumerate(zip(prompt, answered, strict=False))
     start = next((at for at, (one, other) in pairs if one != other), len(prompt))
     if start < len(asked):
-        raise ConfigError(f"by the chat template of {name} a question is no prefix of the answered question")
+        raise ConfigError(f"by the chat template of {name} a question is not a prefix of the answered question")
     reply = list(answered[start:])
     end = next((at for at, token in enumerate(reply) if token in stop), len(reply))
     text = tokenizer.decode(reply[:end])

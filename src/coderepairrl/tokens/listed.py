@@ -14,10 +14,10 @@ from coderepairrl.tokens.reading import (
     ParsedCall,
     Reader,
     Tool,
-    after_thoughts,
     find_token,
-    from_json,
-    leading_thoughts,
+    parse_after_thoughts,
+    parse_json_or_none,
+    read_thoughts,
     split_at_tokens,
 )
 
@@ -31,7 +31,7 @@ def parse_json_list(
     text: str, tools: Sequence[Tool] = (), *, name: str = "name", arguments: str = "arguments", id: str = ""
 ) -> Calls | None:
     """Parse a JSON list of objects with these keys; None for anything else."""
-    entries = from_json(text)
+    entries = parse_json_or_none(text)
     calls: Calls = []
     for entry in entries if isinstance(entries, list) else ():
         fields = entry if isinstance(entry, dict) else {}
@@ -60,7 +60,7 @@ def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
         stop = min(find_token(ids, closed, 0), *begins)
         at = stop + (ids[stop : stop + 1] == [closed])
         reasoning = reader.decode([token for token in ids[:stop] if token != opened]).strip()
-    reply = after_thoughts(reader, ids, at, reasoning, COHERE, block)
+    reply = parse_after_thoughts(reader, ids, at, reasoning, COHERE, block)
     tags = {reader.convert_tokens_to_ids(tag) for tag in RESPONSE}
     words = ids[at : find_token(ids, reader.convert_tokens_to_ids(COHERE[0]), at)]
     reply.content = reader.decode([token for token in words if token not in tags]).strip()
@@ -75,7 +75,7 @@ MISTRAL_IDS = Ids(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{num
 def mistral_each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
     """``[TOOL_CALLS]``, a name, ``[CALL_ID]`` and an id (version 11 only), ``[ARGS]`` and an object, per call."""
     begin, between = map(reader.convert_tokens_to_ids, (MISTRAL, ARGUMENTS))
-    reasoning, start = leading_thoughts(reader, ids, thinking, begin)
+    reasoning, start = read_thoughts(reader, ids, thinking, begin)
     if start is None:
         return Parsed("", reasoning)
     content, *parts = split_at_tokens(ids[start:], begin)
@@ -89,7 +89,7 @@ def mistral_each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
 def _mistral_call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
     head, *id_parts = split_at_tokens(halves[0], reader.convert_tokens_to_ids(IDENTITY))
     name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in id_parts]
-    arguments = from_json(reader.decode(halves[1])) if len(halves) == 2 else None
+    arguments = parse_json_or_none(reader.decode(halves[1])) if len(halves) == 2 else None
     if not name or not isinstance(arguments, dict) or len(ids) > 1 or not all(map(MISTRAL_IDS.pattern.fullmatch, ids)):
         return None
     return Invocation(name, arguments, *ids)

@@ -22,7 +22,7 @@ LLAMA4 = ("<|python_start|>", "<|python_end|>")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 RESERVED = "_reserved"
 BITS = 1024
-"""Size of integers that are read: hexadecimal writes larger ones in a breath, and they are no JSON."""
+"""Size of integers that are read: hexadecimal writes larger ones in a breath, and they are not JSON."""
 TRIED = 4
 """Possible beginnings of a list of calls that are tried after words."""
 

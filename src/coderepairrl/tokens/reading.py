@@ -30,9 +30,9 @@ Calls = list[Invocation]
 
 @dataclass(slots=True)
 class ParsedCall:
-    """Attempt at a call, without `arguments` if it cannot be read.
+    """A call in a reply; without `arguments` if it is malformed.
 
-    `span` are its ids in the reply. Without it, `text` is a part of the reply's content.
+    `span` are the positions of its ids in the reply. If None, `text` is a part of the reply's content.
     """
 
     span: tuple[int, int] | None
@@ -44,7 +44,7 @@ class ParsedCall:
 
 @dataclass(slots=True)
 class Parsed:
-    """Reply in parts."""
+    """A reply, split into its parts."""
 
     content: str
     reasoning: str = ""
@@ -52,7 +52,7 @@ class Parsed:
 
 
 NEVER = -1
-"""Id of tokens missing from the vocabulary."""
+"""Stands for the id of a token that the vocabulary lacks."""
 THOUGHTS = (
     ("<think>", "</think>"),
     ("<seed:think>", "</seed:think>"),
@@ -60,21 +60,22 @@ THOUGHTS = (
     ("<|channel>", "<channel|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Tags around thoughts; a tokenizer has one pair at most."""
+"""Tags around thoughts; a tokenizer has at most one of these pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids that a policy samples, such as ``functions.shell:3``."""
+    """Call ids that a policy samples, such as ``functions.shell:3``.
 
-    # clients get other ids, from the gateway: a policy that counts from 0 again would repeat its own
+    Clients get different ids, from the gateway, since a policy may count from 0 again and repeat ids.
+    """
 
     pattern: re.Pattern[str]
     make: Callable[[str, int], str]
     """Makes an id of function name and call number in the conversation."""
 
-    def within(self, messages: Sequence[Message]) -> list[Message]:
-        """Replace other ids in calls and results."""
+    def restore(self, messages: Sequence[Message]) -> list[Message]:
+        """Replace ids that the policy did not sample, in calls and results."""
         rewritten: list[Message] = []
         new_ids: dict[str, str] = {}
         count = 0
@@ -96,9 +97,9 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Format of calls between the tokens `begin` and `end` (empty: none).
+    """Format of calls, between the tokens `begin` and `end` (empty if it has none).
 
-    A reply that starts with `held` may be a call. `needs` are special tokens that distinguish calls from text.
+    `needs` are special tokens that distinguish calls from text.
     """
 
     name: str
@@ -108,25 +109,26 @@ class Format:
     parse: Callable[[str, Sequence[Tool]], Calls | None] = lambda text, tools: None
     """Parses the text of a block between `begin` and `end`, given the tools; None if invalid."""
     read: Callable[[Reader, list[int], Sequence[Tool], bool], Parsed] | None = None
-    """Parses ids before the stop token, given the tools and whether they begin in thoughts, where `parse` is not
-    enough."""
+    """Parses a whole reply, its ids before the stop token, given the tools and whether it begins in thoughts; replaces
+    `parse`."""
     words_after: bool = False
-    """Words may follow the last block."""
+    """Whether words may follow the last block."""
     held: str = ""
+    """A reply that starts with this may be a call, so it is streamed only at its end."""
     unopened: str = ""
-    """Start of a call with a missing opening tag: the rest is streamed at the end."""
+    """Start of a call whose opening tag is missing: what follows is streamed at the end."""
     at_end: bool = False
-    """Streamed at a reply's end alone: channels, or words before a marker."""
+    """Whether replies are streamed only at their end, since they have channels, or words before a marker."""
     needs_stop_token: bool = False
-    """Pass the stop token to `read`: it marks a call."""
+    """Whether `read` gets the stop token, which marks a call."""
     one_call: bool = False
-    """One call per reply; templates drop others silently."""
+    """Whether templates render only one call per reply, and drop others silently."""
     tells_thoughts: bool = True
-    """`read` separates thoughts."""
+    """Whether `read` separates thoughts."""
     always_reasons: bool = False
-    """Replies always begin with thoughts."""
+    """Whether replies always begin with thoughts."""
     numbered: bool = False
-    """Ids are call numbers in the conversation, which templates count."""
+    """Whether ids are numbers of calls in the conversation, which templates count."""
     ids: Ids | None = None
     """Ids from the policy, which templates copy into calls and results."""
     write: Callable[[str, Calls], str] | None = None
@@ -138,11 +140,11 @@ class Format:
         """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         reply_ids = list(ids[: end + self.needs_stop_token])
-        thinking, tags = in_thoughts(prompt, reader.thoughts, stop), (self.begin, self.end)
+        thinking, tags = is_in_thoughts(prompt, reader.thoughts, stop), (self.begin, self.end)
         if self.read is not None:
             reply = self.read(reader, reply_ids, tools, thinking)
         else:
-            reply = blocks(
+            reply = parse_blocks(
                 reader,
                 reply_ids,
                 thinking,
@@ -155,15 +157,15 @@ class Format:
         return reply
 
     def _add_unopened(self, reader: Reader, ids: list[int], reply: Parsed) -> None:
-        """Add unread calls for stray tags."""
+        """Add malformed calls for tags outside of calls."""
         spans = [call.span for call in reply.calls]
         tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
         if tags and None not in spans:
             first = spans[0][0] if spans and spans[0] else len(ids)
             stray = {reader.convert_tokens_to_ids(tag) for tag in tags}
-            closed = find_token(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
-            if stray & set(ids[closed:first]):
-                text = reader.decode(ids[closed:first]).strip()  # in the content already
+            start = find_token(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
+            if stray & set(ids[start:first]):
+                text = reader.decode(ids[start:first]).strip()  # already in the content
                 reply.calls.insert(0, ParsedCall(None, text=text))
         close = reader.convert_tokens_to_ids(self.end)
         for (_, at), (stop, _) in pairwise([*filter(None, spans), (len(ids), 0)]):
@@ -191,13 +193,13 @@ class Reader:
         return NEVER if token_id is None else token_id
 
 
-def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
+def is_in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
     """Whether `prompt` ends in thoughts opened by its last message."""
     ends = {*tags, *stop} - {NEVER}
     return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
 
 
-def blocks(
+def parse_blocks(
     reader: Reader,
     ids: list[int],
     thinking: bool,
@@ -206,21 +208,21 @@ def blocks(
     *,
     words_after: bool = False,
 ) -> Parsed:
-    """Reply of thoughts, words, and call blocks (`after_thoughts`)."""
-    reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
+    """Parse a reply of thoughts, words, and blocks of calls (`parse_after_thoughts`)."""
+    reasoning, at = read_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
     if at is None:
         return Parsed("", reasoning)
-    return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
+    return parse_after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
 
 
-def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
-    """Leading thoughts, up to their tag or `begin`, and their end; None if unfinished."""
+def read_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
+    """Read leading thoughts, up to their closing tag or `begin`; return them and their end, None if unfinished."""
     opened, closed = reader.thoughts
     first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
-    again = first < len(ids) and ids[first] == opened
-    if not thinking and not again:
+    is_opened = first < len(ids) and ids[first] == opened
+    if not thinking and not is_opened:
         return "", 0
-    start = first + 1 if again else 0
+    start = first + 1 if is_opened else 0
     stop = find_token(ids, closed, start)
     at = stop + 1
     if stop == len(ids):
@@ -229,7 +231,7 @@ def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int)
     return reasoning, None if stop == len(ids) else at
 
 
-def after_thoughts(
+def parse_after_thoughts(
     reader: Reader,
     ids: list[int],
     at: int,
@@ -239,9 +241,9 @@ def after_thoughts(
     *,
     words_after: bool = False,
 ) -> Parsed:
-    """Reply after the thoughts `reasoning`, from `at` on: words, then blocks of calls between two tokens.
+    """Parse a reply after its thoughts, from `at` on: words, then blocks of calls between the tokens `tags`.
 
-    `read` parses a block, None if invalid. Without a second tag a block ends with the reply.
+    `read` parses a block, and returns None if it is invalid. Without a second tag a block ends with the reply.
     """
     begin, end = map(reader.convert_tokens_to_ids, tags)
     block = find_token(ids, begin, at)
@@ -280,7 +282,7 @@ def split_at_tokens(ids: list[int], at: int) -> list[list[int]]:
     return parts
 
 
-def from_json(text: str) -> object:
+def parse_json_or_none(text: str) -> object:
     """Parse strict JSON; None if invalid."""
     try:
         return parse_json(text)
@@ -292,20 +294,20 @@ def parse_json(text: str) -> object:
     """Parse strict JSON. Raises ValueError for anything else."""
     # also for a repeated key, which would lose a value, and numbers that JSON lacks (``NaN``, ``1e999``)
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
     return fields
 
 
 def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is no number in JSON")
+        raise ValueError(f"{number} is not a number in JSON")
     return value

@@ -11,7 +11,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, find_call_format
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, in_thoughts
+from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader, is_in_thoughts
 from coderepairrl.tokens.template import Template
 
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
@@ -195,7 +195,7 @@ class TemplateRenderer:
         return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
-        shaped = messages if self._ids is None else self._ids.within(messages)
+        shaped = messages if self._ids is None else self._ids.restore(messages)
         shaped = shaped if self._texts else [with_objects(message) for message in shaped]
         return self._template.apply(
             shaped if self._write is None else [_calls_as_text(message, self._write) for message in shaped],
@@ -225,7 +225,7 @@ def _calls_as_text(message: Message, write: Callable[[str, Calls], str]) -> Mess
     if not functions:
         return message
     if not all(isinstance(function["arguments"], dict) for function in functions):
-        raise ValueError("the arguments of a call are no JSON object")
+        raise ValueError("the arguments of a call are not a JSON object")
     calls = [Invocation(function["name"], function["arguments"]) for function in functions]
     without_calls = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**without_calls, "content": write(message.get("content") or "", calls)}
@@ -271,7 +271,7 @@ def package_renderer(
     question, prompt = (
         renderer.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=begins) for begins in (False, True)
     )
-    if not (keep_thoughts or switches or in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
+    if not (keep_thoughts or switches or is_in_thoughts(prompt, Reader(tokenizer).thoughts, stop)):
         raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
     called = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     return renderer, find_call_format(tokenizer, question, prompt, renderer.render_ids(called, tools=[TOOL]), stop)

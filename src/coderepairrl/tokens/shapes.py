@@ -1,4 +1,4 @@
-"""Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies."""
+"""Rewrite conversations whose shape a model's chat template refuses, drops, or writes as a reply of the model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from coderepairrl.tokens.formats import CALL
 from coderepairrl.tokens.reading import Message
 
 Render = Callable[[Sequence[Message]], str]
-"""Writes a conversation; raises ValueError for one that it refuses."""
+"""Renders a conversation with a chat template; raises ValueError for one that it refuses."""
 BEGIN = "Please continue."
 """User message added to a conversation without one (LiteLLM's words)."""
 
 
 class Shape(StrEnum):
-    """Shape that a template may not write, and its replacement."""
+    """Shape of a conversation that a template may not write, and what it is rewritten to."""
 
     SYSTEMS = "several system messages"
     """Joined to the first; after a reply see `LATE`."""
@@ -55,8 +55,8 @@ EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
 }
 
 
-def unwritten(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
-    """Shapes that a template cannot write; without tools, of conversations without calls."""
+def find_unwritten(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
+    """Find the shapes that a template cannot write; without tools, only of conversations without calls."""
     return frozenset(
         shape
         for shape, each in EXAMPLES.items()
@@ -86,7 +86,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
 
 
 class Reshaped(NamedTuple):
-    """Rewritten conversation, and changes."""
+    """A rewritten conversation, and the changes: index of the message and its shape."""
 
     messages: list[Message]
     changes: list[tuple[int, Shape]]
@@ -100,7 +100,7 @@ _JOINED = {
 
 
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
-    """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with `calls` calls.
+    """Rewrite `messages`, a conversation or what follows a reply with `calls` calls, so that it has none of `shapes`.
 
     The result of a longer conversation begins with that of a shorter one.
     """
@@ -108,7 +108,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     changes: list[tuple[int, Shape]] = []
     opening, unanswered = calls is None, calls or 0
 
-    def rewrites(at: int, shape: Shape) -> bool:
+    def must_rewrite(at: int, shape: Shape) -> bool:
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes
@@ -116,23 +116,23 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     numbered = list(enumerate(messages))
     first = next((at for at, message in numbered if message["role"] == "assistant"), len(messages))
     has_user = any(message["role"] != "system" for message in messages[:first])
-    if opening and not has_user and rewrites(min(first, len(messages) - 1), Shape.NO_USER):
+    if opening and not has_user and must_rewrite(min(first, len(messages) - 1), Shape.NO_USER):
         numbered.insert(first, (first, {"role": "user", "content": BEGIN}))
     for at, message in numbered:
         role, last = message["role"], shaped[-1]["role"] if shaped else "" if opening else "assistant"
-        if role == "system" and opening and last and rewrites(at, Shape.SYSTEMS):
+        if role == "system" and opening and last and must_rewrite(at, Shape.SYSTEMS):
             has_system = shaped[0]["role"] == "system"
-            shaped[:has_system] = [_joined(shaped[0], message) if has_system else message]
+            shaped[:has_system] = [_join(shaped[0], message) if has_system else message]
             continue
         is_late = role == "system" and not opening
         is_orphan = role == "tool" and not (unanswered and last in ("assistant", "tool"))
-        if (is_late or is_orphan) and rewrites(at, Shape.LATE if is_late else Shape.ORPHAN):
+        if (is_late or is_orphan) and must_rewrite(at, Shape.LATE if is_late else Shape.ORPHAN):
             role, message = "user", {"role": "user", "content": message["content"]}
-        if role == "user" and last == "assistant" and unanswered and rewrites(at, Shape.AFTER_CALL):
+        if role == "user" and last == "assistant" and unanswered and must_rewrite(at, Shape.AFTER_CALL):
             call = shaped[-1]["tool_calls"][0] if shaped else CALL
             role, message = "tool", {"role": "tool", "tool_call_id": call["id"], "content": message["content"]}
-        if shaped and (last, role) in _JOINED and rewrites(at, _JOINED[last, role]):
-            shaped[-1] = _joined(shaped[-1], message)
+        if shaped and (last, role) in _JOINED and must_rewrite(at, _JOINED[last, role]):
+            shaped[-1] = _join(shaped[-1], message)
         else:
             shaped.append(message)
             unanswered -= role == "tool"
@@ -141,7 +141,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     return Reshaped(shaped, changes)
 
 
-def _joined(message: Message, more: Message) -> Message:
+def _join(message: Message, more: Message) -> Message:
     text = "\n\n".join(each["content"] for each in (message, more) if each["content"])
     calls = [*(message.get("tool_calls") or ()), *(more.get("tool_calls") or ())]
     return {**message, "content": text, **({"tool_calls": calls} if calls else {})}

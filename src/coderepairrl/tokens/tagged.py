@@ -1,4 +1,4 @@
-"""Parsers of calls between tags: Qwen3-Coder, Seed, GLM, DeepSeek, Kimi, MiniMax and Gemma 4."""
+"""Parsers of tool calls between tags: Qwen3-Coder, Seed, GLM, DeepSeek, Kimi, MiniMax and Gemma 4."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from coderepairrl.tokens.reading import (
     ParsedCall,
     Reader,
     Tool,
-    after_thoughts,
-    blocks,
     find_token,
-    from_json,
-    leading_thoughts,
+    parse_after_thoughts,
+    parse_blocks,
     parse_json,
+    parse_json_or_none,
+    read_thoughts,
     split_at_tokens,
 )
 
 
 def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
-    """Calls of Qwen3-Coder, Nemotron and Seed: tags for the function and each parameter.
+    """Parse calls of Qwen3-Coder, Nemotron and Seed: tags for the function and each parameter.
 
-    Values keep indentation; one newline at either end is dropped. None for anything else.
+    Values keep indentation, but lose a newline at either end. Returns None for anything else.
     """
     calls: Calls = []
     text, at = text.strip(), 0
@@ -36,12 +36,12 @@ def parse_function_tags(text: str, tools: Sequence[Tool]) -> Calls | None:
         function = _FUNCTION.match(text, at)
         if function is None:
             return None
-        schema, arguments, at = parameters(tools, function[1]), {}, function.end()
+        schema, arguments, at = tool_schema(tools, function[1]), {}, function.end()
         while parameter := _PARAMETER.match(text, at):
             name, value = parameter.groups()
             if name in arguments or "<parameter=" in value:
                 return None
-            arguments[name], at = schema.typed(value, name), parameter.end()
+            arguments[name], at = schema.convert(value, name), parameter.end()
         end = _FUNCTION_END.match(text, at)
         if end is None:
             return None
@@ -56,70 +56,70 @@ _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
 
 
-def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
-    """Name, then keys and values between tokens. Values are exact; non-text types by the schema are JSON."""
+def parse_glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+    """Parse a name, then keys and values between tokens. Values that are not text by the schema are JSON."""
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
     def block(inner: list[int]) -> Calls | None:
         title, *pairs = split_at_tokens(inner, key)
         name = reader.decode(title).strip()
-        schema, arguments = parameters(tools, name), {}
+        schema, arguments = tool_schema(tools, name), {}
         for pair in pairs:
             marks = [token for token in pair if token in (key_end, value, value_end)]
             if marks != [key_end, value, value_end]:
                 return None
-            at, begins, ends = (pair.index(mark) for mark in marks)
-            if reader.decode([*pair[at + 1 : begins], *pair[ends + 1 :]]).strip():
+            at, begin, end = (pair.index(mark) for mark in marks)
+            if reader.decode([*pair[at + 1 : begin], *pair[end + 1 :]]).strip():
                 return None
             argument = reader.decode(pair[:at]).strip()
             if argument in arguments:
                 return None
-            arguments[argument] = schema.typed(reader.decode(pair[begins + 1 : ends]), argument)
+            arguments[argument] = schema.convert(reader.decode(pair[begin + 1 : end]), argument)
         return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
-    return blocks(reader, ids, thinking, QWEN, block)
+    return parse_blocks(reader, ids, thinking, QWEN, block)
 
 
 _FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
-def _sections(
+def _section_parser(
     tags: tuple[str, str], marks: tuple[str, str, str], read: Callable[[str, str], tuple[str, str, str] | None]
 ) -> Any:
-    """Parser of a section between `tags`, calls between two of `marks` and separated by the third.
+    """Make a parser of a section between `tags`, with calls between the first two of `marks`.
 
-    `read` returns name, JSON arguments, and id from the texts around the separator.
+    The third of `marks` separates the two texts of a call, from which `read` returns name, JSON arguments and id.
     """
 
     def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
-        begin, end, between = map(reader.convert_tokens_to_ids, marks)
+        begin, end, separator = map(reader.convert_tokens_to_ids, marks)
 
         def block(inner: list[int]) -> Calls | None:
             head, *parts = split_at_tokens(inner, begin)
             calls: Calls = []
             for part in parts:
                 call, *rest = split_at_tokens(part, end)
-                halves = split_at_tokens(call, between)
+                halves = split_at_tokens(call, separator)
                 if len(rest) != 1 or reader.decode(rest[0]).strip() or len(halves) != 2:
                     return None
                 call_parts = read(*map(reader.decode, halves))
-                arguments = from_json(call_parts[1]) if call_parts else None
+                arguments = parse_json_or_none(call_parts[1]) if call_parts else None
                 if call_parts is None or not call_parts[0] or not isinstance(arguments, dict):
                     return None
                 calls.append(Invocation(call_parts[0], arguments, call_parts[2]))
             return None if reader.decode(head).strip() else calls
 
-        return blocks(reader, ids, thinking, tags, block)
+        return parse_blocks(reader, ids, thinking, tags, block)
 
     return reply
 
 
-def _fenced(kind: str, call: str) -> tuple[str, str, str] | None:
+def _read_fenced_call(kind: str, call: str) -> tuple[str, str, str] | None:
     match = _FENCED.fullmatch(call)
     return (match[1].strip(), match[2], "") if match and kind.strip() == "function" else None
 
 
-def _identified(title: str, arguments: str) -> tuple[str, str, str] | None:
+def _read_id_call(title: str, arguments: str) -> tuple[str, str, str] | None:
     match = KIMI_IDS.pattern.fullmatch(title.strip())
     return (match[1], arguments, match[0]) if match else None
 
@@ -136,30 +136,30 @@ KIMI_IDS = Ids(re.compile(r"functions\.([^:\s]+):\d{1,9}"), lambda name, number:
 KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
 GLM_ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-deepseek_v31 = _sections(DEEPSEEK, DEEPSEEK_CALL, lambda name, arguments: (name.strip(), arguments, ""))
-"""Name, separator, JSON."""
-deepseek_v3 = _sections(DEEPSEEK, DEEPSEEK_CALL, _fenced)
-"""The word *function*, separator, name and fenced JSON."""
-kimi_k2 = _sections(KIMI, KIMI_CALL, _identified)
-"""Id ``functions.NAME:NUMBER``, separator, JSON."""
+deepseek_v31 = _section_parser(DEEPSEEK, DEEPSEEK_CALL, lambda name, arguments: (name.strip(), arguments, ""))
+"""Parses a call as name, separator, JSON."""
+deepseek_v3 = _section_parser(DEEPSEEK, DEEPSEEK_CALL, _read_fenced_call)
+"""Parses a call as the word *function*, separator, name and fenced JSON."""
+kimi_k2 = _section_parser(KIMI, KIMI_CALL, _read_id_call)
+"""Parses a call as id ``functions.NAME:NUMBER``, separator, JSON."""
 
 _INVOKE = re.compile(r'<invoke name="([^"\n]+)">(.*?)</invoke>', re.DOTALL)
 _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTALL)
 
 
 def parse_minimax(text: str, tools: Sequence[Tool]) -> Calls | None:
-    """Parse ordinary text tags for each function and parameter, all calls in one block. Values are exact."""
-    return _invocations(
-        text, _INVOKE, _ARGUMENT, lambda function, name, value: parameters(tools, function).typed(value, name)
+    """Parse tags (text, not tokens) for each function and parameter, with all calls in one block."""
+    return _parse_invocations(
+        text, _INVOKE, _ARGUMENT, lambda function, name, value: tool_schema(tools, function).convert(value, name)
     )
 
 
-def _invocations(
+def _parse_invocations(
     text: str, invoke: re.Pattern[str], argument: re.Pattern[str], value: Callable[..., object]
 ) -> Calls | None:
-    """Parse functions between tags; `value` makes one of function, parameter, and the rest of the `argument`.
+    """Parse functions between tags; `value` makes a value of function, parameter, and further groups of `argument`.
 
-    None for text between tags, a repeated parameter, and a ValueError of `value`.
+    Returns None for text between tags, a repeated parameter, and a ValueError of `value`.
     """
     calls: Calls = []
     for function, body in invoke.findall(text):
@@ -181,22 +181,22 @@ _DSML_ARGUMENT = re.compile(
 )
 
 
-def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
-    """Tags with the token ``｜DSML｜``: a block of functions and their parameters, exact or in JSON."""
-    # the first tag's bracket precedes the token, which alone distinguishes it from text
+def parse_deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+    """Parse tags with the token ``｜DSML｜``: a block of functions and parameters, whose values are text or JSON."""
+    # only the token distinguishes a tag from text, and the tag's bracket precedes it
     mark = reader.convert_tokens_to_ids(DSML)
-    reasoning, at = leading_thoughts(reader, ids, thinking, mark)
+    reasoning, at = read_thoughts(reader, ids, thinking, mark)
     if at is None:
         return Parsed("", reasoning)
     begin = find_token(ids, mark, at)
-    if at == begin < len(ids) and reasoning.endswith("<"):  # thoughts that a call ended
+    if at == begin < len(ids) and reasoning.endswith("<"):  # a call ends the thoughts
         at, reasoning = begin - 1, reasoning[:-1].strip()
     words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
     if not block:
         return Parsed(words.strip(), reasoning)
     span = (begin, len(ids))
     match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
-    calls = match and _invocations(
+    calls = match and _parse_invocations(
         match[1],
         _DSML_INVOKE,
         _DSML_ARGUMENT,
@@ -211,8 +211,8 @@ _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
-def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
-    """``call:``, a name, and a JSON object with bare keys and strings between tokens."""
+def parse_gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Parsed:
+    """Parse ``call:``, a name, and a JSON object with keys without quotes and strings between tokens."""
     quote, channel, end = map(reader.convert_tokens_to_ids, ('<|"|>', "<|channel>", "<channel|>"))
 
     def block(inner: list[int]) -> Calls | None:
@@ -222,7 +222,7 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
             for at, part in enumerate(parts)
         ]
         call = _GEMMA_CALL.fullmatch("".join(texts)) if len(parts) % 2 else None
-        arguments = from_json(call[2]) if call else None
+        arguments = parse_json_or_none(call[2]) if call else None
         return [Invocation(call[1], arguments)] if call and isinstance(arguments, dict) else None
 
     at, reasoning = 0, ""
@@ -231,8 +231,8 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
         at = stop + 1 if stop < len(ids) else find_token(ids, reader.convert_tokens_to_ids(GEMMA4[0]), 0)
         thoughts = [token for token in ids[: min(stop, at)] if token != channel]
         reasoning = reader.decode(thoughts).removeprefix("thought\n").strip()
-    # its template writes words behind calls
-    return after_thoughts(reader, ids, at, reasoning, GEMMA4, block, words_after=True)
+    # its template writes words after calls
+    return parse_after_thoughts(reader, ids, at, reasoning, GEMMA4, block, words_after=True)
 
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -249,31 +249,31 @@ IMPLIED: dict[str, str] = {
     **dict.fromkeys(("items", "prefixItems"), "array"),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
 }
-"""Types implied by keywords in a schema without a type."""
+"""Type that a keyword implies in a schema without a type."""
 COMBINED = ("allOf", "anyOf", "oneOf")
 
 
-def parameters(tools: Sequence[Tool], name: str) -> ToolSchema:
-    """Schema of the tool `name`; empty for an unknown tool."""
+def tool_schema(tools: Sequence[Tool], name: str) -> ToolSchema:
+    """Find the schema of the tool `name`; empty for an unknown tool."""
     return ToolSchema(
         next((each["function"].get("parameters") for each in tools if each["function"]["name"] == name), {})
     )
 
 
 class ToolSchema:
-    """Unchecked schema `root` of a tool's parameters."""
+    """Schema of a tool's parameters; `root` may be malformed."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, set[type]] = {}
 
-    def typed(self, text: str, name: str) -> object:
-        """Value of parameter `name`: JSON if the schema allows its type, else `text`."""
+    def convert(self, text: str, name: str) -> object:
+        """Convert the value of parameter `name`: JSON if the schema allows its type, else `text`."""
         try:
-            types = set[type]().union(*map(self._types, self._described(name)))
-        except RecursionError:  # schemas that refer to each other a thousand times
+            types = set[type]().union(*map(self._types, self._schemas_of(name)))
+        except RecursionError:  # too many schemas that refer to each other
             return text
-        word = text.strip().lower()  # templates write Python's names
+        word = text.strip().lower()  # templates write Python's True, False, None
         if bool in types and word in ("true", "false"):
             return word == "true"
         if type(None) in types and word in ("null", "none"):
@@ -282,44 +282,44 @@ class ToolSchema:
             value = parse_json(text)
         except ValueError:
             return text
-        integral = int if isinstance(value, float) and value.is_integer() else type(value)
-        return value if {type(value), integral} & (types - {str}) else text
+        json_type = int if isinstance(value, float) and value.is_integer() else type(value)
+        return value if {type(value), json_type} & (types - {str}) else text
 
-    def _described(self, name: str) -> list[Any]:
+    def _schemas_of(self, name: str) -> list[Any]:
         schemas = list(self._combined(self._root, set()))
-        named = [each["properties"][name] for each in schemas if name in _mapping(each.get("properties"))]
+        named = [each["properties"][name] for each in schemas if name in _as_mapping(each.get("properties"))]
         return named or [each.get("additionalProperties") for each in schemas]
 
     def _combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         if isinstance(schema, Mapping) and id(schema) not in seen:
             seen.add(id(schema))
             yield schema
-            for each in (self._referred(schema), *(part for key in COMBINED for part in _list(schema.get(key)))):
+            for each in (self._resolve(schema), *(part for key in COMBINED for part in _as_list(schema.get(key)))):
                 yield from self._combined(each, seen)
 
     def _types(self, schema: Any) -> set[type]:
         if not isinstance(schema, Mapping) or id(schema) in self._known:
             return self._known.get(id(schema), set())
-        self._known[id(schema)] = set()  # while its parts may refer to it
-        names = _list(schema.get("type")) or [schema.get("type")]
-        values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+        self._known[id(schema)] = set()  # its parts may refer to it
+        names = _as_list(schema.get("type")) or [schema.get("type")]
+        values = [schema["const"]] if "const" in schema else _as_list(schema.get("enum"))
         conditions: list[set[type]] = [
             {each for name in names if isinstance(name, str) for each in KINDS.get(name, ())},
             {each for value in values for each in (KINDS["number"] if isinstance(value, float) else (type(value),))},
-            *map(self._types, (self._referred(schema), *_list(schema.get("allOf")))),
-            *(set[type]().union(*map(self._types, _list(schema.get(key)))) for key in ("anyOf", "oneOf")),
+            *map(self._types, (self._resolve(schema), *_as_list(schema.get("allOf")))),
+            *(set[type]().union(*map(self._types, _as_list(schema.get(key)))) for key in ("anyOf", "oneOf")),
         ]
-        stated = [types for types in conditions if types]
+        restrictions = [types for types in conditions if types]
         types = (
-            set.intersection(*stated)
-            if stated
+            set.intersection(*restrictions)
+            if restrictions
             else {each for key in IMPLIED if key in schema for each in KINDS[IMPLIED[key]]}
         )
         self._known[id(schema)] = types | ({type(None)} if schema.get("nullable") is True else set())
         return self._known[id(schema)]
 
-    def _referred(self, schema: Mapping[str, Any]) -> Any:
-        """Schema that `schema` refers to within `root`, or None. Never uses the network."""
+    def _resolve(self, schema: Mapping[str, Any]) -> Any:
+        """Find the schema that `schema` refers to within `root`, or None. Never uses the network."""
         if not isinstance(reference := schema.get("$ref"), str):
             return None
         from referencing import Registry
@@ -328,13 +328,13 @@ class ToolSchema:
 
         try:
             return Registry().resolver_with_root(DRAFT202012.create_resource(self._root)).lookup(reference).contents
-        except (Unresolvable, ValueError, TypeError, AttributeError):  # nothing was checked before
+        except (Unresolvable, ValueError, TypeError, AttributeError):  # the schema may be malformed
             return None
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

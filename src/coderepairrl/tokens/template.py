@@ -47,9 +47,9 @@ class Template:
         from jinja2 import TemplateError
 
         try:
-            with _bounded():
+            with _limit_time():
                 return str(
-                    _compiled(self.source).render(
+                    _compile(self.source).render(
                         **self.tokens,
                         messages=list(messages),
                         tools=list(tools) or None,
@@ -68,7 +68,7 @@ class Template:
 
 
 @contextmanager
-def _bounded() -> Iterator[None]:
+def _limit_time() -> Iterator[None]:
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -124,7 +124,7 @@ def find_template(folder: Path) -> Template | None:
 
 
 @lru_cache(maxsize=8)
-def _compiled(source: str) -> Any:
+def _compile(source: str) -> Any:
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -84,18 +84,18 @@ def _split_node(parent: Node, child: Node, at: int) -> Node:
     return upper
 
 
-def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> int:
-    """Length of the common prefix of `one` and ``other[start:]``.
+def common(first: Sequence[object], other: Sequence[object], start: int = 0) -> int:
+    """Length of the common prefix of `first` and ``other[start:]``.
 
     >>> common("abcd", "xabd", 1)
     2
     """
-    low, high = 0, min(len(one), len(other) - start)
-    if one[:high] == other[start : start + high]:
+    low, high = 0, min(len(first), len(other) - start)
+    if first[:high] == other[start : start + high]:
         return high
     while high - low > 1:  # bisection: all slice comparisons together are as long as the first
         middle = (low + high) // 2
-        if one[low:middle] == other[start + low : start + middle]:
+        if first[low:middle] == other[start + low : start + middle]:
             low = middle
         else:
             high = middle

@@ -189,7 +189,7 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
     _, output = _canonical(codec, reply, "a reply in words", _ADDED["a user message"])
     expected = [*prompt, *output[:-1]]
     if codec.render((*conversation, *reply), _tools(codec), prompt=False)[: len(expected)] != expected:
-        raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are no prefix of the conversation")
+        raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are not a prefix of the conversation")
 
 
 def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
@@ -201,7 +201,7 @@ def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: 
     answered = codec.render((*conversation, *reply), _tools(codec), prompt=False)
     ends = [at for at in range(len(prompt), len(answered)) if answered[at] in codec.stop_ids]
     if answered[: len(prompt)] != prompt:
-        raise ConfigError(f"{codec.name}: the prompt after {name} is no prefix of the conversation after it")
+        raise ConfigError(f"{codec.name}: the prompt after {name} is not a prefix of the conversation after it")
     output = rendered[len(prompt) : (ends[-1] if ends else len(answered)) + 1]
     more = codec.extend(prompt, output, news)
     if more is None or [*prompt, *output, *more] != rendered:
@@ -232,7 +232,7 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
     if complete[: len(prompt)] != prompt:
         if not codec.thinking:
             raise ConfigError(
-                f"{codec.name}: the prompt before {name} is no prefix of the conversation after it",
+                f"{codec.name}: the prompt before {name} is not a prefix of the conversation after it",
                 fix="its template closes thoughts in prompts alone: try model.thinking=true",
             )
         header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _tools(codec), prompt=False)

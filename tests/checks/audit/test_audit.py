@@ -20,7 +20,7 @@ from coderepairrl.checks.audit import trials
 from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks import ScriptedSource, select
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.types import Checks, Command, Task
 from commands import CRRL
 from rewards.folder import Local
@@ -43,7 +43,11 @@ def task(folder: Path, name: str, check: str, **fields: Any) -> Task:
     workspace.mkdir()
     (workspace / "m.py").write_text(BUG)
     (workspace / "check.py").write_text(check)
-    about = {"workspace": f"dir:{workspace}", "reference": unified("m.py", BUG, REPAIR), "repository": f"own/{name[0]}"}
+    about = {
+        "workspace": f"dir:{workspace}",
+        "reference": format_diff("m.py", BUG, REPAIR),
+        "repository": f"own/{name[0]}",
+    }
     checks = Checks((Command((sys.executable, "-B", "check.py"), 20.0),), {"check.py": check})
     return Task(**{"id": name, "prompt": "Repair it.", "language": "python", "checks": checks, **about, **fields})
 
@@ -54,7 +58,7 @@ def planted(tmp_path: Path) -> list[Task]:
     counter.write_text("")
     counter.chmod(0o666)
     tmp_path.chmod(0o755)
-    wrong = unified("m.py", BUG, BUG.replace("return x", "return low"))
+    wrong = format_diff("m.py", BUG, BUG.replace("return x", "return low"))
     return [
         task(tmp_path, "strong", STRONG),
         task(tmp_path, "weak", WEAK),
@@ -143,7 +147,7 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
         lines.write('{"task": "strong", "wh')  # as a kill leaves it
     assert await again(Local()) == whole
     assert await again(Failing(0)) == whole, "all is known"
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         await again(Local(), resume=False)
     with pytest.raises(UsageError, match="another audit"):
         await again(Local(), SETTINGS._replace(seed=1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.checks.audit.history import History, history, later
+from coderepairrl.checks.audit.history import History, find_unreachable, history
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ExecResult
 from rewards.folder import git
@@ -50,14 +50,14 @@ def repair(folder: Path, text: bytes = REPAIR) -> None:
 
 async def found(folder: Path) -> History:
     box = Folder(folder)
-    return await history(box, await later(box), BEFORE, AFTER)
+    return await history(box, await find_unreachable(box), BEFORE, AFTER)
 
 
 async def test_the_past_is_no_leak_nor_is_there_one_without_a_repository(folder: Path, tmp_path: Path) -> None:
-    assert await later(Folder(folder)) == await later(Folder(tmp_path)) == {}
+    assert await find_unreachable(Folder(folder)) == await find_unreachable(Folder(tmp_path)) == {}
     git(folder, "gc", "-q", "--prune=now")
     git(tmp_path, "init", "-q")
-    assert await later(Folder(folder)) == await later(Folder(tmp_path)) == {}
+    assert await find_unreachable(Folder(folder)) == await find_unreachable(Folder(tmp_path)) == {}
     assert (await found(folder)).commits == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.checks.audit.wrong import KINDS, Made, WrongPatch, wrong_patches
+from coderepairrl.checks.audit.wrong import KINDS, Mutants, WrongPatch, draw_mutants
 from rewards.folder import Repository, git
 
 OLD = '''def clamp(value, low, high):
@@ -44,8 +44,8 @@ class Change:
         self.before = {name: old[name].encode() if name in old else None for name in {**old, **new}}
         self.after = {name: text.encode() for name, text in {**old, **new}.items()}
 
-    def wrong(self, count: int = 1000, seed: str = "0") -> Made:
-        return wrong_patches(self.reference, self.before, self.after, count, seed)
+    def wrong(self, count: int = 1000, seed: str = "0") -> Mutants:
+        return draw_mutants(self.reference, self.before, self.after, count, seed)
 
     def applied(self, wrong: WrongPatch) -> dict[str, str]:
         git(self.folder, "apply", "-", stdin=wrong.patch)
@@ -74,7 +74,7 @@ def test_all_kinds_are_made_and_none_is_the_reference_or_nothing(change: Change)
         assert (files["README.md"], files["tests/test_m.py"]) == ("b\n", "x = 2\n"), "only programs are changed"
         trees = [ast.dump(ast.parse(files.get(name, ""))) for name in programs]
         assert trees not in (repaired, untouched), wrong
-    assert made.same > 0, "a docstring and a comment are among the lines of the reference"
+    assert made.equivalent > 0, "a docstring and a comment are among the lines of the reference"
     texts = {wrong.what for wrong in made.patches}
     assert "comparison: if value <= low:" in texts and "operator: return max(values) + min(values)" in texts
 

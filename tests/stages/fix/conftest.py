@@ -85,4 +85,4 @@ def says(*texts: str) -> list[str]:
 
 
 PATCH = call("apply_patch", file_path="add.py", old_content="a - b", new_content="a + b")
-SHORT = ["--agent-option", "system=compact", "--agent-option", "tools=compact"]
+SHORT = ["agent.options.system=compact", "agent.options.tools=compact"]

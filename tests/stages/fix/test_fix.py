@@ -45,7 +45,7 @@ def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Pat
     shown = done.stderr.decode()
     for line in ("Let me look.", "* shell cat add.py", "    return a - b", "file_path: add.py", DONE, "2 tool calls"):
         assert line in shown
-    assert "\x1b" not in shown, "plain where it is no terminal"
+    assert "\x1b" not in shown, "plain where it is not a terminal"
 
 
 def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(home: Home, miniature: Path) -> None:

@@ -41,7 +41,7 @@ def test_it_trains_on_what_vllm_sampled(weights: tuple[str, ...], tmp_path: Path
         account = step["account"]
         lost = [*account["masked"].values(), *account["dropped"].values()]
         assert account["sampled"] == account["trained"] + sum(lost)
-    if not weights:  # an adapter alone is no model
+    if not weights:  # an adapter alone is not a model
         assert asyncio.run(serves(tmp_path / told["run"] / "checkpoints" / "00002", tmp_path))
 
 

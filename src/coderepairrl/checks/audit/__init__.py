@@ -66,9 +66,9 @@ class Rate(NamedTuple):
         return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
 
 
-def rates(found: Sequence[Audited]) -> list[Rate]:
+def rates(audited: Sequence[Audited]) -> list[Rate]:
     """Shares of tasks, then of mutants, overall and by kind."""
-    cluster_of = clusters_by({each.task.id: each.task.repository for each in found})
+    cluster_of = clusters_by({each.task.id: each.task.repository for each in audited})
 
     def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
         answered = [(cluster_of[task], answer) for task, answer in answers if answer is not None]
@@ -85,7 +85,7 @@ def rates(found: Sequence[Audited]) -> list[Rate]:
         )
 
     def of_tasks(name: str, ask: Callable[[Audited], bool | None]) -> Rate:
-        return share(name, [(each.task.id, ask(each)) for each in found])
+        return share(name, [(each.task.id, ask(each)) for each in audited])
 
     shares = [
         of_tasks("the reference passes", lambda each: each.passes),
@@ -97,7 +97,7 @@ def rates(found: Sequence[Audited]) -> list[Rate]:
     ]
     for kind in ("", *KINDS):
         answers = [
-            (each.task.id, one.accepted) for each in found for one in each.wrong if not kind or one.wrong.kind == kind
+            (each.task.id, one.accepted) for each in audited for one in each.wrong if not kind or one.wrong.kind == kind
         ]
         if answers or not kind:
             name = f"mutants accepted: {kind}" if kind else "mutants accepted"
@@ -105,48 +105,48 @@ def rates(found: Sequence[Audited]) -> list[Rate]:
     return shares
 
 
-def accepts(found: Audited) -> bool | None:
+def accepts(audited: Audited) -> bool | None:
     """Whether a task accepts a mutant; None if none was judged."""
-    judged = [each.accepted for each in found.wrong if each.accepted is not None]
+    judged = [each.accepted for each in audited.wrong if each.accepted is not None]
     return any(judged) if judged else None
 
 
-def as_json(settings: Settings, found: Sequence[Audited]) -> dict[str, Any]:
+def as_json(settings: Settings, audited: Sequence[Audited]) -> dict[str, Any]:
     """Convert an audit to plain data."""
     return {
         "settings": settings._asdict(),
         "method": METHOD,
-        "rates": [each.as_json() for each in rates(found)],
-        "tasks": [_task(each) for each in found],
+        "rates": [each.as_json() for each in rates(audited)],
+        "tasks": [_task(each) for each in audited],
     }
 
 
-def _task(found: Audited) -> dict[str, Any]:
+def _task(audited: Audited) -> dict[str, Any]:
     return {
-        "task": found.task.id,
-        "repository": found.task.repository,
-        "reference_passes": found.passes,
-        "untouched_fails": found.fails,
-        "flaky": None if found.flaky is None else list(found.flaky),
-        "problems": list(found.problems),
-        "history": None if found.history is None else found.history.as_json(),
+        "task": audited.task.id,
+        "repository": audited.task.repository,
+        "reference_passes": audited.passes,
+        "untouched_fails": audited.fails,
+        "flaky": None if audited.flaky is None else list(audited.flaky),
+        "problems": list(audited.problems),
+        "history": None if audited.history is None else audited.history.as_json(),
         "mutants": [
-            {**each.wrong.as_json(), "accepted": each.accepted, "problem": each.problem} for each in found.wrong
+            {**each.wrong.as_json(), "accepted": each.accepted, "problem": each.problem} for each in audited.wrong
         ],
-        "no_mutants": found.no_wrong,
-        "same": found.same,
-        "faults": dict(sorted(found.faults.items())),
+        "no_mutants": audited.no_wrong,
+        "same": audited.same,
+        "faults": dict(sorted(audited.faults.items())),
     }
 
 
-def format_rates_table(found: Sequence[Audited]) -> str:
+def format_rates_table(audited: Sequence[Audited]) -> str:
     """Table: shares, failed trials, accepted mutants."""
-    lines = [f"{counted(len(found), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
-    for each in rates(found):
+    lines = [f"{counted(len(audited), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
+    for each in rates(audited):
         of = f"{each.hits}/{each.measured}"
         sides = (_format_share(each.independent), _format_share(each.clustered))
         lines.append(f"  {each.name:<44} {of:>9}  {sides[0]:<22}  {sides[1]:<22}  {each.unmeasured or ''}".rstrip())
-    for task in found:
+    for task in audited:
         if task.faults:
             reasons = "; ".join(
                 f"{change}: {reason.splitlines()[0]}" for change, reason in task.faults.items() if reason
@@ -160,8 +160,8 @@ def format_rates_table(found: Sequence[Audited]) -> str:
     return "\n".join(lines)
 
 
-def _format_share(found: Interval | None) -> str:
-    return "-" if found is None else str(found)
+def _format_share(interval: Interval | None) -> str:
+    return "-" if interval is None else str(interval)
 
 
 def dumps(plain: dict[str, Any]) -> str:

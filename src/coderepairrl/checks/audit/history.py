@@ -46,7 +46,7 @@ class History(NamedTuple):
 
     repair: str
     commits: int
-    """Commits that are no ancestors of the sandbox's."""
+    """Commits that are not ancestors of the sandbox's."""
     objects: int
     """Objects not reached from its commit and its ancestors' tags."""
     names: tuple[str, ...] = ()
@@ -57,12 +57,12 @@ class History(NamedTuple):
         return {**self._asdict(), "names": list(self.names)}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> History:
+    def parse(cls, plain: Mapping[str, Any]) -> History:
         """Inverse of `as_json`."""
         return cls(plain["repair"], plain["commits"], plain["objects"], tuple(plain["names"]))
 
 
-async def later(sandbox: Sandbox) -> dict[str, str]:
+async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:
     """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id. Raises `SandboxFault`."""
     listing = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
     if listing.exit_code == 3 and not listing.timed_out:
@@ -75,31 +75,31 @@ async def later(sandbox: Sandbox) -> dict[str, str]:
 
 
 async def history(
-    sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+    sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """Search objects `there` (`later`) for the change from `before` to `after`, texts by path.
+    """Search `objects` (`find_unreachable`) for the change from `before` to `after`, texts by path.
 
     Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """
-    commits = sum(kind == "commit" for kind in there.values())
-    if not there:
+    commits = sum(kind == "commit" for kind in objects.values())
+    if not objects:
         return History("", 0, 0)
     listing = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
     names = tuple(listing.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if listing.ok else ()
-    return History(await _repair(sandbox, there, before, after), commits, len(there), names)
+    return History(await _repair(sandbox, objects, before, after), commits, len(objects), names)
 
 
 async def _repair(
-    sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+    sandbox: Sandbox, objects: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> str:
     for path, content in after.items():
         if content is None:
             continue
         hashed = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
-        if hashed.ok and hashed.output.decode("ascii", "replace").strip() in there:
+        if hashed.ok and hashed.output.decode("ascii", "replace").strip() in objects:
             return f"{path} as the reference leaves it"
     line = _telling(before, after)
-    blobs = "".join(f"{name}\n" for name, kind in there.items() if kind == "blob").encode()
+    blobs = "".join(f"{name}\n" for name, kind in objects.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
     count = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from coderepairrl import grading
 from coderepairrl.checks import task_source
-from coderepairrl.checks.audit.history import History, history, later
-from coderepairrl.checks.audit.wrong import Made, Texts, WrongPatch, wrong_patches
+from coderepairrl.checks.audit.history import History, find_unreachable, history
+from coderepairrl.checks.audit.wrong import Mutants, Texts, WrongPatch, draw_mutants
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import (
     CodeRepairError,
@@ -120,7 +120,7 @@ async def audit(
     """
     rows = Lines.read(file) if resume else []
     if file.exists() and not resume:
-        raise UsageError(f"{file} exists already", fix="continue it with --resume, or name another folder with -o")
+        raise UsageError(f"{file} already exists", fix="continue it with --resume, or name another folder with -o")
     header = {"audit": settings._asdict()}
     if rows and rows[0] != header:
         raise UsageError(
@@ -212,7 +212,7 @@ class _Trials:
         if "it has no reference" not in faults.get("reference", ""):
             survey = await self._try(task, "survey", 0, lambda: self._survey(task, solution), faults, "history")
         audited = Audited(
-            task, None, None, None, History.of(survey["history"]) if survey else None, (), "", 0, (), None, faults
+            task, None, None, None, History.parse(survey["history"]) if survey else None, (), "", 0, (), None, faults
         )  # fmt: skip
         if faults.get("reference"):
             return audited._replace(no_wrong="its checks cannot be tried")
@@ -223,7 +223,7 @@ class _Trials:
             return self._verdict(task, "reference", run, lambda: self._reference(repaired_task), faults)
 
         def untouched(run: int) -> Awaitable[Verdict | None]:
-            return self._verdict(task, "untouched", run, lambda: task_source.graded(task, self._sandbox, b""), faults)
+            return self._verdict(task, "untouched", run, lambda: task_source.grade(task, self._sandbox, b""), faults)
 
         tried = await asyncio.gather(*map(repaired, runs), *map(untouched, runs))
         good = [each for each in tried[: len(runs)] if each is not None]
@@ -248,7 +248,7 @@ class _Trials:
         return await self._wrong(audited, survey)
 
     async def _wrong(self, about: Audited, survey: Row) -> Audited:
-        wrong, no_wrong = [WrongPatch.of(each) for each in survey["wrong"]], survey["no_wrong"]
+        wrong, no_wrong = [WrongPatch.from_json(each) for each in survey["wrong"]], survey["no_wrong"]
         faults = dict(about.faults)
         solution = about.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
         if wrong and not about.task.reference:
@@ -276,11 +276,11 @@ class _Trials:
     async def _patched(self, task: Task, patch: bytes, solution: bytes) -> Verdict:
         # A patch may change the scripts that the solution changes; others steer the checks and stay as they are.
         task = replace(task, reference=solution)
-        return (await task_source.graded(task, self._sandbox, patch))._replace(outcomes={})
+        return (await task_source.grade(task, self._sandbox, patch))._replace(outcomes={})
 
     async def _reference(self, task: Task) -> Verdict:
         # Raises `GraderFault` without a sign that the checks began.
-        verdict = await task_source.graded(task, self._sandbox, task.reference)
+        verdict = await task_source.grade(task, self._sandbox, task.reference)
         if verdict.doubtful:
             raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
         return verdict
@@ -327,7 +327,7 @@ class _Trials:
 
     async def _survey(self, task: Task, solution: Checks | None) -> Row:
         async with self._sandbox.open(task) as fresh:
-            objects = await later(fresh)
+            objects = await find_unreachable(fresh)
             patch = task.reference if solution is None else await _solve(fresh, solution)
         try:
             files = parse_patch(patch)
@@ -340,15 +340,15 @@ class _Trials:
             after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
         async with self._sandbox.open(task) as fresh:
             leaks = await history(fresh, objects, before, after)
-        mutants = Made((), 0, refused)
+        mutants = Mutants((), 0, refused)
         if self._settings.mutants and not refused:
             drawn_by = f"{self._settings.seed}/{task.id}"
-            mutants = await asyncio.to_thread(wrong_patches, patch, before, after, self._settings.mutants, drawn_by)
+            mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self._settings.mutants, drawn_by)
         return {
             "history": leaks.as_json(),
             "wrong": [each.as_json() for each in mutants.patches],
-            "no_wrong": mutants.why,
-            "same": mutants.same,
+            "no_wrong": mutants.why_none,
+            "same": mutants.equivalent,
             "solution": "" if solution is None else patch.decode("utf-8", "surrogateescape"),
         }
 
@@ -377,31 +377,31 @@ async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
     return b"".join(part for part in parts if not any(part.startswith(head) for head in heads))
 
 
-def in_short(found: Audited) -> str:
+def in_short(audited: Audited) -> str:
     """Summarise a task in a line."""
-    if found.faults and found.passes is None:
-        return f"{found.task.id}: cannot be tried: {next(iter(found.faults.values())).partition(chr(10))[0]}"
+    if audited.faults and audited.passes is None:
+        return f"{audited.task.id}: cannot be tried: {next(iter(audited.faults.values())).partition(chr(10))[0]}"
     marks = []
-    if found.passes is not None:
-        marks.append("reference passes" if found.passes else "reference FAILS")
-    if found.fails is not None:
-        marks.append("untouched fails" if found.fails else "untouched PASSES")
-    if found.flaky:
-        marks.append(f"FLAKY: {found.flaky[0]}")
-    if found.history is not None and (found.history.repair or found.history.commits):
-        marks.append(f"history LEAKS: {found.history.repair or f'{found.history.commits} later commits'}")
-    judged = [each for each in found.wrong if each.accepted is not None]
+    if audited.passes is not None:
+        marks.append("reference passes" if audited.passes else "reference FAILS")
+    if audited.fails is not None:
+        marks.append("untouched fails" if audited.fails else "untouched PASSES")
+    if audited.flaky:
+        marks.append(f"FLAKY: {audited.flaky[0]}")
+    if audited.history is not None and (audited.history.repair or audited.history.commits):
+        marks.append(f"history LEAKS: {audited.history.repair or f'{audited.history.commits} later commits'}")
+    judged = [each for each in audited.wrong if each.accepted is not None]
     marks.append(f"{sum(map(bool, (each.accepted for each in judged)))} of {len(judged)} mutants accepted")
-    return f"{found.task.id}: {', '.join(marks)}"
+    return f"{audited.task.id}: {', '.join(marks)}"
 
 
-def quarantined_trials(found: Iterable[Audited]) -> list[select.Verified]:
+def quarantined_trials(audited: Iterable[Audited]) -> list[select.Verified]:
     """Tried tasks with their problems, for `select.write_quarantine`.
 
     A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """
     verified = []
-    for each in found:
+    for each in audited:
         if each.passes is None or each.fails is None:
             continue
         leak = each.history.repair if each.history is not None else ""

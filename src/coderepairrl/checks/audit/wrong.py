@@ -1,9 +1,10 @@
 """Plausible wrong patches: mutants of the reference.
 
-A mutant omits a part (file, place, line), alters an operator, constant, condition or name in an added line
-(`tasks.mutants.mutations` for Python, else a table of signs), or empties a changed function. Only program files change,
-no tests. Mutants differ from reference and untouched program beyond comments, white space and docstrings, and parse if
-Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica 18, 31): a human judges accepted mutants.
+A mutant leaves out a part of the reference (file, hunk, line), alters an operator, constant, condition or name in an
+added line (`tasks.mutants.mutations` for Python, else a table of operators), or empties a changed function. It changes
+programs, not tests; differs from the reference and from the unchanged program in more than comments, white space and
+docstrings; and parses if it is Python. Equivalence is undecidable (Budd and Angluin 1982, Acta Informatica 18, 31): a
+human judges mutants that the checks accept.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from coderepairrl.rewards.syntax import split_comments, syntax_of, tokens
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.patches import is_test, language_of, lines_of
 
-KINDS = ("a file as it was", "a place as it was", "a line as it was", "a line changed", "a function emptied")
-_REGULAR = "100644"
-_ORDERLESS = ("max", "min")  # Python functions whose arguments may change places.
+KINDS = ("a file as it was", "a hunk as it was", "a line as it was", "a line changed", "a function emptied")
+_REGULAR_FILE = "100644"
+_COMMUTATIVE = ("max", "min")  # Python functions for which the order of arguments is irrelevant.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@-]+")  # Paths that git writes without quotes.
-# Replacements of signs, for languages that are not parsed.
-_SIGNS: tuple[tuple[str, str], ...] = (
+# Patterns and their replacements, for languages that are not parsed.
+_REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r" == ", " != "), (r" != ", " == "), (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
     (r" && ", " || "), (r" \|\| ", " && "), (r" \+ ", " - "), (r" - ", " + "), (r" \* ", " / "),
     (r"\btrue\b", "false"), (r"\bfalse\b", "true"), (r"\bmin\b", "max"), (r"\bmax\b", "min"),
@@ -36,11 +37,13 @@ _SIGNS: tuple[tuple[str, str], ...] = (
 
 
 class WrongPatch(NamedTuple):
-    """Mutant, as git applies it; `place` is ``path:line`` in the repaired file."""
+    """Mutant as a patch that git applies; `place` is ``path:line`` in the repaired file."""
 
     kind: str
+    """One of `KINDS`."""
     place: str
     what: str
+    """Code left out or changed, or the function emptied."""
     patch: bytes
 
     def as_json(self) -> dict[str, str]:
@@ -48,85 +51,90 @@ class WrongPatch(NamedTuple):
         return {**self._asdict(), "patch": self.patch.decode("utf-8", "surrogateescape")}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> WrongPatch:
+    def from_json(cls, plain: Mapping[str, Any]) -> WrongPatch:
         """Inverse of `as_json`."""
         patch = plain["patch"].encode("utf-8", "surrogateescape")
         return cls(plain["kind"], plain["place"], plain["what"], patch)
 
 
-class Made(NamedTuple):
-    """Mutants, number of equivalent draws, and reason for none."""
+class Mutants(NamedTuple):
+    """Mutants of a reference."""
 
     patches: tuple[WrongPatch, ...]
-    same: int
-    why: str = ""
+    equivalent: int
+    """Number of mutants dropped because they mean the same as the reference."""
+    why_none: str = ""
 
 
 Texts = Mapping[str, bytes | None]
 
 
-def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, seed: str) -> Made:
-    """Draw up to `count` mutants of `reference` by `seed`, taking `KINDS` in turn.
+def draw_mutants(reference: bytes, before: Texts, after: Texts, count: int, seed: str) -> Mutants:
+    """Draw up to `count` mutants of `reference` by `seed`, one of each of `KINDS` in turn.
 
-    `before` and `after` are its files by path; None: no file. Raises `MalformedPatch`.
+    `before` and `after` hold the contents of its files by path (None: no such file). Raises `MalformedPatch`.
     """
     files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse_patch(reference)]
     parts = _split_patch(reference, len(files))
     programs = [each for each in files if each.mutable]
     if not programs:
-        return Made((), 0, "it changes no text file of a program but tests")
+        return Mutants((), 0, "it changes no text file of a program except tests")
     if parts is None and len(programs) < len(files):
-        return Made((), 0, "its files cannot be taken apart")
-    rest = [parts[at] if parts else b"" for at in range(len(files))]
-    rng, mutants, seen, same = Random(seed), list[WrongPatch](), set[bytes](), 0
-    turns = deque(iter(_shuffled(kind, programs, rng)) for kind in KINDS)
+        return Mutants((), 0, "it cannot be split by file")
+    unchanged = [parts[at] if parts else b"" for at in range(len(files))]
+    rng, mutants, seen, equivalent = Random(seed), list[WrongPatch](), set[bytes](), 0
+    turns = deque(iter(_shuffle_edits(kind, programs, rng)) for kind in KINDS)
     while turns and len(mutants) < count:
         edit = next(turns[0], None)
         if edit is None:
             turns.popleft()
             continue
-        if _equal(edit.file.path, edit.text, edit.file.after):
-            same += 1
+        if _is_equivalent(edit.file.path, edit.text, edit.file.after):
+            equivalent += 1
             continue
-        if not _plausible(edit, programs):
+        if not _is_plausible(edit, programs):
             continue
         changed = {edit.file: edit.text}
         patch = b"".join(
-            _diff(each, changed.get(each, each.after)) if each.mutable else part
-            for each, part in zip(files, rest, strict=True)
+            _format_diff(each, changed.get(each, each.after)) if each.mutable else part
+            for each, part in zip(files, unchanged, strict=True)
         )
         if patch not in seen:
             seen.add(patch)
             mutants.append(WrongPatch(edit.kind, f"{edit.file.path}:{edit.line}", edit.what, patch))
             turns.rotate(-1)
-    return Made(
-        tuple(mutants), same, "" if mutants else "nothing of it can be left out or changed and still be a program"
+    return Mutants(
+        tuple(mutants),
+        equivalent,
+        "" if mutants else "no part of it can be left out or changed so that it still parses",
     )
 
 
 class _File:
-    """File of the reference, compared by identity."""
+    """File that the reference changes."""
 
     def __init__(self, patched: FilePatch, before: bytes | None, after: bytes | None) -> None:
         self.patched, self.path = patched, patched.new or patched.path
         self.before, self.after = _decode_or_none(before), _decode_or_none(after)
         moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
-        exists = (before is None) == (self.before is None) and (after is None) == (self.after is None)
-        program = bool(language_of(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test(self.path)
-        self.mutable = program and not moved and exists and self.before != self.after and self.after is not None
+        is_text = (before is None) == (self.before is None) and (after is None) == (self.after is None)
+        is_program = bool(language_of(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test(self.path)
+        self.mutable = is_program and not moved and is_text and self.before != self.after and self.after is not None
 
     @cached_property
-    def places(self) -> list[tuple[int, int, int, int]]:
-        """Differences in lines: ``before[a:b]`` became ``after[c:d]``."""
+    def hunks(self) -> list[tuple[int, int, int, int]]:
+        """Changed lines without context: ``old[a:b]`` became ``new[c:d]``."""
         matcher = difflib.SequenceMatcher(None, self.old, self.new, autojunk=False)
         return [(a, b, c, d) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"]
 
     @cached_property
     def old(self) -> list[str]:
+        """Lines before the reference."""
         return lines_of(self.before or "")
 
     @cached_property
     def new(self) -> list[str]:
+        """Lines after the reference."""
         return lines_of(self.after or "")
 
     @cached_property
@@ -136,15 +144,17 @@ class _File:
 
     @property
     def added(self) -> list[tuple[int, str | None]]:
-        """Indices of added lines, each with the old line it replaced, if known."""
+        """Indices of added lines in `new`, each with the old line that it replaced, if known."""
         lines: list[tuple[int, str | None]] = []
-        for a, b, c, d in self.places:
-            paired = b - a == d - c
-            lines += [(at, self.old[a + at - c] if paired else None) for at in range(c, d) if self.new[at].strip()]
+        for a, b, c, d in self.hunks:
+            is_paired = b - a == d - c
+            lines += [(at, self.old[a + at - c] if is_paired else None) for at in range(c, d) if self.new[at].strip()]
         return lines
 
 
 class _Edit(NamedTuple):
+    """Change of the repaired `file` to `text` (None: no file)."""
+
     kind: str
     file: _File
     line: int
@@ -152,33 +162,33 @@ class _Edit(NamedTuple):
     text: str | None
 
 
-def _shuffled(kind: str, files: Sequence[_File], rng: Random) -> list[_Edit]:
-    edits = list(_edits(kind, files))
+def _shuffle_edits(kind: str, files: Sequence[_File], rng: Random) -> list[_Edit]:
+    edits = list(_find_edits(kind, files))
     rng.shuffle(edits)
     return edits
 
 
-def _edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
+def _find_edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
     if kind == "a file as it was":
         if len(files) > 1:
             yield from (_Edit(kind, file, 1, "", file.before) for file in files)
         return
     for file in files:
-        if kind == "a place as it was" and (len(file.places) > 1 or len(files) > 1):
-            for a, b, c, d in file.places:
+        if kind == "a hunk as it was" and (len(file.hunks) > 1 or len(files) > 1):
+            for a, b, c, d in file.hunks:
                 yield _Edit(kind, file, c + 1, "", "".join([*file.new[:c], *file.old[a:b], *file.new[d:]]))
         elif kind == "a line as it was":
-            for at, was in file.added:
-                # whether a line may go alone: the parser decides in Python, its end elsewhere
-                if was is not None or file.tree is not None or file.new[at].rstrip().endswith(";"):
-                    yield _Edit(kind, file, at + 1, file.new[at].strip(), _with(file, at, was or ""))
+            for at, old_line in file.added:
+                # a line without an old one is deleted: in Python the parser decides if it may be, elsewhere its end
+                if old_line is not None or file.tree is not None or file.new[at].rstrip().endswith(";"):
+                    yield _Edit(kind, file, at + 1, file.new[at].strip(), _replace_line(file, at, old_line or ""))
         elif kind == "a line changed":
-            yield from _changed(kind, file)
+            yield from _change_lines(kind, file)
         elif kind == "a function emptied":
-            yield from _emptied(kind, file)
+            yield from _empty_functions(kind, file)
 
 
-def _changed(kind: str, file: _File) -> Iterator[_Edit]:
+def _change_lines(kind: str, file: _File) -> Iterator[_Edit]:
     added = {at for at, _ in file.added}
     if file.tree is not None:
         for each in mutations(file.after or "", {at + 1 for at in added}):
@@ -188,20 +198,20 @@ def _changed(kind: str, file: _File) -> Iterator[_Edit]:
         return
     for at in sorted(added):
         line = file.new[at]
-        for sign, other in _SIGNS:
-            for match in re.finditer(sign, line):
-                new = line[: match.start()] + other + line[match.end() :]
-                yield _Edit(kind, file, at + 1, f"operator or constant: {new.strip()}", _with(file, at, new))
+        for pattern, replacement in _REPLACEMENTS:
+            for match in re.finditer(pattern, line):
+                new = line[: match.start()] + replacement + line[match.end() :]
+                yield _Edit(kind, file, at + 1, f"operator or constant: {new.strip()}", _replace_line(file, at, new))
 
 
-def _emptied(kind: str, file: _File) -> Iterator[_Edit]:
+def _empty_functions(kind: str, file: _File) -> Iterator[_Edit]:
     nodes = ast.walk(file.tree) if file.tree is not None else ()
-    bodies = {node: _body(node) for node in nodes if isinstance(node, _FUNCTIONS)}
-    inner: dict[_Function, None] = {}
+    bodies = {node: _code_statements(node) for node in nodes if isinstance(node, _FUNCTIONS)}
+    innermost: dict[_Function, None] = {}  # an ordered set
     for line in (at + 1 for at, _ in file.added):
-        around = [node for node, body in bodies.items() if body and body[0].lineno <= line <= (node.end_lineno or 0)]
-        inner |= dict.fromkeys(sorted(around, key=lambda node: (node.end_lineno or 0) - node.lineno)[:1])
-    for node in inner:
+        enclosing = [node for node, body in bodies.items() if body and body[0].lineno <= line <= (node.end_lineno or 0)]
+        innermost |= dict.fromkeys(sorted(enclosing, key=lambda node: (node.end_lineno or 0) - node.lineno)[:1])
+    for node in innermost:
         body, end = bodies[node], node.end_lineno or 0
         start = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", ()))]) - 1
         lines = [*file.new[:start], " " * body[0].col_offset + "pass\n", *file.new[end:]]
@@ -213,36 +223,36 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
-def _body(node: _Function) -> list[ast.stmt]:
-    """Statements after the docstring, below the function's line."""
+def _code_statements(node: _Function) -> list[ast.stmt]:
+    """Statements after the docstring; empty if they begin on the line of ``def``."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [] if body and body[0].lineno == node.lineno else body
 
 
-def _with(file: _File, at: int, line: str) -> str:
+def _replace_line(file: _File, at: int, line: str) -> str:
     return "".join([*file.new[:at], line, *file.new[at + 1 :]])
 
 
-def _plausible(edit: _Edit, programs: Sequence[_File]) -> bool:
+def _is_plausible(edit: _Edit, programs: Sequence[_File]) -> bool:
     if edit.file.tree is not None and edit.text is not None and _parse_or_none(edit.text) is None:
         return False
-    others_same = all(_equal(each.path, each.before, each.after) for each in programs if each is not edit.file)
-    return not (others_same and _equal(edit.file.path, edit.text, edit.file.before))
+    others_same = all(_is_equivalent(each.path, each.before, each.after) for each in programs if each is not edit.file)
+    return not (others_same and _is_equivalent(edit.file.path, edit.text, edit.file.before))
 
 
-def _equal(path: str, one: str | None, other: str | None) -> bool:
-    return one == other or (one is not None and other is not None and _meaning(path, one) == _meaning(path, other))
+def _is_equivalent(path: str, one: str | None, other: str | None) -> bool:
+    return one == other or (one is not None and other is not None and _normalize(path, one) == _normalize(path, other))
 
 
 @lru_cache(maxsize=64)
-def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
-    """Syntax tree in Python, without docstrings and meaningless orders; else tokens."""
+def _normalize(path: str, text: str) -> str | tuple[bytes, ...]:
+    """Dump the syntax tree of Python, without docstrings and irrelevant order; else list tokens without comments."""
     tree = _parse_or_none(text) if language_of(path) == "python" else None
     if tree is not None:
         for node in ast.walk(tree):
             if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:]
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _COMMUTATIVE:
                 node.args.sort(key=ast.dump)
         return ast.dump(tree)
     syntax, inside, words = syntax_of(path), False, list[bytes]()
@@ -254,7 +264,8 @@ def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
 
 def _parse_or_none(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text) if len(text.splitlines()) == len(lines_of(text)) else None  # a form feed ends no line
+        # `splitlines` splits at form feeds, which Python's line numbers ignore
+        return ast.parse(text) if len(text.splitlines()) == len(lines_of(text)) else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -267,17 +278,17 @@ def _decode_or_none(content: bytes | None) -> str | None:
 
 
 def _split_patch(patch: bytes, files: int) -> list[bytes] | None:
-    """Split `patch` by file; None if not written by git."""
+    """Split `patch` by file; None if git did not write it."""
     parts = [part for part in re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE) if part.startswith(b"diff ")]
     complete = [part if part.endswith(b"\n") else part + b"\n" for part in parts]
     return complete if len(complete) == files else None
 
 
-def _diff(file: _File, text: str | None) -> bytes:
-    """Diff from the file before the reference to `text` (None: no file)."""
+def _format_diff(file: _File, text: str | None) -> bytes:
+    """Format the diff from the file before the reference to `text` (None: no file)."""
     if text == file.before:
         return b""
-    path, mode = file.path, file.patched.new_mode or _REGULAR
+    path, mode = file.path, file.patched.new_mode or _REGULAR_FILE
     old, new = (
         f"{side}/{path}" if content is not None else "/dev/null"
         for side, content in zip("ab", (file.before, text), strict=True)

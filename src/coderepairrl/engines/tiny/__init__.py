@@ -1,4 +1,4 @@
-"""The tiny engine, exact inference of dense Llama-like models on a CPU: its options, and its process's client."""
+"""The tiny engine: exact inference of dense Llama-like models on a CPU. Its options, and the client of its process."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ SERVER = "coderepairrl.engines.tiny.server"
 
 
 class _Stream:
+    """Output of a request that its reader has not taken yet."""
+
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
         self.ended = False
         self.fault: str | None = None
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def fail(self, message: str) -> None:
         self.fault = message
-        self.news.set()
+        self.changed.set()
 
 
 class TinyEngine(Engine):
     """Continuous batching on a CPU, in a child process.
 
     A request's tokens are a function of weights, ids, sampling and seed, bit for bit, whatever else runs
-    (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Requests in flight during a
-    `load` continue with the new weights and recomputed keys; each token has the version that sampled it.
+    (on the same machine: `coderepairrl.engines.tiny.model`). Serves `FAMILIES` in fp32. Requests in flight during a
+    `load` continue with the new weights and a recomputed KV cache; each token has the version that sampled it.
     """
 
     def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
@@ -61,9 +63,9 @@ class TinyEngine(Engine):
         try:
             await self._send({"do": "generate", **request})
             while True:
-                await stream.news.wait()
+                await stream.changed.wait()
                 arrived, stream.pending = stream.pending, []
-                stream.news.clear()
+                stream.changed.clear()
                 for chunk in arrived:
                     yield chunk
                 if stream.fault is not None:
@@ -73,17 +75,17 @@ class TinyEngine(Engine):
         finally:
             del self._streams[key]
             if not stream.ended and stream.fault is None:
-                with contextlib.suppress(EngineFault):  # a dead engine has nothing left to abort
+                with contextlib.suppress(EngineFault):  # a dead engine has nothing to abort
                     await self._send({"do": "abort", "key": key})
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. Takes merged weights only."""
+        """See `Engine.load`. Takes only merged weights."""
         answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 
     async def health(self) -> Mapping[str, float]:
         """``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
-        ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache cells ``kv_tokens_free``.
+        ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache tokens ``kv_tokens_free``.
         """
         counters: dict[str, float] = (await self._ask("health"))["health"]
         return counters
@@ -94,7 +96,7 @@ class TinyEngine(Engine):
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
-        await self._child.close(grace=0.0)  # it has nothing to save, and tearing torch down takes a second or more
+        await self._child.close(grace=0.0)  # it has nothing to save, and a clean end of torch takes a second
 
     @property
     def pid(self) -> int:
@@ -109,7 +111,7 @@ class TinyEngine(Engine):
                 f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
             )
         if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
+            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1")
         if not 0.0 <= sampling.temperature < float("inf"):
             raise ValueError(f"temperature={sampling.temperature} is not a finite number >= 0")
         if not (0.0 < sampling.top_p <= 1.0 and 0.0 <= sampling.min_p <= 1.0 and sampling.top_k >= 0):
@@ -141,10 +143,10 @@ class TinyEngine(Engine):
             while True:
                 frame = await self._child.receive()
                 for key, ids, logprobs, ended in frame.get("tokens", ()):
-                    if stream := self._streams.get(key):  # else it was aborted a moment ago
+                    if stream := self._streams.get(key):  # otherwise it was just aborted
                         stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
                         stream.ended = ended
-                        stream.news.set()
+                        stream.changed.set()
                 if stream := self._streams.get(frame.get("failed", -1)):
                     stream.fail(frame["error"])
                 if (future := self._answers.get(frame.get("answer", -1))) and not future.done():
@@ -170,12 +172,12 @@ class Tiny(EngineSpec):
     context: int | None = None
     """Longest sequence in tokens; the model's own limit if None."""
     slots: int = 64
-    """Sequences in the cache at most, running ones and those kept for their next turn."""
+    """Most sequences in the cache, running ones and those that are kept for their next turn."""
     kv_gib: float = 2.0
-    """Memory for keys and values; fewer slots are used when `slots` would exceed it."""
+    """Memory of the KV cache; limits the number of slots."""
 
     threads: int = 1
-    """Two threads that compete for a core are four times slower than one: more than one on an idle machine only."""
+    """CPU threads. Use several only on an idle machine: two that compete for a core are four times slower than one."""
 
     name = "tiny"
     engine: ClassVar[type[TinyEngine]] = TinyEngine
@@ -192,8 +194,8 @@ class Tiny(EngineSpec):
         return Capabilities(context=self.context)
 
     def check_model(self, model: Path) -> None:
-        """Raise `ConfigError` for an unsupported model, or without room for a sequence."""
-        self._room(ModelConfig.read(model))
+        """Raise `ConfigError` for an unsupported model, or if the cache cannot hold a sequence."""
+        self._cache_size(ModelConfig.read(model))
 
     def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> dict[str, str]:
         """Raise `PrerequisiteError` without torch."""
@@ -210,7 +212,7 @@ class Tiny(EngineSpec):
             raise ConfigError(
                 str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
             ) from None
-        context, slots = self._room(config)
+        context, slots = self._cache_size(config)
         sizes = {"slots": slots, "context": context, "threads": self.threads}
         arguments = [str(model.resolve()), *(f"--{name}={size}" for name, size in sizes.items())]
         child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
@@ -226,19 +228,19 @@ class Tiny(EngineSpec):
             raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
         return self.engine(child, config, context)
 
-    def _room(self, config: ModelConfig) -> tuple[int, int]:
-        """Longest sequence, and how many of that length fit."""
+    def _cache_size(self, config: ModelConfig) -> tuple[int, int]:
+        """Length of the longest sequence, and the number of such sequences that fit."""
         context = config.context if self.context is None else self.context
         if context > config.context:
             raise ConfigError(
-                f"engine.options.context={context}: the model's positions reach to {config.context} tokens"
+                f"engine.options.context={context}: the model's longest sequence has {config.context} tokens"
             )
-        fitting = min(self.slots, int(self.kv_gib * 2**30) // (config.kv_bytes * context))
-        if fitting < 1:
+        slots = min(self.slots, int(self.kv_gib * 2**30) // (config.kv_bytes * context))
+        if slots < 1:
             need = config.kv_bytes * context / 2**30
             raise ConfigError(
                 f"engine.options.kv_gib={self.kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys "
                 "and values",
                 fix="lower engine.options.context, or raise engine.options.kv_gib",
             )
-        return context, fitting
+        return context, slots

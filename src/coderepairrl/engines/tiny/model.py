@@ -43,7 +43,7 @@ def _least_rows() -> int:
     """Return 1 if single rows have the same bits as batched ones, else 4."""
     draw = torch.Generator().manual_seed(0)
     rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
-    for compute, other in ((linear, weight_CC), (_attended, cached_TC)):
+    for compute, other in ((linear, weight_CC), (_attend, cached_TC)):
         for size in (1, 3):
             parts = [compute(part, other) for part in torch.split(rows_NC, size)]
             if not torch.equal(torch.cat(parts), compute(rows_NC, other)):
@@ -51,7 +51,7 @@ def _least_rows() -> int:
     return 1
 
 
-def _attended(rows_NC: Tensor, cached_TC: Tensor) -> Tensor:
+def _attend(rows_NC: Tensor, cached_TC: Tensor) -> Tensor:
     query, keys = (tensor.view(1, -1, 2, 32).transpose(1, 2) for tensor in (rows_NC, cached_TC))
     return scaled_dot_product_attention(query, keys, keys).transpose(1, 2).reshape(rows_NC.shape)
 
@@ -238,7 +238,7 @@ class TinyModel:
         row = first_long
         for slot, start, count in pieces[first_long:]:
             for at in _cuts(start, count):
-                keys = _padded(at.start)
+                keys = _padded_keys(at.start)
                 mask = self._mask(self._positions[at], keys).repeat_interleave(self._group, 0)
                 mask = pad(mask, (0, 0, 0, -len(mask) % MIN_ROWS))[None, None]
                 end = row + at.stop - at.start
@@ -250,7 +250,7 @@ class TinyModel:
         blocks: list[AttentionBlock] = []
         if not pieces:
             return blocks
-        counts = [_padded(piece.start) for piece in pieces]
+        counts = [_padded_keys(piece.start) for piece in pieces]
         mask_PT = self._mask(torch.tensor([piece.start for piece in pieces]), max(counts))[:, None, None]
         first = 0
         for row in range(1, len(pieces) + 1):
@@ -341,7 +341,7 @@ def _single_tokens(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece
     return [piece for row, piece in enumerate(rows) if row in wanted_rows]
 
 
-def _padded(position: int) -> int:
+def _padded_keys(position: int) -> int:
     """Number of keys, including masked ones, for a query at `position`."""
     return (position // KEYS + 1) * KEYS
 
@@ -352,5 +352,5 @@ def _cuts(start: int, count: int) -> list[slice]:
     >>> _cuts(60, 10)
     [slice(60, 64, None), slice(64, 70, None)]
     """
-    edges = [start, *range(_padded(start), start + count, KEYS), start + count]
+    edges = [start, *range(_padded_keys(start), start + count, KEYS), start + count]
     return [slice(a, b) for a, b in pairwise(edges)]

@@ -37,7 +37,7 @@ def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) 
     if checksum is not None:
         weights.verify_checksum(path, checksum)
     config.check_tensors(path, weights.tensors(path))
-    with _opened(path) as read:
+    with _open_weights(path) as read:
         for name in config.shapes():
             if not torch.isfinite(read(name)).all():
                 raise EngineFault(f"{path}: {name} has values that are not finite")
@@ -47,12 +47,12 @@ def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) 
 
 def read_weights(config: ModelConfig, path: Path) -> Weights:
     """Read checked weights. Files are mapped: only their fp32 copy takes memory."""
-    with _opened(path) as read:
+    with _open_weights(path) as read:
         return Weights.build(config, read)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
+def _open_weights(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.weight_files(path)]
         readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping

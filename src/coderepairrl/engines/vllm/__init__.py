@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check_vllm_options, enough
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, arguments, check_vllm_options, sufficient_rank
 from coderepairrl.engines.vllm.server import SLEEP, VllmServer, default_python, installed_vllm, version_at
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
@@ -155,6 +155,6 @@ async def _check_room(server: VllmServer, rank: int, adapters: int) -> None:
     if most_rank < rank or most_adapters < adapters:
         raise ConfigError(
             f"{adapters} adapters of rank {rank}, and {server.where} takes {most_adapters} of rank {most_rank}",
-            fix=f"start it with --enable-lora --max-lora-rank {enough(rank)} --max-loras {adapters}, or set"
+            fix=f"start it with --enable-lora --max-lora-rank {sufficient_rank(rank)} --max-loras {adapters}, or set"
             " engine.options.lora_rank=0 to send merged weights",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.printable import without_login
+from coderepairrl.printable import remove_login
 from coderepairrl.registry import check_positive, check_whole
 
 SLOTS, MAX_LORAS = 256, 2
@@ -23,10 +23,10 @@ product is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
-def enough(rank: int) -> int:
+def sufficient_rank(rank: int) -> int:
     """Smallest sufficient ``--max-lora-rank``. Raises `ConfigError`.
 
-    >>> enough(24)
+    >>> sufficient_rank(24)
     32
     """
     for each in RANKS:
@@ -38,7 +38,7 @@ def enough(rank: int) -> int:
     )
 
 
-def half(dtype: str) -> bool:
+def is_half(dtype: str) -> bool:
     """Whether numbers of the type `dtype` have 16 bits."""
     return dtype.endswith(("16", "half"))
 
@@ -126,8 +126,8 @@ def check_vllm_options(options: Mapping[str, Any]) -> None:
     if not (url := options.get("url")):
         return
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
-    if without_login(url) != url:  # it is shown and recorded
+        raise ConfigError(f"engine.options.url={url!r} is not an address", fix="for example http://127.0.0.1:8000")
+    if remove_login(url) != url:  # it is shown and recorded
         raise ConfigError("engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:...")
     for name in ("python", "args", "env", "dtype", "context", "head"):
         if options.get(name) and options[name] != "auto":
@@ -164,7 +164,7 @@ def arguments(
         *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),
-        *(["--hf-overrides", HEAD] if head != "model" and half(dtype) else []),
-        *(["--enable-lora", "--max-lora-rank", str(enough(rank))] if rank else []),
+        *(["--hf-overrides", HEAD] if head != "model" and is_half(dtype) else []),
+        *(["--enable-lora", "--max-lora-rank", str(sufficient_rank(rank))] if rank else []),
         *(["--max-loras", str(adapters)] if rank else []),
     ]

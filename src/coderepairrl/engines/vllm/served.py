@@ -64,7 +64,7 @@ class Traffic:
 
     @contextmanager
     def open(self, stream: Stream) -> Iterator[None]:
-        """Keep `stream` in `streams` for the duration."""
+        """Keep `stream` in `streams` until exit."""
         if not self.streams:
             self.last_event = time.monotonic()
         self.streams.add(stream)
@@ -81,7 +81,7 @@ class Traffic:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let no request begin for the duration."""
+        """Let no request begin until exit."""
         self.hold()
         try:
             yield
@@ -249,7 +249,7 @@ class ServedWeights(Engine):
             try:  # workers give up after at most twice that
                 answer = await self.server.call("POST", "/collective_rpc", body=body, seconds=3 * patience)
             except asyncio.CancelledError:
-                self.server.die("a load was called off while the workers received")
+                self.server.die("a load was cancelled while the workers received weights")
                 raise
         workers = json.loads(answer)["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
@@ -289,7 +289,7 @@ class ServedWeights(Engine):
         except Refused as refusal:
             old, number, old_checksum = self.full
             if weights.is_offer(old):
-                raise EngineFault(f"{refusal}; no file of version {number} is there to go back to") from None
+                raise EngineFault(f"{refusal}; no file of version {number} exists to go back to") from None
             await self._swap(old, number)
             await asyncio.to_thread(
                 weights.verify_checksum, old, old_checksum

@@ -173,7 +173,7 @@ class VllmServer:
             missing = [route for route in _ROUTES if route not in paths]
         except (Refused, ValueError, LookupError, TypeError):
             raise PrerequisiteError(
-                f"what answers at {self.where} is no vLLM server",
+                f"what answers at {self.where} is not a vLLM server",
                 fix="is engine.options.url right? (docs/guides/engines.md)",
             ) from None
         if missing:
@@ -281,7 +281,7 @@ class VllmServer:
         except (aiohttp.ClientError, OSError) as error:
             raise await self._cut(path, error) from error
         except ValueError as error:
-            raise Gone(f"{path} sent what is no event: {error}") from error
+            raise Gone(f"{path} sent what is not an event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
         """Close the connections, and end a server started here."""

@@ -1,8 +1,9 @@
-"""Removes the project's modules from its environment, so that those of the workspace are imported.
+"""Removes the project's modules from its virtual environment, so that Python imports them from the workspace.
 
 Runs in the project's folder with the environment's interpreter (Python 3.6 or later). Argument: the workspace's path in
-sandboxes. Prints JSON: ``imports``, the module folder; ``modules``, installed Python files; ``built``, generated files
-(``_version.py``), in base64 by path; ``packages``, versions by name; ``left_out``, missing requirements.
+sandboxes. Prints JSON: ``imports``, the project folder to put on the path; ``modules``, its installed Python files;
+``built``, files that only the build has (``_version.py``), in base64 by path; ``packages``, versions by name;
+``left_out``, requirements that could not be installed.
 """
 
 import base64
@@ -16,14 +17,14 @@ import sysconfig
 from collections import Counter
 from pathlib import Path
 
-FUTURE = re.compile(rb"^from __future__ ", re.MULTILINE)
-HEAD = re.compile(rb"\A#!/bin/sh\n(#.*\n)?'''exec' .*\n' '''\n")
-"""Head of a relocatable environment's script; as a module it allows no `from __future__` after it."""
+FUTURE_IMPORT = re.compile(rb"^from __future__ ", re.MULTILINE)
+RELOCATABLE_HEAD = re.compile(rb"\A#!/bin/sh\n(#.*\n)?'''exec' .*\n' '''\n")
+"""First lines of a relocatable environment's script: a shell command in a string, so no future import may follow."""
 NO_MODULE = re.compile(r"(\.\./|[^/]+\.(dist-info|data)/)|.*\.pyc$")
 
 
-def records(packages):
-    """Name, version and folder of each distribution, and whether it is the project."""
+def find_distributions(packages):
+    """Yield name, version and metadata folder of each distribution, and whether it is the project."""
     for record in sorted(packages.glob("*.dist-info")):
         name, _, version = record.stem.rpartition("-")
         origin = record / "direct_url.json"
@@ -31,23 +32,23 @@ def records(packages):
         yield name, version, record, url.startswith(Path.cwd().as_uri())
 
 
-def files(record):
-    """Modules and data of a distribution, relative to the package folder."""
+def list_files(record):
+    """List modules and data of a distribution, relative to the package folder."""
     lines = (record / "RECORD").read_text(encoding="utf-8").splitlines()
     names = [line.rsplit(",", 2)[0].strip('"') for line in lines]
     return [name for name in names if not NO_MODULE.match(name)]
 
 
-def place(name, known):
-    """Shortest project folder that contains `name`, or None."""
-    if name in known:
+def find_folder(name, project_files):
+    """Shortest project folder that contains the installed file `name`, or None."""
+    if name in project_files:
         return ""
-    prefixes = [path[: -len(name) - 1] for path in known if path.endswith("/" + name)]
+    prefixes = [path[: -len(name) - 1] for path in project_files if path.endswith("/" + name)]
     return min(prefixes, key=len) if prefixes else None
 
 
-def remove(packages, name):
-    """Delete a file and folders left empty."""
+def remove_file(packages, name):
+    """Delete a file and the folders that this leaves empty."""
     path = packages / name
     if path.exists():
         path.unlink()
@@ -57,57 +58,58 @@ def remove(packages, name):
         folder.rmdir()
 
 
-def mend(script):
-    """Use ``/usr/bin/env python`` in scripts with future imports."""
+def repair_script(script):
+    """Replace `RELOCATABLE_HEAD` by ``/usr/bin/env python`` in scripts with future imports."""
     content = script.read_bytes()
-    if FUTURE.search(content):
-        script.write_bytes(HEAD.sub(b"#!/usr/bin/env python\n", content))
+    if FUTURE_IMPORT.search(content):
+        script.write_bytes(RELOCATABLE_HEAD.sub(b"#!/usr/bin/env python\n", content))
 
 
-def forget(record, name):
-    """Delete a metadata file and its record."""
-    path, listed = record / name, record / "RECORD"
+def remove_metadata(record, name):
+    """Delete a metadata file and its line in ``RECORD``."""
+    path, listing = record / name, record / "RECORD"
     if path.exists():
         path.unlink()
-    lines = listed.read_text(encoding="utf-8").splitlines(True)
-    listed.write_text(
+    lines = listing.read_text(encoding="utf-8").splitlines(True)
+    listing.write_text(
         "".join(line for line in lines if not line.startswith(record.name + "/" + name)), encoding="utf-8"
     )
 
 
 def main(workspace):
-    """Strip the environment and print the facts."""
+    """Remove the project, and print JSON."""
     packages = Path(sysconfig.get_paths()["purelib"])
     left_out = Path("/tmp/left-out")
-    listed = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
-    facts = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": listed}
-    # committed files only, without those the build wrote
+    missing = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
+    facts = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": missing}
+    # committed files, without those that the build wrote
     project_files = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
-    for name, version, record, from_project in records(packages):
+    for name, version, record, from_project in find_distributions(packages):
         facts["packages"][name] = version
         if not from_project:
             continue
-        places = {file_name: place(file_name, project_files) for file_name in files(record)}
-        prefix_counts = Counter(prefix for prefix in places.values() if prefix is not None)
-        facts["imports"] = prefix_counts.most_common(1)[0][0] if prefix_counts else ""
-        for file_name, prefix in places.items():
-            if prefix is not None and file_name.endswith(".py"):
-                facts["modules"].append(str(Path(prefix, file_name)))
-            if prefix is None:
+        folders = {file_name: find_folder(file_name, project_files) for file_name in list_files(record)}
+        folder_counts = Counter(folder for folder in folders.values() if folder is not None)
+        facts["imports"] = folder_counts.most_common(1)[0][0] if folder_counts else ""
+        for file_name, folder in folders.items():
+            if folder is not None and file_name.endswith(".py"):
+                facts["modules"].append(str(Path(folder, file_name)))
+            if folder is None:
                 content = (packages / file_name).read_bytes()
                 facts["built"][str(Path(facts["imports"], file_name))] = base64.b64encode(content).decode()
-            remove(packages, file_name)
-        for name in ("direct_url.json", "uv_cache.json"):  # a path of this sandbox, times of this build
-            forget(record, name)
+            remove_file(packages, file_name)
+        for name in ("direct_url.json", "uv_cache.json"):  # they hold paths of this sandbox and times of this build
+            remove_metadata(record, name)
     (packages / "workspace.pth").write_text(str(Path(workspace, facts["imports"])) + "\n", encoding="utf-8")
     for script in Path(sys.executable).parent.iterdir():
         if script.is_file() and not script.is_symlink():
-            mend(script)
-    # by content where Python can: times of files change when environments share them
+            repair_script(script)
+    # bytecode that ignores the times of its sources, where Python can: sharing files between environments changes them
     mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
-    how = {"invalidation_mode": mode} if mode else {}
-    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, force=True, **how)  # force: imports have cached some
-    print("\n" + json.dumps(facts))  # on the last line, whatever compiling printed
+    options = {"invalidation_mode": mode} if mode else {}
+    # force: replaces what imports cached
+    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, force=True, **options)
+    print("\n" + json.dumps(facts))  # on a line by itself, after whatever compiling printed
 
 
 main(sys.argv[1])

@@ -5,7 +5,7 @@ def sealed(source, script):
     """Compiled script, first line number of its exits, and names for its namespace.
 
     Exits are calls of `sys.exit`, `exit`, `quit`, `unittest.main`, and ``raise SystemExit``. Their line numbers lie
-    beyond the file; they call Python's function by a name that is no identifier, and raise if it returns.
+    beyond the file; they call Python's function by a name that is not an identifier, and raise if it returns.
     """
     import sys
 

@@ -4,7 +4,7 @@
 def origins(root, own, here, exact, guess, compiled=()):
     """Three functions that return a workspace file outside the checks, or "".
 
-    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name is no proof of
+    `root` is the workspace, `own` the sources of the checks' files in it. `exact`: a code's file name is not proof of
     origin. `guess`: the checks name no files, so files named like tests count. `compiled` pairs files with their code,
     where compiling the file gives another.
     """

@@ -27,7 +27,7 @@ ENDS, INTEGRITY, ORIGINS, WRITTEN = "", "", "", ""
 def _witness(kept, sources, ends_text, integrity_text, origins_text, written_text):
     import sys
 
-    alone = sys.path[:1] != [""]  # isolated: a script's folder is no place for modules either
+    alone = sys.path[:1] != [""]  # isolated: a script's folder is not a place for modules either
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for os
     import gc

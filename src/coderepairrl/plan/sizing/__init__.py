@@ -12,11 +12,11 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from coderepairrl import engines
-from coderepairrl.config import Config, override
+from coderepairrl.config import Config, apply_overrides
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, Architecture
-from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
+from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
 from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate, learner_alone
 from coderepairrl.plan.sizing.learner import learner_memory
 
@@ -72,37 +72,37 @@ def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
     return plan.shown() | speed_as_json(plan)
 
 
-def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
+def nearest(planned: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
     """Overrides that make it fit, on the same GPUs if possible, then the fewest and cheapest; else empty."""
-    everything = list(_moves(given))
+    everything = list(_moves(planned))
     same_gpus = [move for move in everything if not move.serving + move.learning]
     for moves in (same_gpus, everything):
         for count in range(1, _MOST + 1):
             for some in combinations(moves, count):
-                overrides = _overrides(given, some)
-                if len({move.kind for move in some}) == count and _fits(given.config, overrides, settings_of):
+                overrides = _overrides(planned, some)
+                if len({move.kind for move in some}) == count and _fits(planned.config, overrides, settings_of):
                     return overrides
     return ()
 
 
-def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
+def _overrides(planned: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
     """Overrides of all `moves`, with unused GPUs for those that take more."""
     overrides = [part for move in moves for part in move.overrides]
-    engine, train = given.config.engine.devices, given.config.train.devices
+    engine, train = planned.config.engine.devices, planned.config.train.devices
     if any(move.kind == "apart" for move in moves):
         train = tuple(gpu for gpu in train if gpu not in engine)
-    free = max((*given.serving, *given.learning, *engine), default=-1) + 1
+    free = max((*planned.serving, *planned.learning, *engine), default=-1) + 1
     if engine and (more := sum(move.serving for move in moves)):
         overrides.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
         free += more
-    if given.config.train.devices and (more := sum(move.learning for move in moves)):
+    if planned.config.train.devices and (more := sum(move.learning for move in moves)):
         overrides.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
     return tuple(overrides)
 
 
 def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
     try:
-        changed = override(config, overrides)
+        changed = apply_overrides(config, overrides)
         engines.make_engine(changed.engine.name, **changed.engine.options)
         changed_estimate = estimate(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none
@@ -110,10 +110,10 @@ def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -
     return isinstance(changed_estimate, Estimate) and not changed_estimate.problem
 
 
-def _moves(given: Estimate) -> Iterator[Move]:
+def _moves(planned: Estimate) -> Iterator[Move]:
     """Changes that save memory: first those that cost only time, last shorter episodes."""
-    config, train = given.config, given.config.train
-    length, context = config.rollout.tokens, given.server.settings.context if given.server else 0
+    config, train = planned.config, planned.config.train
+    length, context = config.rollout.tokens, planned.server.settings.context if planned.server else 0
     if context > length:
         yield Move("context", (f"engine.options.context={length}",))
     if not train.gradient_checkpointing:
@@ -122,11 +122,11 @@ def _moves(given: Estimate) -> Iterator[Move]:
     while budget > length:
         budget = max(length, budget // 2)
         yield Move("budget", (f"train.micro_tokens={budget}",))
-    if given.server:
-        now = given.server.settings.share
+    if planned.server:
+        now = planned.server.settings.share
         for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
             yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
-    together = {*given.serving} & {*given.learning} and not given.turns
+    together = {*planned.serving} & {*planned.learning} and not planned.turns
     if together and train.processes == 1 and config.engine.weights == "file":
         yield Move("turns", ("engine.share_devices=turns",))
     if train.precision == "fp32":
@@ -137,7 +137,7 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
-    if config.model.quantise == "none" and not given.model.experts:
+    if config.model.quantise == "none" and not planned.model.experts:
         yield Move("quantise", ("model.quantise=nf4",))
     if both := set(config.engine.devices) & set(train.devices):
         yield Move("apart", ("engine.share_devices=false",), learning=len(both))
@@ -145,23 +145,23 @@ def _moves(given: Estimate) -> Iterator[Move]:
         if processes > train.processes:
             overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
             yield Move("strategy", overrides, learning=processes - train.processes)
-    if given.server:
+    if planned.server:
         for tensor in (2, 4, 8):
-            if tensor > given.server.settings.tensor and given.model.heads % tensor == 0:
-                gpus = tensor * given.server.settings.gpus // given.server.settings.tensor
-                more = max(0, gpus - len(config.engine.devices or given.serving))
+            if tensor > planned.server.settings.tensor and planned.model.heads % tensor == 0:
+                gpus = tensor * planned.server.settings.gpus // planned.server.settings.tensor
+                more = max(0, gpus - len(config.engine.devices or planned.serving))
                 yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
     for shorter in (length // 2, length // 4):
         less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
         if config.rollout.turn_tokens > shorter:
             less.append(f"rollout.turn_tokens={shorter}")
-        if given.server:
+        if planned.server:
             less.append(f"engine.options.context={shorter}")
         yield Move("length", tuple(less))
 
 
 def _args(config: Config, names: tuple[str, ...], value: str) -> str:
-    return f"engine.options.args={json.dumps(with_argument(config.engine.options.get('args', ()), names, value))}"
+    return f"engine.options.args={json.dumps(replace_argument(config.engine.options.get('args', ()), names, value))}"
 
 
 class Rate(NamedTuple):
@@ -171,101 +171,101 @@ class Rate(NamedTuple):
     source: str
 
 
-def speed_as_json(given: Estimate) -> dict[str, Any]:
+def speed_as_json(planned: Estimate) -> dict[str, Any]:
     """Step and run as ``--dry-run`` prints them."""
-    config = given.config
+    config = planned.config
     rollout, plan = config.rollout, config.plan
     trained = rollout.tasks_per_step * rollout.group_size
     episodes = trained + config.curriculum.refill * rollout.group_size
     episode_tokens = min(plan.tokens or rollout.tokens, rollout.tokens)
-    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(given, episode_tokens))
-    engine, learner = _engine(given, episode_tokens, at_once), _learner(given)
+    at_once = min(rollout.concurrency, episodes * (1 + rollout.max_staleness), _room(planned, episode_tokens))
+    engine, learner = _engine(planned, episode_tokens, at_once), _learner(planned)
     if engine is None or learner is None or not config.run.steps:
         return {"step": {"episodes": episodes}}
     prompt = min(PROMPT, episode_tokens // 2)
     sampled = min((episode_tokens - prompt) / 2, rollout.seconds * engine.tokens / at_once)
     tokens = round(prompt + 2 * sampled)
-    moved = given.moves()
+    moved = planned.moves()
     seconds = {
         "rollout_seconds": episodes * sampled / engine.tokens,
         "learn_seconds": trained * tokens / learner.tokens,
-        "weights_seconds": _sent(given) / PUBLISHING,
+        "weights_seconds": _sent_bytes(planned) / PUBLISHING,
         "switch_seconds": moved.step / MOVED if moved else 0.0,
     }
     work = seconds["rollout_seconds"], seconds["learn_seconds"]
-    overlap = rollout.max_staleness > 0 and not {*given.serving} & {*given.learning}
+    overlap = rollout.max_staleness > 0 and not {*planned.serving} & {*planned.learning}
     step = (max(work) if overlap else sum(work)) + seconds["weights_seconds"] + seconds["switch_seconds"]
     elsewhere = config.train.processes if config.train.listen else 0
     hours = config.run.steps * step / 3600
-    gpus = len({*given.serving, *given.learning}) + elsewhere if given.on_gpus else 1
+    gpus = len({*planned.serving, *planned.learning}) + elsewhere if planned.on_gpus else 1
     return {
         "step": {
             "episodes": episodes,
             "tokens": trained * tokens,
-            **{name: _rounded(value) for name, value in seconds.items() if value},
-            "seconds": _rounded(step),
-            "limit": _limit(given, tokens, episode_tokens),
+            **{name: _round(value) for name, value in seconds.items() if value},
+            "seconds": _round(step),
+            "limit": _limit(planned, tokens, episode_tokens),
         },
         "run": {
             "steps": config.run.steps,
             "hours": round(hours, 1),
-            **({"gpu_hours": round(hours * gpus, 1)} if given.on_gpus else {}),
-            f"episodes_per_{'gpu_' * given.on_gpus}hour": round(trained * 3600 / (step * gpus)),
+            **({"gpu_hours": round(hours * gpus, 1)} if planned.on_gpus else {}),
+            f"episodes_per_{'gpu_' * planned.on_gpus}hour": round(trained * 3600 / (step * gpus)),
         },
         "assumed": {
             "engine": f"{engine.tokens:,.0f} sampled tokens/s: {engine.source}",
             "learner": f"{learner.tokens:,.0f} tokens/s: {learner.source}",
             "tokens": f"{prompt} of prompt, half of the others sampled; tools cost the engine nothing",
             "step": "engine and learner overlap: the larger counts" if overlap else "engine and learner take turns",
-            "new_weights": f"{_sent(given) / GB:.2f} GB at {PUBLISHING / GB:g} GB/s",
+            "new_weights": f"{_sent_bytes(planned) / GB:.2f} GB at {PUBLISHING / GB:g} GB/s",
             **({"switching": f"{moved.step / GB:.1f} GB at {MOVED / GB:g} GB/s"} if moved else {}),
         },
     }
 
 
-def _room(given: Estimate, tokens: int) -> int:
+def _room(planned: Estimate, tokens: int) -> int:
     """Episodes a local server takes at once, each with half of its `tokens` on average."""
-    if given.server is None:
-        return given.config.rollout.concurrency
-    settings, cached_tokens = given.server.settings, given.server.kv_tokens
+    if planned.server is None:
+        return planned.config.rollout.concurrency
+    settings, cached_tokens = planned.server.settings, planned.server.kv_tokens
     each = settings.slots if cached_tokens is None else min(settings.slots, 2 * cached_tokens // tokens)
     return max(1, settings.replicas * each)
 
 
-def _engine(given: Estimate, tokens: int, at_once: int) -> Rate | None:
+def _engine(planned: Estimate, tokens: int, at_once: int) -> Rate | None:
     """Tokens per second that `at_once` episodes sample together; None if unknown."""
-    if measured := given.config.plan.engine_tokens_per_second:
+    if measured := planned.config.plan.engine_tokens_per_second:
         return Rate(measured, "plan.engine_tokens_per_second")
-    if given.server is None or given.memory is None:
+    if planned.server is None or planned.memory is None:
         return None
-    gpu, settings, memory = given.config.gpu, given.server.settings, given.server.memory
-    computing, reading = _reached(given.model.active), _reached(given.model.parameters)
+    gpu, settings, memory = planned.config.gpu, planned.server.settings, planned.server.memory
+    computing, reading = _reached(planned.model.active), _reached(planned.model.parameters)
     per_replica = at_once / settings.replicas
     # a decoding step reads the weights and half of each episode's tokens; a sampled token comes with one of input
     read = memory.weights + per_replica * (memory.kv_token * tokens / 2 + memory.kv_sequence)
-    flops = per_replica * 2 * 2 * given.model.products * settings.replicas / settings.gpus
+    flops = per_replica * 2 * 2 * planned.model.products * settings.replicas / settings.gpus
     seconds = read / (gpu.bandwidth_gb * GB * reading) + flops / (gpu.tflops * 1e12 * computing)
     source = f"{at_once} episodes at once, {computing:g} of {gpu.tflops:g} TFLOP/s, {reading:g} of {gpu.bandwidth_gb:g}"
     return Rate(at_once / seconds, f"{source} GB/s")
 
 
-def _learner(given: Estimate) -> Rate | None:
+def _learner(planned: Estimate) -> Rate | None:
     """Tokens per second of trained episodes, over all processes; None if unknown."""
-    if measured := given.config.plan.learner_tokens_per_second:
+    if measured := planned.config.plan.learner_tokens_per_second:
         return Rate(measured, "plan.learner_tokens_per_second")
-    if given.memory is None:
+    if planned.memory is None:
         return None
-    gpu, processes, reached = given.config.gpu, given.config.train.processes, _reached(given.model.active)
+    gpu, processes, reached = planned.config.gpu, planned.config.train.processes, _reached(planned.model.active)
     source = f"{processes} {'process' if processes == 1 else 'processes'}, {reached:g} of {gpu.tflops:g} TFLOP/s"
-    return Rate(processes * gpu.tflops * 1e12 * reached / training_flops(given), source)
+    return Rate(processes * gpu.tflops * 1e12 * reached / training_flops(planned), source)
 
 
-def training_flops(given: Estimate) -> float:
+def training_flops(planned: Estimate) -> float:
     """FLOPs per token in all passes, recomputation and reference included.
 
     A float32 head counts twice, as it has half the speed; products of attention are left out.
     """
-    model, settings = given.model, given.settings
+    model, settings = planned.model, planned.settings
     recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
     looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
     extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
@@ -275,21 +275,21 @@ def training_flops(given: Estimate) -> float:
     return settings.updates_per_batch * 2 * (model.products * passes + scored)
 
 
-def _sent(given: Estimate) -> int:
+def _sent_bytes(planned: Estimate) -> int:
     """Bytes of new weights."""
-    return given.trained * (2 if given.settings.precision == "bf16" else 4)
+    return planned.trained * (2 if planned.settings.precision == "bf16" else 4)
 
 
-def _limit(given: Estimate, tokens: int, wanted: int) -> str:
-    rollout = given.config.rollout
-    if tokens < wanted:
-        return f"rollout.seconds={rollout.seconds:g}: an episode gets to {tokens} of {wanted} tokens"
-    return "" if given.config.plan.tokens else f"rollout.tokens={rollout.tokens}"
+def _limit(planned: Estimate, tokens: int, sequences: int) -> str:
+    rollout = planned.config.rollout
+    if tokens < sequences:
+        return f"rollout.seconds={rollout.seconds:g}: an episode gets to {tokens} of {sequences} tokens"
+    return "" if planned.config.plan.tokens else f"rollout.tokens={rollout.tokens}"
 
 
 def _reached(parameters: int) -> float:
     return next(share for least, share in REACHED if parameters >= least)
 
 
-def _rounded(seconds: float) -> float:
+def _round(seconds: float) -> float:
     return float(f"{seconds:.4g}")

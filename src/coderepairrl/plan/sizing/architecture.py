@@ -189,7 +189,7 @@ class Architecture:
         object.__setattr__(self, "kinds", tuple(Counter(self.blocks).items()))
 
     @classmethod
-    def of(cls, raw: Raw) -> Self | None:
+    def from_config(cls, raw: Raw) -> Self | None:
         """Dimensions by config.json; None if its type is not in `KINDS`, numbers are missing or weights are codes."""
         if raw.get("quantization_config"):
             return None
@@ -215,7 +215,7 @@ class Architecture:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
             raise ConfigError(f"cannot read {folder / 'config.json'}: {error}", fix="download it again") from error
-        return cls.of(raw) if isinstance(raw, dict) else None
+        return cls.from_config(raw) if isinstance(raw, dict) else None
 
     @property
     def layers(self) -> int:
@@ -225,7 +225,7 @@ class Architecture:
     @property
     def heads(self) -> int:
         """Greatest common divisor of all layers' heads."""
-        return math.gcd(*(layer.mixer.shares for layer in self.blocks))
+        return math.gcd(*(layer.mixer.heads for layer in self.blocks))
 
     @property
     def head_dim(self) -> int:
@@ -280,16 +280,16 @@ class Architecture:
     @property
     def active(self) -> int:
         """Parameters that each token uses."""
-        idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.one for layer, count in self.kinds)
+        idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.expert_size for layer, count in self.kinds)
         return self.parameters - sum(idle)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
         """Parameters of low-rank adapters on the linear layers `targets`; unknown names add nothing."""
-        names = targeted(targets)
+        names = targeted_layers(targets)
         return sum(count * layer.adapters(rank, names) for layer, count in self.kinds)
 
 
-def targeted(targets: tuple[str, ...]) -> frozenset[str]:
+def targeted_layers(targets: tuple[str, ...]) -> frozenset[str]:
     """Layer names for `targets`; the default includes linear attention."""
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)
 
@@ -363,17 +363,17 @@ PUBLISHED: Mapping[str, Raw] = {
 """Contents of config.json, by the last part of a model's name."""
 
 
-def _published_architecture(raw: Raw) -> Architecture:
-    architecture = Architecture.of(raw)
-    assert architecture is not None, "a published model is of a kind that is known"
+def _make_architecture(raw: Raw) -> Architecture:
+    architecture = Architecture.from_config(raw)
+    assert architecture is not None, "the type of a published model is supported"
     return architecture
 
 
-KNOWN = {name: _published_architecture(raw) for name, raw in PUBLISHED.items()}
+KNOWN = {name: _make_architecture(raw) for name, raw in PUBLISHED.items()}
 
 
 def find_published(path: str) -> Architecture | None:
-    """Published dimensions of the model named at the end of `path`.
+    """Find the published dimensions of the model that the last part of `path` names.
 
     >>> find_published("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], find_published("mine")
     (True, None)

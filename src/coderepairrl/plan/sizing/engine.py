@@ -1,6 +1,6 @@
-"""Memory of a vLLM server per GPU, from its options and arguments.
+"""Memory of a vLLM server per GPU, estimated from its options and arguments.
 
-The KV cache gets the server's share of the GPU (``--gpu-memory-utilization``) less weights and work.
+The KV cache gets the server's share of the GPU (``--gpu-memory-utilization``) less weights and activations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.config.schema import Lora
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse_arguments
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, is_half, parse_arguments
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.sizing.architecture import Architecture
 
@@ -21,15 +21,15 @@ SHARE = 0.92
 BATCHED = 8192
 """vLLM's ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
 RESERVE = 2_000_000_000
-"""Bytes used besides tensors (context, libraries, captured graphs): an assumption, not a measurement."""
+"""Bytes used besides tensors (CUDA context, libraries, captured graphs): an assumption, not a measurement."""
 PAGE = 16
-"""Tokens per page of the cache, or a divisor of them."""
+"""Tokens per page (vLLM: block) of the cache are a multiple of this."""
 STATES = 2
-"""Pages for a sequence's state with prefix caching, vLLM's default: at the end, and at the end of the last page."""
+"""Pages of recurrent state per sequence with prefix caching, vLLM's default: after its last token and its last page."""
 GROUPED = 1.5
-"""Kinds of layers whose numbers differ by less form groups of the larger number."""
+"""If the largest number of layers of a kind is less than this many times the smallest, groups have the largest."""
 KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Bytes of a number in the cache, by ``--kv-cache-dtype``; ``auto`` has the type of the weights."""
+"""Bytes of a number in the cache, by ``--kv-cache-dtype``; ``auto`` is the type of the weights."""
 
 TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
 _PIPELINE, DATA_NAMES = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
@@ -44,17 +44,17 @@ _UNKNOWN = (
 )
 
 
-def unknown(args: Sequence[str]) -> str:
-    """The first of vLLM's `args` whose memory use is unknown, or "". Raises `ConfigError` for quantised weights.
+def find_unknown(args: Sequence[str]) -> str:
+    """Find the first of vLLM's `args` whose memory use is unknown, or "". Raises `ConfigError` for quantised weights.
 
-    >>> unknown(["-tp", "2", "--cpu_offload_gb=4"])
+    >>> find_unknown(["-tp", "2", "--cpu_offload_gb=4"])
     '--cpu_offload_gb=4'
     """
     first_unknown = ""
     for arg in parse_arguments(args):
         if arg.means(*_QUANTISED):
             raise ConfigError(
-                f"engine.options.args has {arg.words[0]}: quantised weights are not those that are trained",
+                f"engine.options.args has {arg.words[0]}: quantised weights differ from the trained ones",
                 fix="leave it out; --tensor-parallel-size divides the weights, --kv-cache-dtype fp8 halves the cache",
             )
         is_known_dtype = arg.means(_KV_DTYPE) and arg.value in (*KV_BYTES, "auto")
@@ -63,14 +63,14 @@ def unknown(args: Sequence[str]) -> str:
     return first_unknown
 
 
-def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
-    """Number after one of `names` in `args`; the last one counts. Raises `ConfigError`.
+def read_number(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
+    """Read the number after one of `names` in `args`; the last one counts. Raises `ConfigError`.
 
     As in vLLM, ``8k`` is 8,000 and ``8K`` 8,192.
 
-    >>> argument(["--a", "1", "--gpu-memory-utilization=0.5"], ("--gpu-memory-utilization",), 0.92)
+    >>> read_number(["--a", "1", "--gpu-memory-utilization=0.5"], ("--gpu-memory-utilization",), 0.92)
     0.5
-    >>> argument(["--max-num-batched-tokens", "8K"], ("--max-num-batched-tokens",), 2048)
+    >>> read_number(["--max-num-batched-tokens", "8K"], ("--max-num-batched-tokens",), 2048)
     8192.0
     """
     number = default
@@ -80,24 +80,24 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
             try:
                 number = float(arg.value if unit == 1 else arg.value[:-1]) * unit
             except ValueError:
-                raise ConfigError(f"engine.options.args: {arg.name} wants a number, not {arg.value!r}") from None
+                raise ConfigError(f"engine.options.args: {arg.name} must be a number, not {arg.value!r}") from None
             if not 0 < number < math.inf:
                 raise ConfigError(f"engine.options.args: {arg.name} must be positive, not {arg.value}")
     return number
 
 
-def count(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
-    """An `argument` that is a whole number. Raises `ConfigError`."""
-    number = argument(args, names, default)
+def read_whole_number(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
+    """Call `read_number` for a whole number. Raises `ConfigError`."""
+    number = read_number(args, names, default)
     if number != int(number):
         raise ConfigError(f"engine.options.args: {names[0]} must be a whole number, not {number:g}")
     return int(number)
 
 
-def with_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> list[str]:
-    """`args` with `value` after the first of `names`, replacing earlier values.
+def replace_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> list[str]:
+    """Set an argument of any of `names` to `value`: its other occurrences are removed.
 
-    >>> with_argument(["--a", "--b-c=1", "--b_c", "2", "-b", "3"], ("--b-c", "-b"), "4")
+    >>> replace_argument(["--a", "--b-c=1", "--b_c", "2", "-b", "3"], ("--b-c", "-b"), "4")
     ['--a', '--b-c', '4']
     """
     return [*(word for arg in parse_arguments(args) if not arg.means(*names) for word in arg.words), names[0], value]
@@ -108,10 +108,15 @@ class EngineSettings:
     """Settings that determine a server's memory."""
 
     context: int
+    """Tokens of the longest sequence."""
     slots: int
+    """Concurrent sequences."""
     share: float
+    """Share of the GPU's memory."""
     batched: int
+    """Tokens of an engine step."""
     tensor: int
+    """GPUs that split each layer; `pipeline`: that split the layers; `replicas`: data parallel copies."""
     pipeline: int
     replicas: int
     size: int
@@ -119,26 +124,26 @@ class EngineSettings:
     kv_size: int
     """Bytes of a number in the cache."""
     adapters: int
-    """Adapters at the server at once."""
+    """LoRA adapters loaded at a time."""
     rank: int
     targets: tuple[str, ...]
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], model: Architecture, lora: Lora | None, *, small: bool) -> Self:
-        """Settings from checked ``engine.options``; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
+    def from_options(cls, options: Mapping[str, Any], model: Architecture, lora: Lora | None, *, small: bool) -> Self:
+        """Read checked ``engine.options``; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
         args = options.get("args", ())
         rank = options.get("lora_rank", lora.rank if lora else 0)
         dtype = options.get("dtype", "auto")
-        size = 2 if (model.half if dtype == "auto" else half(dtype)) else 4
+        size = 2 if (model.half if dtype == "auto" else is_half(dtype)) else 4
         kv_types = [arg.value for arg in parse_arguments(args) if arg.means(_KV_DTYPE)]
         return cls(
             context=options.get("context") or model.context,
             slots=options.get("slots", SLOTS),
-            share=argument(args, SHARE_NAMES, SHARE),
-            batched=count(args, _BATCHED, 2048 if small else BATCHED),
-            tensor=count(args, TENSOR_NAMES, 1),
-            pipeline=count(args, _PIPELINE, 1),
-            replicas=count(args, DATA_NAMES, 1),
+            share=read_number(args, SHARE_NAMES, SHARE),
+            batched=read_whole_number(args, _BATCHED, 2048 if small else BATCHED),
+            tensor=read_whole_number(args, TENSOR_NAMES, 1),
+            pipeline=read_whole_number(args, _PIPELINE, 1),
+            replicas=read_whole_number(args, DATA_NAMES, 1),
             size=size,
             kv_size=KV_BYTES.get(kv_types[-1], size) if kv_types else size,
             adapters=options.get("max_loras", MAX_LORAS) if rank else 0,
@@ -154,80 +159,82 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes on one GPU."""
+    """Bytes used on one GPU."""
 
     weights: int
     adapters: int
-    work: int
-    """Work of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
+    activations: int
+    """Activations of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
     kv_token: int
-    """Cache of one token, in layers that attend to all tokens."""
+    """Cache per token, in layers that attend to all tokens."""
     kv_sequence: int
-    """Cache of a sequence of any length: its windows, and the states of layers without keys."""
+    """Cache per sequence whatever its length: sliding windows, and states of recurrent layers."""
     context: int
     """Tokens of the longest sequence."""
 
     @property
     def fixed(self) -> int:
         """Everything except the KV cache."""
-        return self.weights + self.adapters + self.work + RESERVE
+        return self.weights + self.adapters + self.activations + RESERVE
 
-    def cached(self, room: float) -> int:
-        """Tokens of full sequences that the cache holds, if the server has `room` bytes."""
-        return max(0, int((room - self.fixed) // (self.kv_token + self.kv_sequence / self.context)))
+    def cached_tokens(self, available: float) -> int:
+        """Count tokens that the cache holds in sequences of full length, if the server has `available` bytes."""
+        return max(0, int((available - self.fixed) // (self.kv_token + self.kv_sequence / self.context)))
 
 
-def _adapter(model: Architecture, server: EngineSettings) -> int:
-    """Numbers in one adapter.
+def _adapter_parameters(model: Architecture, server: EngineSettings) -> int:
+    """Count the parameters of an adapter in vLLM.
 
-    vLLM always reserves space for experts, and repeats what has the model's width on every GPU.
+    vLLM reserves space for experts even if they are not adapted, and each GPU has a copy of matrices of the model's
+    width.
     """
-    numbers = model.adapters(server.rank, server.targets)
+    parameters = model.adapters(server.rank, server.targets)
     for layer, count in model.kinds:
-        numbers += count * layer.feed.count * server.rank * 3 * (model.hidden * server.tensor + layer.feed.width)
-    return numbers
+        parameters += count * layer.feed.count * server.rank * 3 * (model.hidden * server.tensor + layer.feed.width)
+    return parameters
 
 
-def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
-    """Memory of each GPU of the server."""
+def estimate_engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
+    """Estimate the memory of each GPU of the server."""
     size, parts = server.size, server.tensor * server.pipeline
     widest = max(layer.feed.widest // server.tensor + layer.feed.chosen * model.hidden for layer, _ in model.kinds)
-    token, sequence = _cache(model, server)
+    token, sequence = _estimate_cache(model, server)
     return EngineMemory(
         weights=model.size(size) // parts,
-        adapters=size * server.adapters * _adapter(model, server) // parts if server.rank else 0,
-        work=size * server.batched * (widest + 6 * model.hidden) + 12 * server.slots * model.vocabulary,
+        adapters=size * server.adapters * _adapter_parameters(model, server) // parts if server.rank else 0,
+        activations=size * server.batched * (widest + 6 * model.hidden) + 12 * server.slots * model.vocabulary,
         kv_token=token // server.pipeline,
         kv_sequence=sequence // server.pipeline,
         context=server.context,
     )
 
 
-def _cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
-    """Bytes of cache per token and per sequence, as vLLM divides it (v1/core/kv_cache_utils.py).
+def _estimate_cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
+    """Estimate bytes of cache per token and per sequence, as vLLM allocates it (v1/core/kv_cache_utils.py).
 
-    Layers of a kind form groups of equal length, the last padded; all pages have the largest size, and a state takes
-    whole pages. While it reads a prompt in parts, vLLM holds more of a window than is counted.
+    vLLM divides the layers of a kind into groups of equal length, padding the last. All pages have the size of the
+    largest, and a recurrent state takes whole pages. During a chunked prefill vLLM holds more of a sliding window than
+    this counts.
     """
     layers = Counter(layer.mixer.held for layer in model.blocks)
-    if not any(held.token and not held.window for held in layers):  # windows alone are planned as if there were none
+    if not any(held.token and not held.window for held in layers):  # with only sliding windows, plan for full attention
         layers = Counter(layer.mixer.held._replace(window=0) for layer in model.blocks)
-    least, most = min(layers.values()), max(layers.values())
-    group = most if most < GROUPED * least else least
+    fewest, most = min(layers.values()), max(layers.values())
+    group_size = most if most < GROUPED * fewest else fewest
     widths = {held: server.kv_size * held.token // min(server.tensor, held.parts) for held in layers if held.token}
     states = [
         (server.size * held.inputs + 4 * held.state) // min(server.tensor, held.parts) for held in layers if held.state
     ]
-    wide = max(widths.values())
-    tokens = PAGE * -(-max([PAGE * wide, *states]) // (PAGE * wide))  # of a page
+    width = max(widths.values())  # bytes of a token in a layer
+    page_tokens = PAGE * -(-max([PAGE * width, *states]) // (PAGE * width))
     per_token, per_sequence = 0, 0
     for held, number in layers.items():
-        places = -(-number // group) * group
+        padded = -(-number // group_size) * group_size
         if not held.token:
-            per_sequence += places * STATES * tokens * wide
+            per_sequence += padded * STATES * page_tokens * width
         elif held.window:
-            per_sequence += places * wide * tokens * (1 + -(-min(held.window, server.context) // tokens))
+            per_sequence += padded * width * page_tokens * (1 + -(-min(held.window, server.context) // page_tokens))
         else:
-            per_token += places * wide
-            per_sequence += places * wide * (tokens if states else 0)  # the last page is not full
+            per_token += padded * width
+            per_sequence += padded * width * (page_tokens if states else 0)  # the last page is not full
     return per_token, per_sequence

@@ -17,7 +17,7 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.sizing import engine as engine_side
 from coderepairrl.plan.sizing import learner as learner_side
 from coderepairrl.plan.sizing.architecture import KINDS, Architecture, find_published
-from coderepairrl.plan.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
+from coderepairrl.plan.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, estimate_engine_memory
 from coderepairrl.plan.sizing.learner import LearnerMemory, learner_memory
 
 GB = 1e9
@@ -37,7 +37,7 @@ class PlannedServer:
     @property
     def kv_tokens(self) -> int | None:
         """Tokens in the cache of one replica."""
-        return None if self.room is None else self.memory.cached(self.room)
+        return None if self.room is None else self.memory.cached_tokens(self.room)
 
 
 class Moves(NamedTuple):
@@ -134,7 +134,7 @@ class Estimate:
                 f"each GPU of the learner (train.listen) is assumed to have {self.memory / GB:.1f} GB, and"
                 f" {alone / GB:.1f} are needed"
             )
-        if server and server.room and (tokens := server.memory.cached(server.room)) < server.settings.context:
+        if server and server.room and (tokens := server.memory.cached_tokens(server.room)) < server.settings.context:
             return (
                 f"GPU {server.gpus[0]}: the engine has {server.room / GB:.1f} GB ({server.settings.share:g} of the "
                 f"memory) and needs {server.memory.fixed / GB:.1f} beside its cache, in which {tokens:,} tokens then "
@@ -183,7 +183,7 @@ class Estimate:
             engine = self.server.memory
             yield "engine weights", engine.weights
             yield "engine adapters", engine.adapters
-            yield "engine work", engine.work
+            yield "engine activations", engine.activations
             yield "engine reserve", engine_side.RESERVE
             if self.server.room is not None:
                 yield "engine KV cache", self.server.room - engine.fixed
@@ -211,12 +211,12 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     """
     options = config.engine.options
     started = config.engine.name == "vllm" and not options.get("url")
-    if started and (argument := engine_side.unknown(options.get("args", ()))):
+    if started and (argument := engine_side.find_unknown(options.get("args", ()))):
         return f"it is not known what the server holds with {argument}"
     model = _architecture(config.model)
     if model is None:
         kinds = ", ".join(KINDS)
-        return f"{config.model.path} is no plain model of {kinds} with all its numbers in config.json"
+        return f"{config.model.path} is not a plain model of {kinds} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _memory()
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
     learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)
@@ -225,7 +225,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
 
 
 def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
-    server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+    server = EngineSettings.from_options(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
     if model.heads % server.tensor:
         raise ConfigError(
             f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
@@ -244,7 +244,7 @@ def _server(config: Config, settings: LearnSettings, model: Architecture, memory
             fix="name as many, or lower --tensor-parallel-size",
         )
     gpus = (devices or tuple(range(server.gpus)))[: server.gpus]
-    return PlannedServer(server, engine_memory(model, server), gpus, memory and server.share * memory)
+    return PlannedServer(server, estimate_engine_memory(model, server), gpus, memory and server.share * memory)
 
 
 def _architecture(model: Model) -> Architecture | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
-from coderepairrl.plan.sizing.architecture import Architecture, targeted
+from coderepairrl.plan.sizing.architecture import Architecture, targeted_layers
 from coderepairrl.plan.sizing.parts import Layer, Part
 
 RESERVE = 2_000_000_000
@@ -156,17 +156,17 @@ def _layer(
     lora, half = settings.lora, settings.precision == "bf16"
     size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
     per_token = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
-        _kept(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
+        _kept_bytes(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
     )
     # as if what comes after the mixer were still held
-    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.shares) if gpu and half else 0
+    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.heads) if gpu and half else 0
     if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
         repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
         per_token += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
         mixing = size * (2 * mixer.queries + 4 * (mixer.queries if gpu else mixer.keys))
     trained, fixed = layer.matrices, 4 * feed.count
     if lora:
-        names = targeted(lora.targets)
+        names = targeted_layers(lora.targets)
         trained = layer.adapters(lora.rank, names)
         per_token += size * lora.rank * sum(each.name in names for each in layer.linear)
     if half:  # weights in bfloat16, but of experts
@@ -178,11 +178,11 @@ def _layer(
     return int(per_token * tokens) + fixed, int(max(feeding, mixing * tokens))
 
 
-def _kept(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
+def _kept_bytes(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
     """Bytes per token that a part keeps for its backward pass."""
     lora, half = settings.lora, settings.precision == "bf16"
     size = 2 if half else 4
-    input_bytes = size * bool(part.linear) if lora else 2 * part.reads if half else 4
+    input_bytes = size * bool(part.linear) if lora else 2 * part.input_matrices if half else 4
     per_token = input_bytes * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
     # trained experts are computed in float32; frozen ones keep no input
     if part.count and not lora:

@@ -1,6 +1,6 @@
-"""A decoder's layer in numbers: a mixer of tokens, and a feed-forward part.
+"""Sizes of a decoder layer: its token mixer (such as attention), and its feed-forward part.
 
-What is kept for the backward pass is slightly too large, fitted to small models (tests/plan/test_memory.py).
+Sizes that the backward pass needs are fitted to small models, and slightly too large (tests/plan/test_memory.py).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 CHUNK = 64
-"""Tokens that Gated DeltaNet computes at once (transformers' ``torch_chunk_gated_delta_rule``)."""
+"""Tokens of a chunk of Gated DeltaNet (transformers' ``torch_chunk_gated_delta_rule``)."""
 
 
 class Linear(NamedTuple):
-    """A linear layer: numbers in and out."""
+    """A linear layer, with its input and output width."""
 
     name: str
     rows: int
@@ -26,17 +26,17 @@ class Linear(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Numbers that a server holds of a sequence in a layer."""
+    """Cache of a sequence in a layer, in numbers."""
 
     token: int = 0
     """Numbers of each token, or of each of the last `window`."""
     parts: int = 1
-    """Number of GPUs that can divide it."""
+    """Number of GPUs that can divide the cache."""
     window: int = 0
     inputs: int = 0
-    """Numbers of the last tokens, which a convolution needs again."""
+    """Numbers of the latest tokens, which a convolution reads again."""
     state: int = 0
-    """Numbers independent of the length."""
+    """Numbers that do not depend on the sequence's length."""
 
 
 NOTHING = Held()
@@ -44,37 +44,37 @@ NOTHING = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One of a layer's two parts."""
+    """Token mixer or feed-forward part; sizes are in numbers per token, unless they say otherwise."""
 
     linear: tuple[Linear, ...] = ()
-    reads: int = 0
+    input_matrices: int = 0
     """Matrices that multiply the layer's input."""
-    small: int = 0
+    unadapted: int = 0
     """Weights of matrices that get no adapters and are never quantised, such as a router's."""
-    others: int = 0
+    vectors: int = 0
     """Parameters outside matrices."""
     products: int = 0
-    """Numbers of a token that its backward pass needs, in the type of products."""
+    """Kept for the backward pass in the type of matrix products."""
     norms: int = 0
-    """Numbers of a token that go through norms."""
+    """Inputs of norms."""
     extra: int = 0
-    """Further bytes of a token."""
+    """Further bytes per token."""
     widest: int = 0
-    """Numbers of a token held at once, of those that GPUs divide among them."""
+    """Widest activation that GPUs divide among them."""
     queries: int = 0
     keys: int = 0
     """Width of all queries and of all keys of a token in attention."""
-    shares: int = 1
-    """Heads, which GPUs can divide among them."""
+    heads: int = 1
+    """Heads that GPUs can divide among them."""
     head_dim: int = 0
-    """The width that positions rotate."""
+    """Width that position embeddings rotate."""
     held: Held = NOTHING
     count: int = 0
-    """Experts, of which a token goes through `chosen`."""
+    """Number of experts; a token goes through `chosen` of them."""
     chosen: int = 0
     width: int = 0
     """Width of an expert."""
-    one: int = 0
+    expert_size: int = 0
     """Weights of an expert."""
     quantised: int = field(init=False)
     """Weights of its linear layers."""
@@ -85,17 +85,17 @@ class Part:
     @property
     def matrices(self) -> int:
         """Weights of its matrices, without experts."""
-        return self.quantised + self.small
+        return self.quantised + self.unadapted
 
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self.matrices + self.count * self.one + self.others
+        return self.matrices + self.count * self.expert_size + self.vectors
 
     @property
     def multiplied(self) -> int:
         """Weights that multiply each token."""
-        return self.matrices + self.chosen * self.one
+        return self.matrices + self.chosen * self.expert_size
 
 
 class Layer(NamedTuple):
@@ -148,7 +148,7 @@ def attention(
     Its output may be `gated`, as in Qwen3.5; with `sinks` a head may attend to nothing, as in gpt-oss.
     """
     q, k = heads * head_dim, kv_heads * head_dim
-    both = q + k if norm else 0
+    normed = q + k if norm else 0
     vectors = (q * (1 + gated) + 2 * k) * qkv_bias + hidden * o_bias + heads * sinks
     return Part(
         linear=(
@@ -157,14 +157,14 @@ def attention(
             Linear("v_proj", hidden, k),
             Linear("o_proj", q, hidden),
         ),
-        reads=3,
-        others=vectors + (both if norm == "wide" else 2 * head_dim * bool(norm)),
+        input_matrices=3,
+        vectors=vectors + (normed if norm == "wide" else 2 * head_dim * bool(norm)),
         products=2 * (q + k) + 3 * q * gated + q * sinks,
-        norms=both,
+        norms=normed,
         extra=4 * heads + 4 * (heads + kv_heads) * bool(norm) + 64 * (heads + kv_heads) * sinks,
         queries=q,
         keys=k,
-        shares=heads,
+        heads=heads,
         head_dim=head_dim,
         held=Held(2 * k, kv_heads, window),
     )
@@ -191,14 +191,14 @@ def latent(
             Linear("kv_b_proj", rank, n * (plain + value)),
             Linear("o_proj", n * value, hidden),
         ),
-        reads=2,
-        others=(query_rank + rank) * (1 + bias) + (turned + hidden) * bias,
+        input_matrices=2,
+        vectors=(query_rank + rank) * (1 + bias) + (turned + hidden) * bias,
         products=4 * n * wide + n * (value if value < wide else plain),
         norms=rank + query_rank,
         extra=4 * n,
         queries=n * wide,
         keys=n * wide,
-        shares=n,
+        heads=n,
         held=Held(rank + turned),
     )
 
@@ -211,19 +211,19 @@ def delta(
     The convolution sees `width` tokens. Counts what transformers' functions keep; ``fla`` kernels keep less.
     """
     k, v = key_heads * key_dim, value_heads * value_dim
-    apart = (Linear("in_proj_qkv", hidden, 2 * k + v), Linear("in_proj_z", hidden, v))
+    separate = (Linear("in_proj_qkv", hidden, 2 * k + v), Linear("in_proj_z", hidden, v))
     state = value_heads * key_dim * value_dim
     return Part(
         linear=(
-            *((Linear("in_proj_qkvz", hidden, 2 * k + 2 * v),) if joined else apart),
+            *((Linear("in_proj_qkvz", hidden, 2 * k + 2 * v),) if joined else separate),
             Linear("out_proj", v, hidden),
         ),
-        reads=2 if joined else 4,
-        small=2 * hidden * value_heads,
-        others=(2 * k + v) * width + 2 * value_heads + value_dim,
+        input_matrices=2 if joined else 4,
+        unadapted=2 * hidden * value_heads,
+        vectors=(2 * k + v) * width + 2 * value_heads + value_dim,
         products=4 * k + 4 * v + 5 * value_heads * key_dim + 193 * value_heads,
         extra=28 * v + 28 * value_heads * key_dim + 548 * value_heads + 8 * state // CHUNK,
-        shares=key_heads,
+        heads=key_heads,
         held=Held(parts=key_heads, inputs=(width - 1) * (2 * k + v), state=state),
     )
 
@@ -236,7 +236,7 @@ def mlp(hidden: int, width: int) -> Part:
             Linear("up_proj", hidden, width),
             Linear("down_proj", width, hidden),
         ),
-        reads=2,
+        input_matrices=2,
         products=4 * width,
         widest=2 * width,
     )
@@ -252,14 +252,14 @@ def experts(
     common = mlp(hidden, shared) if shared else Part()
     return Part(
         linear=common.linear,
-        reads=common.reads + 1 + gated,
-        small=hidden * (count + gated),
-        others=count * (2 * width + hidden + 1) if biased else 0,
+        input_matrices=common.input_matrices + 1 + gated,
+        unadapted=hidden * (count + gated),
+        vectors=count * (2 * width + hidden + 1) if biased else 0,
         products=chosen * ((6 if biased else 3) * width + hidden) + common.products + hidden * gated,
         extra=(48 if biased else 40) * chosen + 5 * count + 28,
         widest=2 * chosen * width + common.widest,
         count=count,
         chosen=chosen,
         width=width,
-        one=3 * hidden * width,
+        expert_size=3 * hidden * width,
     )

@@ -23,15 +23,15 @@ from coderepairrl.report.plots.panels import (
     Panel,
     Point,
     Series,
-    compact,
+    choose_alpha,
+    choose_ticks,
     ema,
-    label,
-    strength,
-    thin,
-    ticks,
+    format_number,
+    format_tick,
+    thin_points,
 )
 
-__all__ = ["STYLE", "Baseline", "Panel", "Series", "compact", "ema", "figure", "forest", "pdf", "strength"]
+__all__ = ["STYLE", "Baseline", "Panel", "Series", "choose_alpha", "ema", "figure", "forest", "format_number", "pdf"]
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
 _LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
@@ -91,19 +91,19 @@ def _panel(panel: Panel, hover: bool) -> str:
     return title + note + legend + _axes(panel, frame) + drawn + zones
 
 
-def _frame(panel: Panel, shown: Sequence[Series], top: float) -> _Frame:
-    xs = [x for series in shown for x, _ in series.points]
+def _frame(panel: Panel, visible: Sequence[Series], top: float) -> _Frame:
+    xs = [x for series in visible for x, _ in series.points]
     if panel.kind == "stack":
         sums: dict[float, float] = {}
-        for series in shown:
+        for series in visible:
             for x, y in series.points:
                 sums[x] = sums.get(x, 0.0) + y
         ys, pad = list(sums.values()), 0.5
     else:
-        ys, pad = [y for series in shown for _, y in series.points], 0.0
-        ys += [y for series in shown for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
+        ys, pad = [y for series in visible for _, y in series.points], 0.0
+        ys += [y for series in visible for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
     ys += [*panel.include, *(line.value for line in panel.baselines)]
-    return _Frame(top, (min(xs) - pad, max(xs) + pad), ticks(min(ys), max(ys), 5))
+    return _Frame(top, (min(xs) - pad, max(xs) + pad), choose_ticks(min(ys), max(ys), 5))
 
 
 def _axes(panel: Panel, frame: _Frame) -> str:
@@ -112,10 +112,10 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     for y in frame.ys:
         kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # nothing and everything stand out
         parts.append(f'<path class="{kind}" d="M{_LEFT} {frame.py(y)}H{right}"/>')
-        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{label(y, step)}</text>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{format_tick(y, step)}</text>')
     low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
-    marks = [x for x in ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
-    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{compact(x, 4)}</text>' for x in marks]
+    marks = [x for x in choose_ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
+    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{format_number(x, 4)}</text>' for x in marks]
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_svg_text(panel.x_label)}</text>')
     for line in panel.baselines:
         colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
@@ -123,12 +123,12 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _curves(shown: Sequence[Series], frame: _Frame) -> str:
+def _curves(visible: Sequence[Series], frame: _Frame) -> str:
     # intervals at the same step are drawn next to each other
-    intervals = [at for at, series in enumerate(shown) if series.low]
+    intervals = [at for at, series in enumerate(visible) if series.low]
     middle = (len(intervals) - 1) / 2
     shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
-    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(shown))
+    return "".join(_svg_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(visible))
 
 
 def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
@@ -155,10 +155,10 @@ def _svg_curve(series: Series, frame: _Frame, shift: float) -> str:
     return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
 
 
-def _stack(shown: Sequence[Series], frame: _Frame) -> str:
-    xs = sorted({x for series in shown for x, _ in series.points})
+def _stack(visible: Sequence[Series], frame: _Frame) -> str:
+    xs = sorted({x for series in visible for x, _ in series.points})
     size = math.ceil(len(xs) / (4 * _ZONES))  # many steps: the mean of each bin
-    values = [dict(series.points) for series in shown]
+    values = [dict(series.points) for series in visible]
     parts = []
     for start in range(0, len(xs), size):
         bin = xs[start : start + size]
@@ -166,7 +166,7 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
         half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
         left, right = middle - half, middle + half
         floor, gap = 0.0, min(2.0, (right - left) * 0.15)
-        for series, heights in zip(shown, values, strict=True):
+        for series, heights in zip(visible, values, strict=True):
             height = sum(heights.get(x, 0.0) for x in bin) / len(bin)
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
@@ -176,8 +176,8 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _zones(shown: Sequence[Series], frame: _Frame) -> str:
-    values = [dict(series.points) for series in shown]
+def _zones(visible: Sequence[Series], frame: _Frame) -> str:
+    values = [dict(series.points) for series in visible]
     xs = sorted({x for by_x in values for x in by_x})
     size = math.ceil(len(xs) / _ZONES)
     picked = xs[size - 1 :: size] if size > 1 else xs
@@ -186,8 +186,8 @@ def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     edges.append(WIDTH - _RIGHT)
     parts = []
     for x, (left, right) in zip(picked, pairwise(edges), strict=True):
-        lines = [f"step {compact(x, 5)}"]
-        lines += [f"{_clean(s.name)} {compact(k[x])}" for s, k in zip(shown, values, strict=True) if x in k]
+        lines = [f"step {format_number(x, 5)}"]
+        lines += [f"{_clean(s.name)} {format_number(k[x])}" for s, k in zip(visible, values, strict=True) if x in k]
         width = 12 + _LETTER * max(map(len, lines))
         at = frame.px(x)
         box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
@@ -204,10 +204,10 @@ def _zones(shown: Sequence[Series], frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _legend(shown: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
+def _legend(series: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
     entries = [
         (_clean(s.name), _variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
-        for s in shown
+        for s in series
         if s.name and s.listed
     ]
     grey = "var(--plot-soft)"
@@ -243,7 +243,7 @@ def _solid(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
 def _svg_path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
     parts = []
     for run in runs:
-        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin(run)]
+        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin_points(run)]
         if len(points) > 1:
             parts.append("M" + "L".join(points))
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Panels, series and style of a figure; round ticks, short numbers, thinned and smoothed curves."""
+"""Panels, series and style of a figure; its ticks and numbers; thinning and smoothing of curves."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 COLOURS = 9
 Point = tuple[float, float]
 
-_NOTHING = 1e-300
-"""Limit below which a fifth of a difference may be no float."""
-_DROP = 0.005
-_WINDOW = 20.0
-_SAME = 1e-9
-"""Relative difference of equal values: fewer than five floats between them."""
+_TINY = 1e-300
+"""Smaller values count as 0: a fifth of their difference may underflow."""
+_SKIPPED_SHARE = 0.005
+_SMOOTHING_FACTOR = 20.0
+_EQUAL = 1e-9
+"""Values with a smaller relative difference count as equal: too few floats are between them for ticks."""
 
 STYLE = """
 :root { --plot-ink: #1f2328; --plot-soft: #6b6f76; --plot-grid: #eceae5; --plot-axis: #c9c5bd; --plot-card: #ffffff;
@@ -50,7 +50,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Curve: with `alpha` faint under its bold EMA, with `low` and `high` points with intervals. None is a gap.
+    """Curve; None in `y` is a gap. With `alpha` its EMA is drawn over it; with `low` and `high` points have intervals.
 
     >>> Series("reward", [1, 2], [0.1, None]).points
     [(1.0, 0.1)]
@@ -65,13 +65,13 @@ class Series:
     high: Sequence[float | None] = ()
     dashed: bool = False
     listed: bool = True
-    """Named in the legend."""
+    """Whether the legend names it."""
     joined: bool = True
-    """Points are joined by a line."""
+    """Whether a line joins the points."""
 
     @property
     def points(self) -> list[Point]:
-        """Finite points."""
+        """Points with a finite value."""
         return [(float(x), y) for x, y in zip(self.x, self.y, strict=True) if y is not None and math.isfinite(y)]
 
 
@@ -86,7 +86,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Axes. The y axis covers `include`; ``stack`` draws stacked bars."""
+    """Axes with series. The y axis always covers the values in `include`; kind ``stack`` draws stacked bars."""
 
     title: str
     series: Sequence[Series]
@@ -101,18 +101,18 @@ class Panel:
 # -- numbers
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) over `low` to `high`, roughly `about` of them.
+def choose_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Choose about `about` round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`.
 
-    >>> ticks(0.0, 0.73)
+    >>> choose_ticks(0.0, 0.73)
     [0.0, 0.2, 0.4, 0.6, 0.8]
-    >>> ticks(3, 3), ticks(0, 0)
+    >>> choose_ticks(3, 3), choose_ticks(0, 0)
     ([2.0, 2.5, 3.0, 3.5, 4.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     """
     size = max(abs(low), abs(high))
-    if size < _NOTHING:
-        low, high = 0.0, 1.0  # nothing happened: zero is the floor, not the middle
-    elif high - low < _SAME * size:
+    if size < _TINY:
+        low, high = 0.0, 1.0  # a constant zero is at the bottom, not in the middle
+    elif high - low < _EQUAL * size:
         pad = abs(low) / 2 or 1.0
         pad = 10.0 ** math.floor(math.log10(pad))
         low, high = low - pad, high + pad
@@ -124,12 +124,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(index * step, digits) + 0.0 for index in range(first, last + 1)]
 
 
-def compact(value: float, digits: int = 3) -> str:
-    """Short form with `digits` significant ones; thousands as k, M, G.
+def format_number(value: float, digits: int = 3) -> str:
+    """Format a number with `digits` significant digits; thousands as k, M, G.
 
-    >>> [compact(v) for v in (0.0, 0.12345, 12.0, 1234.5, 3.2e6, 0.00002)]
+    >>> [format_number(v) for v in (0.0, 0.12345, 12.0, 1234.5, 3.2e6, 0.00002)]
     ['0', '0.123', '12', '1.23k', '3.2M', '2e−5']
-    >>> compact(-0.5)
+    >>> format_number(-0.5)
     '−0.5'
     """
     if not math.isfinite(value):
@@ -146,20 +146,20 @@ def _minus(text: str) -> str:
     return "\N{MINUS SIGN}" + text[1:] if text.startswith("-") else text
 
 
-def label(value: float, step: float) -> str:
-    """Text of a tick, with as many decimals as `step` needs.
+def format_tick(value: float, step: float) -> str:
+    """Format a tick, with as many decimals as `step` needs.
 
-    >>> label(0.5, 0.25), label(2000, 500), label(-1.0, 1.0)
+    >>> format_tick(0.5, 0.25), format_tick(2000, 500), format_tick(-1.0, 1.0)
     ('0.50', '2k', '−1')
     """
     if abs(value) >= 1000 or (0 < abs(step) < 1e-4):
-        return compact(value)
+        return format_number(value)
     decimals = next((count for count in range(5) if abs(round(step, count) - step) < 1e-9), 5)
     return _minus(f"{value:.{decimals}f}")
 
 
-def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
-    """Keep the lowest and highest point of each bucket, about ``2 * limit``."""
+def thin_points(points: Sequence[Point], limit: int = 300) -> list[Point]:
+    """Keep the lowest and highest point of each of `limit` buckets."""
     if len(points) <= 2 * limit:
         return list(points)
     size = math.ceil(len(points) / limit)
@@ -174,17 +174,17 @@ def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
 def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
     """Exponential moving average ``s_t = alpha x_t + (1 - alpha) s_{t-1}``; gaps stay.
 
-    Skips the first 0.5 %, which would bias it for long. Raises ValueError for an `alpha` outside (0, 1].
+    Skips the first 0.5 %, which would bias it for a long time. Raises ValueError for an `alpha` outside (0, 1].
 
     >>> ema([0.0, 1.0, None, 1.0], 0.5)
     [0.0, 0.5, None, 0.75]
     """
     if not 0 < alpha <= 1:
-        raise ValueError(f"alpha is in (0, 1], not {alpha}")
+        raise ValueError(f"alpha must be in (0, 1], not {alpha}")
     smooth: list[float | None] = []
     state: float | None = None
     for at, value in enumerate(values):
-        if value is None or at < int(_DROP * len(values)):
+        if value is None or at < int(_SKIPPED_SHARE * len(values)):
             smooth.append(None)
             continue
         state = value if state is None else alpha * value + (1 - alpha) * state
@@ -192,10 +192,10 @@ def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
     return smooth
 
 
-def strength(points: int, rule: float) -> float:
-    """Alpha by `rule` (.01 for rewards, .05 for tools, meant for thousands of steps); short runs smooth over a tenth.
+def choose_alpha(points: int, default: float) -> float:
+    """Choose alpha: `default` (.01 for rewards, .05 for tools) for thousands of points, more for fewer points.
 
-    >>> strength(5_000, 0.01), strength(50, 0.01), strength(5, 0.01)
+    >>> choose_alpha(5_000, 0.01), choose_alpha(50, 0.01), choose_alpha(5, 0.01)
     (0.01, 0.4, 1.0)
     """
-    return min(1.0, max(rule, _WINDOW / max(points, 1)))
+    return min(1.0, max(default, _SMOOTHING_FACTOR / max(points, 1)))

@@ -189,10 +189,10 @@ def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, i
     }
 
 
-def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
+def _steps(turns: Sequence[Turn], messages: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
     # tool results belong to the calling step
     steps: list[dict[str, Any]] = []
-    for each, turn in said:
+    for each, turn in messages:
         text = message(each)
         if text["role"] == "tool" and steps and steps[-1]["source"] == "agent":
             called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
@@ -204,14 +204,14 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
         step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": text["content"]}
         if source == "agent":
             step |= {"tool_calls": [_atif_call(call) for call in text["tool_calls"]]} if text["tool_calls"] else {}
-            step |= _sampled(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
+            step |= _sampled_tokens(turns, turn, text, ids=ids) if turn else {"llm_call_count": 0}
             step |= {"is_copied_context": True} if turn and turn.index in seen else {}
         steps.append(step)
     return iter(steps)
 
 
 def _atif_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    # arguments that are no JSON object, or one too deep for readers, are kept as ``text``
+    # arguments that are not a JSON object, or one too deep for readers, are kept as ``text``
     written = call["function"]["arguments"]
     try:
         arguments = json.loads(written, parse_constant=str, parse_float=_float)
@@ -236,7 +236,7 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def _sampled(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
+def _sampled_tokens(turns: Sequence[Turn], turn: Turn, message: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
     prompt = sequence(turns, turn.index)
     prompt = prompt[: len(prompt) - len(turn.output)]
     usage = turn.remote.get("usage") or {}
@@ -257,6 +257,6 @@ def _sampled(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids
         "metrics": metrics,
         "llm_call_count": 1,
         **({"model_name": clean(str(turn.remote["model"]))} if turn.remote.get("model") else {}),
-        **({"reasoning_content": shown["reasoning_content"]} if shown["reasoning_content"] else {}),
+        **({"reasoning_content": message["reasoning_content"]} if message["reasoning_content"] else {}),
         "extra": {key: value for key, value in extra.items() if value},
     }

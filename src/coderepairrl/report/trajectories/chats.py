@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coderepairrl.config.secrets import without_secrets
+from coderepairrl.config.secrets import remove_secrets
 from coderepairrl.runs import codec
 from coderepairrl.types import Episode, Turn, leaves, replies
 
@@ -30,16 +30,16 @@ def chats(episode: Episode) -> list[Chat]:
 
 def has_secrets(chat: Chat) -> bool:
     """Whether `message` removes a secret that token ids still encode."""
-    return any(without_secrets(text) != text for sent, _ in chat.said for text in _texts(sent))
+    return any(remove_secrets(text) != text for sent, _ in chat.said for text in _texts(sent))
 
 
-def _texts(said: Mapping[str, Any]) -> Iterator[str]:
-    yield from (said["content"], said.get("reasoning_content") or "")
-    for call in said.get("tool_calls", ()):
-        yield from (call["function"]["name"], call["function"]["arguments"], _unescaped(call["function"]["arguments"]))
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    yield from (message["content"], message.get("reasoning_content") or "")
+    for call in message.get("tool_calls", ()):
+        yield from (call["function"]["name"], call["function"]["arguments"], _unescape(call["function"]["arguments"]))
 
 
-def _unescaped(arguments: str) -> str:
+def _unescape(arguments: str) -> str:
     # behind ``\u006b`` a secret would be one again once parsed
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False)
@@ -53,12 +53,12 @@ def clean(text: str) -> str:
     >>> clean("half: \\ud83d")
     'half: ?'
     """
-    return without_secrets(text).encode(errors="replace").decode()
+    return remove_secrets(text).encode(errors="replace").decode()
 
 
 def clean_patch(patch: bytes) -> str:
     """Remove secrets; encode as `codec.bytes_to_text`."""
-    text = without_secrets(patch.decode("utf-8", "surrogateescape"))
+    text = remove_secrets(patch.decode("utf-8", "surrogateescape"))
     return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
@@ -80,7 +80,7 @@ def message(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chat_call(call: Mapping[str, Any]) -> dict[str, Any]:
     written = call["function"]["arguments"]
-    unescaped = _unescaped(written)
-    arguments = clean(written if without_secrets(unescaped) == unescaped else unescaped)
+    unescaped = _unescape(written)
+    arguments = clean(written if remove_secrets(unescaped) == unescaped else unescaped)
     function = {"name": clean(call["function"]["name"]), "arguments": arguments}
     return {"id": clean(call["id"]), "type": "function", "function": function}

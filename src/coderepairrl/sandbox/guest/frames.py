@@ -105,7 +105,7 @@ class Control:
         return data
 
 
-def connected(where: str) -> socket.socket:
+def connect(where: str) -> socket.socket:
     """The guest's end of the socket: `where` is an inherited descriptor or a path."""
     if where.isdigit():
         return socket.socket(fileno=int(where))

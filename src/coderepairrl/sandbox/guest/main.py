@@ -14,7 +14,7 @@ from coderepairrl.sandbox.guest.frames import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     Control,
-    connected,
+    connect,
     decode,
     refuse_calls,
     signal,
@@ -231,10 +231,10 @@ class Confined(Guest):
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        Guest(Control(connected(sys.argv[1]))).serve()
+        Guest(Control(connect(sys.argv[1]))).serve()
     if sys.argv[2].isdigit():
-        ForkServer(connected(sys.argv[1]), int(sys.argv[2])).serve()
-    end_of_ours = Control(connected(sys.argv[1]))
+        ForkServer(connect(sys.argv[1]), int(sys.argv[2])).serve()
+    end_of_ours = Control(connect(sys.argv[1]))
     if not sys.argv[1].isdigit():  # in a container
         with open(sys.argv[2], "rb") as rules:
             refuse_calls(rules.read())

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from coderepairrl.tasks.mutants.judge import judge
+from coderepairrl.tasks.mutants.judge import judge_mutants
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -320,12 +320,12 @@ def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
 
     Raises RuntimeError if a corpus function fails its own checks.
     """
-    healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in corpus_functions())
+    healthy = judge_mutants((f.source, [(c.call, c.want) for c in f.checks]) for f in corpus_functions())
     if sick := [f.key for f, failure in zip(corpus_functions(), healthy, strict=True) if failure is not None]:
         raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
     all_pairs = pairs()
     chosen = {key: all_pairs[key] for key in (all_pairs if keys is None else keys)}
-    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in chosen.values())
+    failures = judge_mutants((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in chosen.values())
     noticed = {key: each for key, each in zip(chosen, failures, strict=True) if each is not None and each[0] >= 0}
     return {"corpus": corpus_digest(all_pairs), **noticed}
 

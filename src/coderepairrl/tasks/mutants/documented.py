@@ -97,7 +97,7 @@ async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[
     """
     candidates = documented_functions(root)
     single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
-    passing = iter(await _judged(backend, workspace, single))
+    passing = iter(await _judge(backend, workspace, single))
     steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
     usable = [(number, each) for number, each in enumerate(steady) if each.checks]
     numbers = {each.key: number for number, each in usable}
@@ -106,7 +106,7 @@ async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[
     results: dict[int, list[Any]] = {
         number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in usable
     }
-    for (key, (function, _)), failure in zip(mutated.items(), await _judged(backend, workspace, jobs), strict=True):
+    for (key, (function, _)), failure in zip(mutated.items(), await _judge(backend, workspace, jobs), strict=True):
         if failure is not None and failure[0] >= 0:
             results[numbers[function.key]][2].append([key, *failure])
     return [each for each in results.values() if each[2]]
@@ -135,7 +135,7 @@ def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
     ]
 
 
-async def _judged(
+async def _judge(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[judge.Failure | None]:
     failures: list[judge.Failure | None] = []

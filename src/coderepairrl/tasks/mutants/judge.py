@@ -1,8 +1,8 @@
 """Run checks on mutants in a helper process that forks once per mutant.
 
 ``python -S -E judge.py`` reads one JSON job per line, ``{"source": ..., "checks": [[call, want], ...]}``, and answers
-each with a line: null if all checks pass, ``[index, got]`` of the first failure, or ``[-1, reason]`` if the mutant
-hangs, exceeds memory or does not compile. A separate script, so that no process with threads is forked.
+each with a line: null if all checks pass, ``[index, got]`` for the first check that fails, or ``[-1, reason]`` if the
+mutant hangs, exceeds memory or does not compile. It is a separate script because a process with threads must not fork.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 CPU_SECONDS, SECONDS = 0.1, 5
 MEMORY_BYTES = 512 << 20
-LONGEST = 10_000
-"""Characters of a value: an answer fits into a pipe."""
+MAX_CHARACTERS = 10_000
+"""Characters of a reported value, few enough that an answer fits into a pipe."""
 
 Failure = list[Any]
-"""``[index, got]`` or ``[-1, reason]``, as above."""
+"""``[index, got]`` or ``[-1, reason]`` (see above)."""
 
 
-def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Failure | None]:
-    """Failure of each (source, checks), if any, in order. Raises RuntimeError if the helper breaks."""
+def judge_mutants(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Failure | None]:
+    """Return the failure of each (source, checks), or None, in order. Raises RuntimeError if the helper breaks."""
     lines = [json.dumps({"source": source, "checks": list(checks)}) for source, checks in jobs]
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-B", __file__],
@@ -41,7 +41,7 @@ def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Failure
     return [json.loads(answer) for answer in answers]
 
 
-def _failure(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
+def _find_failure(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
     scope: dict[str, Any] = {}
     try:
         exec(compile(source, "mutant", "exec"), scope)
@@ -56,11 +56,11 @@ def _failure(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
         except Exception as error:
             return [index, type(error).__name__]
         if failed:
-            return [index, repr(got)[:LONGEST]]
+            return [index, repr(got)[:MAX_CHARACTERS]]
     return None
 
 
-def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
+def _judge_in_fork(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,11 +68,11 @@ def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
-            signal.alarm(SECONDS)  # one that sleeps takes no processor time
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1, 2):  # a function may read the jobs that follow, and what it prints is no answer
-                os.dup2(nothing, number)
-            os.write(writer, json.dumps(_failure(source, checks)).encode()[:65536])
+            signal.alarm(SECONDS)  # for a mutant that sleeps, which takes no CPU time
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):  # it must not read the jobs, nor print among the answers
+                os.dup2(null, number)
+            os.write(writer, json.dumps(_find_failure(source, checks)).encode()[:65536])
         finally:
             os._exit(0)
     os.close(writer)
@@ -87,7 +87,7 @@ def _main() -> None:
     for line in sys.stdin:
         if line.strip():
             job = json.loads(line)
-            print(json.dumps(_forked(job["source"], job["checks"])))
+            print(json.dumps(_judge_in_fork(job["source"], job["checks"])))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import CANNOT, Outcome, results_of, tried
+from coderepairrl.grading import CANNOT, Outcome, results_of, try_command
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend
@@ -214,7 +214,7 @@ class _Runner:
             for path, content in changed.items():
                 await fresh.write(path, content)
             workdir = fresh.workdir
-            ran = await tried(fresh, full_command, Checks())
+            ran = await try_command(fresh, full_command, Checks())
         output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)

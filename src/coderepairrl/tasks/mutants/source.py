@@ -20,7 +20,7 @@ from coderepairrl.tasks.mutants import documented
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Function, Mutant, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.project_environment import PYTEST, Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
 from coderepairrl.version import __version__
@@ -132,16 +132,16 @@ class MutantSource(LoadedSource):
                     tasks.append(self._exercise_task(candidate))
         return tasks
 
-    def _exercise_task(self, made: Exercise) -> Task:
-        files = {name: content.encode() for name, content in made.files.items()}
+    def _exercise_task(self, exercise: Exercise) -> Task:
+        files = {name: content.encode() for name, content in exercise.files.items()}
         return Task(
-            id=f"mutants/{made.mutant.key}-{'q' if made.quoted else 'u'}",
-            prompt=made.prompt,
+            id=f"mutants/{exercise.mutant.key}-{'q' if exercise.quoted else 'u'}",
+            prompt=exercise.prompt,
             language="python",
             workspace=f"dir:{store_folder(self._workspaces, files)}",
-            reference=unified(made.path, made.files[made.path], made.fixed),
-            checks=Checks((Command(made.command, CHECK_SECONDS),), made.tests),
-            split=made.mutant.split,
+            reference=format_diff(exercise.path, exercise.files[exercise.path], exercise.fixed),
+            checks=Checks((Command(exercise.command, CHECK_SECONDS),), exercise.tests),
+            split=exercise.mutant.split,
             licence="" if self.documented else LICENCE,
         )
 
@@ -162,10 +162,10 @@ class MutantSource(LoadedSource):
             for bug in chosen
         ]
 
-    def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
+    def _verified(self, files: Mapping[str, bytes], command: list[str], built: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, cached because tests are slow."""
-        environment, modules = (str(there.specification), there.modules) if there else ("", ())
-        folder = there.specification.folder.name if there else ""
+        environment, modules = (str(built.specification), built.modules) if built else ("", ())
+        folder = built.specification.folder.name if built else ""
         where = (self.sandbox, self.sandbox_options)
         key = (
             _KIND,
@@ -215,7 +215,7 @@ class MutantSource(LoadedSource):
             prompt=prompt,
             language="python",
             workspace=f"dir:{store_folder(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
-            reference=unified(bug.path, bug.broken, bug.fixed),
+            reference=format_diff(bug.path, bug.broken, bug.fixed),
             checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
             environment=environment,
             split=split,

@@ -49,12 +49,12 @@ def make_source(source: str, /, select: Mapping[str, Any] | None = None, **optio
     """
     if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
         raise ConfigError(
-            f"{source} is no task source: a file of tasks is read by `jsonl`",
+            f"{source} is not a task source: a file of tasks is read by `jsonl`",
             fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
         )
     source_class = registry.resolve_class(_KIND, source, SHIPPED)
     registry.check_options(_KIND, source, source_class, options, also=["select"])
-    task_source: TaskSource = registry.instance(_KIND, source, source_class, TaskSource, options)
+    task_source: TaskSource = registry.make_instance(_KIND, source, source_class, TaskSource, options)
     if not select:
         return task_source
     if not isinstance(select, Mapping):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
@@ -49,12 +49,12 @@ class AiderPolyglot(Files):
         """Task of a row."""
         examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
-        files = {name: text for name, text in row.texts("files").items() if not _hidden(name)}
+        files = {name: text for name, text in row.texts("files").items() if not _is_hidden(name)}
         files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
         restored = {name: text for name, text in files.items() if name in tests or name in _CATCH}
         patches = [
-            unified(target, files.get(target, ""), text)
-            for target, text in _matched(row, examples, solutions).items()
+            format_diff(target, files.get(target, ""), text)
+            for target, text in _match_examples(row, examples, solutions).items()
             if files.get(target, "") != text
         ]
         named = tuple(name.replace("::", ".") for name in row.names("FAIL_TO_PASS"))
@@ -114,13 +114,13 @@ def _read_exercise(folder: Path, language: str) -> Row:
         "problem_statement": "\n\n".join(texts),
         "solution_files": described["solution"],
         "test_files": described["test"],
-        "files": {name: text_of(path) for name, path in names.items() if not _hidden(name) and _is_text(path)},
+        "files": {name: text_of(path) for name, path in names.items() if not _is_hidden(name) and _is_text(path)},
         "example_files": {name: text_of(names[name]) for name in examples if name in names},
     }
     return Row("aider_polyglot", f"{language}/{folder.name}", values)
 
 
-def _matched(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
+def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
     """Example texts by solution file: of equal name, else the only one with its ending."""
     matched: dict[str, str] = {}
     for name, text in examples.items():
@@ -142,7 +142,7 @@ def _switched_on(language: str, text: str) -> str:
     return re.sub(r"^\s*@Disabled\(.*?\)\n", "", text, flags=re.MULTILINE) if language == "java" else text
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") and part not in (".eslintrc", ".babelrc") for part in name.split("/"))
 
 

@@ -99,7 +99,7 @@ class BugsInPy(Repositories):
         id_ = row.text("instance_id")
         if self.projects and id_.removeprefix("bugsinpy__").rpartition("-")[0] not in self.projects:
             return False
-        return not self.native or (_specified(row) if self.all_native else id_ in NATIVE)
+        return not self.native or (_is_specified(row) if self.all_native else id_ in NATIVE)
 
 
 def _bug_rows(projects: Path) -> Iterator[Row]:
@@ -140,7 +140,7 @@ def _read_bug_file(path: Path) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _specified(row: Row) -> bool:
+def _is_specified(row: Row) -> bool:
     return not any("build_ext" in line or "install -" in line for line in _script_lines(row.maybe("setup_sh")))
 
 
@@ -148,7 +148,7 @@ def _bug_environment(row: Row, url: str) -> str:
     """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
-        raise row.wrong(f"column 'python_version' is no version: {row.text('python_version')!r}")
+        raise row.wrong(f"column 'python_version' is not a version: {row.text('python_version')!r}")
     listed = [line.strip() for line in row.names("requirements")]
     listed = [line for line in listed if line and not line.startswith("#")]
     frozen = [line for line in listed if not _own(line, row)]
@@ -156,7 +156,7 @@ def _bug_environment(row: Row, url: str) -> str:
     files: tuple[str, ...] = ()
     pytest = any(results_of(argv) == "pytest" for argv in _test_commands(row))
     if pytest and "pytest" not in map(_package, (*frozen, *requirements)):
-        declared, files = _declared(row, url)
+        declared, files = _read_declared(row, url)
         requirements += declared
     project = any(map(_BUILDS.fullmatch, _script_lines(row.maybe("setup_sh")))) or _writes(row, url)
     return str(
@@ -180,7 +180,7 @@ def _bug_checks(row: Row, url: str) -> Checks:
     before = [_one_command(line, row) for line in _script_lines(row.maybe("setup_sh")) if not _is_known_line(line)]
     first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
     commands = [Command((*first, *argv), TIMEOUT, results_of(argv)) for argv in _test_commands(row)]
-    return Checks(tuple(commands), _restored(row, url))
+    return Checks(tuple(commands), _files_to_restore(row, url))
 
 
 def _one_command(line: str, row: Row) -> str:
@@ -189,7 +189,7 @@ def _one_command(line: str, row: Row) -> str:
     except ValueError:  # an open quote, or a backslash at its end
         first = ""
     if not first or _SHELL_WORD.fullmatch(first) or "<<" in line:
-        raise row.wrong(f"setup.sh has {line!r}, which is no command by itself")
+        raise row.wrong(f"setup.sh has {line!r}, which is not a command by itself")
     return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
 
 
@@ -224,7 +224,7 @@ def _test_commands(row: Row) -> list[list[str]]:
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
 
 
-def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
+def _read_declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
     """Declared requirements and requirement files for pytest."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
@@ -250,7 +250,7 @@ def _writes(row: Row, url: str) -> bool:
     return any(b"write_to" in content for content in read.values())
 
 
-def _restored(row: Row, url: str) -> dict[str, str]:
+def _files_to_restore(row: Row, url: str) -> dict[str, str]:
     """The bug's test files, and changed test data of the repaired commit."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     named = [name.strip() for name in row.names("test_files") if name.strip()]

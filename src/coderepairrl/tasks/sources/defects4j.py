@@ -12,7 +12,7 @@ from typing import Any
 from coderepairrl.grading.harness import RAN
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.tasks.benchmark import Benchmark, image_workspace, patch_bytes
-from coderepairrl.tasks.patches import turned_round
+from coderepairrl.tasks.patches import reverse_patch
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -104,7 +104,7 @@ def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, st
         "bug_id": bug,
         "status": status,
         "report_url": line.get("report.url", ""),
-        "patch": turned_round(patch.read_bytes().decode("utf-8", "surrogateescape")),
+        "patch": reverse_patch(patch.read_bytes().decode("utf-8", "surrogateescape")),
         "trigger_tests": [{"test": lines[0].strip(), "error": _message(lines[1:])} for lines in tests],
     }
 

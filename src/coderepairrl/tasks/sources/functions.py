@@ -17,12 +17,12 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import LoadedSource, cached_json, folder_digest, log_left_out, store_folder
-from coderepairrl.tasks.masking import IMPLEMENT, Function, find_functions, parses
+from coderepairrl.tasks.masking import IMPLEMENT, Function, find_functions, is_valid_python
 from coderepairrl.tasks.mutants.package_tasks import read_tree
-from coderepairrl.tasks.patches import is_test, unified
+from coderepairrl.tasks.patches import format_diff, is_test
 from coderepairrl.tasks.project_environment import build, source_folder
 from coderepairrl.tasks.rows import ENDINGS, Row, read_rows
-from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out
+from coderepairrl.tasks.select import HELD_OUT, TRAIN, is_held_out
 from coderepairrl.types import Checks, Command, Task
 
 CHECK = "crrl_examples.py"
@@ -111,7 +111,7 @@ class Functions(LoadedSource):
 
     def _trees(self) -> list[_Tree]:
         if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
-            return _grouped(read_rows(self.name, self.path))
+            return _group(read_rows(self.name, self.path))
         if self.path.is_file():
             return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
         return [_Tree("", read_tree(self.path.resolve()), "")]
@@ -153,7 +153,7 @@ class Functions(LoadedSource):
             return "stand within functions"
         if self.examples and ">>>" not in function.docstring:
             return "have no examples"
-        return "" if parses(function.masked(source)) else "are all that their class has"
+        return "" if is_valid_python(function.mask(source)) else "are all that their class has"
 
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
@@ -180,7 +180,7 @@ class Functions(LoadedSource):
         taken: Counter[str],
     ) -> Task:
         path, source, function = each
-        masked = function.masked(source)
+        masked = function.mask(source)
         place = f"{tree.name}/{path}" if tree.name and not path.startswith(f"{tree.name}/") else path
         name = f"functions/{place}:{function.name}"
         taken[name] += 1
@@ -195,20 +195,20 @@ class Functions(LoadedSource):
             prompt=_PROMPT.format(name=function.name, path=path, comment=function.comment, header=function.header),
             language="python",
             workspace=f"dir:{store_folder(self.cache / 'workspaces', {**files, path: masked.encode()})}",
-            reference=unified(path, masked, source),
+            reference=format_diff(path, masked, source),
             checks=checks,
             environment=environment,
-            split=HELD_OUT if held_out(task_id, _HELD_OUT) else TRAIN,
+            split=HELD_OUT if is_held_out(task_id, _HELD_OUT) else TRAIN,
             licence=tree.licence,
             kind=IMPLEMENT,
         )
 
 
-async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
+async def _probe(backend: SandboxBackend, task: Task, text: str) -> list[str]:
     async with backend.open(task) as fresh:
         await fresh.write(CHECK, _PROGRAM.read_bytes())
         done = await fresh.exec(
-            ("python3", "-B", CHECK), stdin=asked.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24
+            ("python3", "-B", CHECK), stdin=text.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24
         )
     last = done.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
     try:
@@ -229,7 +229,7 @@ def _module(path: str, imports: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _grouped(rows: Sequence[Row]) -> list[_Tree]:
+def _group(rows: Sequence[Row]) -> list[_Tree]:
     files: dict[str, dict[str, bytes]] = defaultdict(dict)
     licences: dict[str, str] = {}
     for number, row in enumerate(rows):

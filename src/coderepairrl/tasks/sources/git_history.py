@@ -18,8 +18,8 @@ from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
-from coderepairrl.tasks.commits import Change, Commit, History, history
-from coderepairrl.tasks.patches import is_test, is_test_module, language
+from coderepairrl.tasks.commits import Change, Commit, History, open_history
+from coderepairrl.tasks.patches import detect_language, is_test, is_test_module
 from coderepairrl.tasks.project_environment import PYTEST, extra_of, needs_of
 from coderepairrl.types import Checks, Command, Task
 
@@ -106,7 +106,7 @@ class GitHistory(LoadedSource):
 
     def load(self) -> list[Task]:
         """Mine the history. Raises `TaskError`, also without usable commits."""
-        with history(self.path) as repository:
+        with open_history(self.path) as repository:
             name = self.repository or repository.name.name.removesuffix(".git")
             tasks = list(self._mined(repository, name))
         fix = "other dates, match='' for all messages, larger max_files and max_lines"
@@ -114,8 +114,8 @@ class GitHistory(LoadedSource):
         test = len(tasks) // 4
         return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
 
-    def _mined(self, known: History, name: str) -> Iterator[Task]:
-        if not (commits := known.commits()):
+    def _mined(self, history: History, name: str) -> Iterator[Task]:
+        if not (commits := history.commits()):
             raise TaskError(
                 f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",
                 fix="name a repository with a history (of a shallow clone: git fetch --unshallow); without one, "
@@ -127,10 +127,10 @@ class GitHistory(LoadedSource):
         count = 0
         for start in range(0, len(recent), _AT_ONCE):
             some = [commit for commit in recent[start : start + _AT_ONCE] if self._matches(commit, reverted)]
-            changes = known.changes(some)
+            changes = history.changes(some)
             for commit in some:
                 try:
-                    task = self._task(known, commit, changes.get(commit.sha, []), name)
+                    task = self._task(history, commit, changes.get(commit.sha, []), name)
                     if task.reference in patches:
                         raise LeftOut("repeat another commit")
                 except LeftOut as left:
@@ -156,7 +156,7 @@ class GitHistory(LoadedSource):
         self.left_out.update([reason] if reason else [])
         return not reason
 
-    def _task(self, known: History, commit: Commit, changes: Sequence[Change], name: str) -> Task:
+    def _task(self, history: History, commit: Commit, changes: Sequence[Change], name: str) -> Task:
         tests = [change for change in changes if is_test(change.path)]
         rest = [change for change in changes if not is_test(change.path)]
         self._check(tests, rest)
@@ -165,11 +165,11 @@ class GitHistory(LoadedSource):
             modules = [path for path in modules if not self.in_python or path.endswith(".py")]
             if not modules:
                 raise LeftOut("touch no module of tests that the command could run")
-        prompt = cleaned(commit.message)
+        prompt = clean_message(commit.message)
         if not prompt:
             raise LeftOut("have no message")
-        reference = known.patch(commit, [change.path for change in rest])
-        if not (main := language(reference, "")):
+        reference = history.patch(commit, [change.path for change in rest])
+        if not (main := detect_language(reference, "")):
             raise LeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
         return Task(
@@ -178,8 +178,8 @@ class GitHistory(LoadedSource):
             language=main,
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
-            checks=Checks((Command(argv, self.timeout, results_of(argv)),), _restored(known, commit, tests)),
-            environment=self._specified(known, commit) if self.environment else "",
+            checks=Checks((Command(argv, self.timeout, results_of(argv)),), _files_to_restore(history, commit, tests)),
+            environment=self._specified(history, commit) if self.environment else "",
             repository=name,
             created=commit.day,
         )
@@ -196,9 +196,9 @@ class GitHistory(LoadedSource):
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
             raise LeftOut("are larger than max_files or max_lines")
 
-    def _specified(self, known: History, commit: Commit) -> str:
-        blobs = known.files(commit.parent)
-        contents = known.read({path: blobs[path] for path in _READ if path in blobs})
+    def _specified(self, history: History, commit: Commit) -> str:
+        blobs = history.files(commit.parent)
+        contents = history.read({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()
         taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
         try:
@@ -216,27 +216,27 @@ class GitHistory(LoadedSource):
                 extras=extras,
                 before=self.packages_before or max(commit.day, taken_up),
                 edits=self.edits,
-                version=known.version(commit.parent),
+                version=history.version(commit.parent),
             )
         )
 
 
-def cleaned(message: str) -> str:
+def clean_message(message: str) -> str:
     r"""Commit message without trailers (sign-offs, reviewers), with links to issues.
 
-    >>> cleaned("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
+    >>> clean_message("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
     'Fix add()\n\nIt subtracted. Closes #3'
     """
     return re.sub(r"\n{3,}", "\n\n", _TRAILERS.sub("", message)).strip()
 
 
-def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
+def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
     """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
-    for path, blob in known.files(commit.sha).items():
+    for path, blob in history.files(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
             blobs.setdefault(path, blob)
-    contents = known.read(blobs)
+    contents = history.read(blobs)
     if sum(map(len, contents.values())) > _TEST_BYTES:
         raise LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}

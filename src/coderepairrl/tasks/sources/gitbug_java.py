@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.tasks.benchmark import Repositories, after_tests, image_workspace
+from coderepairrl.tasks.benchmark import Repositories, image_workspace, prepend_tests
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -29,7 +29,7 @@ class GitBugJava(Repositories):
     """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can.
-    Checks need `command` or `image`. Not run on an upstream environment.
+    Checks need `command` or `image`. Never tested with an upstream environment.
     """
 
     name = "gitbug_java"
@@ -53,7 +53,7 @@ class GitBugJava(Repositories):
         if not self.command and tool not in _COMMANDS:
             raise row.wrong(f"no command is known for the tests of {tool}: give one (command=)")
         run = _RUN.replace("COMMAND", self.command or _COMMANDS[tool])
-        script, restore = after_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
+        script, restore = prepend_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
         fail, passing = row.tests()
         executed = row.values.get("executed", len(fail) + len(passing))
         command = Command(("bash", "-c", script, "{results}"), TIMEOUT, f"gitbug_java:{executed}")
@@ -74,7 +74,7 @@ def _gitbug_rows(bugs: Path) -> Iterator[Row]:
 
 def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
     """Row values, with tests repaired (given the new tests) and tests that always pass."""
-    before, after = (_passed(bug["actions_runs"][at]) for at in (1, 2))
+    before, after = (_read_passed(bug["actions_runs"][at]) for at in (1, 2))
     repaired = bug["actions_runs"][2][0]
     passing = [name for name, good in after.items() if good]
     issues = [f"{each['title']}\n{each.get('body') or ''}".strip() for each in bug.get("issues", ())]
@@ -94,6 +94,6 @@ def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _passed(runs: Any) -> dict[str, bool]:
+def _read_passed(runs: Any) -> dict[str, bool]:
     tests = [test for run in runs or () for test in run["tests"]]
     return {f"{t['classname']}::{t['name']}": all(r["result"] == "Passed" for r in t["results"]) for t in tests}

@@ -22,7 +22,7 @@ from coderepairrl.tasks.base import cached_json, code_folder
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -70,7 +70,7 @@ class HumanEval(Files):
 
     def task(self, row: Row) -> Task:
         """Task of a row."""
-        fixed, function = _fixed(row), row.text("entry_point")
+        fixed, function = _fix(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
         problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
         tree = ast.parse(fixed)
@@ -83,7 +83,7 @@ class HumanEval(Files):
             prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{described}\n",
             language="python",
             workspace=self.stored({PROGRAM: broken}),
-            reference=unified(PROGRAM, broken, fixed),
+            reference=format_diff(PROGRAM, broken, fixed),
             checks=Checks((Command(("python3", "-S", "-E", "-B", CHECK), SECONDS),), {CHECK: check}),
             split="test",
             licence="MIT",
@@ -92,7 +92,7 @@ class HumanEval(Files):
 
     def _mutants(self) -> dict[str, str]:
         rows = self.rows()
-        key = [self.seed, [(_fixed(row), row.text("test")) for row in rows]]
+        key = [self.seed, [(_fix(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
         try:
             broken_programs: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
@@ -108,10 +108,10 @@ class HumanEval(Files):
             async with free, backend.open(place) as fresh:
                 return await self._mutant(row, fresh)
 
-        return dict(zip(map(_fixed, rows), await asyncio.gather(*map(mutant, rows)), strict=True))
+        return dict(zip(map(_fix, rows), await asyncio.gather(*map(mutant, rows)), strict=True))
 
     async def _mutant(self, row: Row, sandbox: Sandbox) -> str:
-        fixed = _fixed(row)
+        fixed = _fix(row)
         tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
         candidates = [mutation.apply(fixed) for mutation in mutations(fixed)]
         Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
@@ -121,7 +121,7 @@ class HumanEval(Files):
         raise row.wrong(f"its tests notice none of {len(candidates)} mutations")
 
 
-def _fixed(row: Row) -> str:
+def _fix(row: Row) -> str:
     return row.text("prompt") + row.text("canonical_solution")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coderepairrl.grading import witness
 from coderepairrl.tasks.benchmark import Files, patch_bytes
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row, read_rows, text_of
 from coderepairrl.types import Task
 
@@ -59,7 +59,7 @@ class HumanEvalJava(Files):
 
 
 def _humaneval_rows(root: Path) -> list[Row]:
-    described = _described(root / "HumanEval.jsonl")
+    described = _describe(root / "HumanEval.jsonl")
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
         test = root / _TESTS / f"TEST_{path.name}"
@@ -72,14 +72,14 @@ def _humaneval_rows(root: Path) -> list[Row]:
             "problem_statement": _comment_text(comment[1]) if comment else described.get(path.stem, ""),
             "buggy_file": buggy,
             "files": {buggy: broken, f"{_TESTS}/{test.name}": text_of(test)},
-            "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
+            "patch": format_diff(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
             "test_class": f"humaneval.TEST_{path.stem}",
         }
         rows.append(Row("humaneval_java", buggy, values))
     return rows
 
 
-def _described(path: Path) -> dict[str, str]:
+def _describe(path: Path) -> dict[str, str]:
     statements = {}
     for row in read_rows("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))

@@ -1,7 +1,7 @@
 """`multi_swe_bench`: Multi-SWE-bench (arXiv 2504.02605), issues in Java, TypeScript, JavaScript, Go, Rust, C and C++.
 
 Follows ``multi-swe-bench/multi-swe-bench`` 1.1.2 (``harness/pull_request.py``, ``dataset.py``, ``image.py``,
-``gen_report.py``). Not run against the hub or on a published image.
+``gen_report.py``). Never tested with the hub or a published image.
 """
 
 from __future__ import annotations

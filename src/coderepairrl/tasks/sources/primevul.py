@@ -148,8 +148,8 @@ def _hash(row: Row) -> str:
     return str(next((row.values[name] for name in ("hash", "func_hash") if name in row), row.text("func")))
 
 
-def _similarity(one: Row, other: Row) -> float:
-    sides = (one.text("func").splitlines(), other.text("func").splitlines())
+def _similarity(first: Row, other: Row) -> float:
+    sides = (first.text("func").splitlines(), other.text("func").splitlines())
     return float(SequenceMatcher(None, *sides, autojunk=False).ratio())
 
 

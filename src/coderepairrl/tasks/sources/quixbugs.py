@@ -14,7 +14,7 @@ from typing import Literal
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.grading import witness
 from coderepairrl.tasks.benchmark import Files, patch_bytes
-from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.patches import format_diff
 from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
@@ -127,7 +127,7 @@ def _quixbugs_row(
         "problem_statement": statement,
         "buggy_file": buggy,
         "files": dict(files),
-        "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
+        "patch": format_diff(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
     }
 
 

@@ -1,7 +1,7 @@
 """`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with synthetic issue texts.
 
-Follows ``R2E-Gym/R2E-Gym`` (``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``). Not run against the hub
-or on a published image.
+Follows ``R2E-Gym/R2E-Gym`` (``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``). Never tested with the
+hub or a published image.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from coderepairrl.tasks.benchmark import Benchmark, Images, derived_image, image_workspace, patch_bytes
-from coderepairrl.tasks.patches import language
+from coderepairrl.tasks.patches import detect_language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -74,7 +74,7 @@ class R2EGym(Benchmark):
         return Task(
             id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
-            language=language(reference, "python"),
+            language=detect_language(reference, "python"),
             workspace=image_workspace(row.text("docker_image")),
             reference=reference,
             checks=_r2e_checks(row),

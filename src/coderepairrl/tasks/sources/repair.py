@@ -1,6 +1,6 @@
-"""`repair`: one-file repairs in one turn, with the code in the prompt (kind ``repair``).
+"""`repair`: repairs of one file in one turn, with the code in the prompt (kind ``repair``).
 
-Search/replace blocks (`agents.patching`) must be able to express them.
+Only repairs that search/replace blocks (`agents.patching`) can express.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from coderepairrl.agents.patching import Inexpressible, blocks_between
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.printable import fenced
+from coderepairrl.printable import fence_code
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
-from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out, store_folder
-from coderepairrl.tasks.patches import language_of, patched, paths, unified
+from coderepairrl.tasks.patches import apply_to_text, changed_paths, format_diff, language_of
 from coderepairrl.tasks.rows import Row, read_rows
 from coderepairrl.types import Task
 
@@ -27,10 +27,10 @@ KIND = "repair"
 
 
 class Repair(LoadedSource):
-    """One-file repairs whose prompts have the code (options: docs/guides/kinds.md).
+    """Repairs of one file, from a file of rows or another task source (options: docs/guides/kinds.md).
 
-    `left_out` counts changes of several files or none, unavailable or non-text files, and changes beyond search/replace
-    blocks. Raises `ConfigError` for unusable options, `TaskError` without tasks, and as the source.
+    `left_out` counts, by reason, repairs that change several files or none, or whose file is unavailable or not text.
+    Raises `ConfigError` for unusable options, `TaskError` without tasks, and what the source raises.
     """
 
     name = "repair"
@@ -46,7 +46,7 @@ class Repair(LoadedSource):
     ) -> None:
         if bool(path) == bool(source):
             raise ConfigError(
-                "the task source repair makes tasks of one thing", fix="name path=FILE of rows, or source=NAME"
+                "the task source repair needs either path or source", fix="path=FILE of rows, or source=NAME"
             )
         if context_lines is not None and context_lines < 0:
             raise ConfigError("tasks.options.context_lines is negative", fix="leave it out to show whole files")
@@ -62,79 +62,78 @@ class Repair(LoadedSource):
             self.evaluation_set = self._source.evaluation_set
 
     def load(self) -> list[Task]:
-        """Read rows, or prepare the source, and write prompts."""
+        """Read the rows, or prepare the source, and make tasks."""
         if self._source is not None:
             self._source.prepare()
         origin = self._source.name if self._source else str(self.path)
-        tasks = [
-            task for each in self._source or read_rows(self.name, self.path) if (task := self._taken(each)) is not None
-        ]
+        given = self._source or read_rows(self.name, self.path)
+        tasks = [task for each in given if (task := self._make_task(each)) is not None]
         log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
         return tasks
 
-    def _taken(self, given: Task | Row) -> Task | None:
+    def _make_task(self, given: Task | Row) -> Task | None:
         try:
-            return self._of_task(given) if isinstance(given, Task) else self._of_row(given)
+            return self._convert_task(given) if isinstance(given, Task) else self._convert_row(given)
         except LeftOut as left:
             self.left_out[str(left)] += 1
             return None
 
-    def _of_task(self, task: Task) -> Task:
-        changed = paths(task.reference)
+    def _convert_task(self, task: Task) -> Task:
+        changed = changed_paths(task.reference)
         if len(changed) != 1:
             raise LeftOut("change several files" if changed else "have no reference")
         [path] = changed
-        contents = files_at_hand(task.workspace, changed)
+        contents = read_local_files(task.workspace, changed)
         if path not in contents:
-            raise LeftOut("have a workspace that is not at hand")
+            raise LeftOut("have a workspace that is not available here")
         before = contents[path]
-        after = patched(before or b"", task.reference)
+        after = apply_to_text(before or b"", task.reference)
         if before is None or after is None:
             raise LeftOut("create, remove or rename their file")
-        return replace(task, prompt=self._prompt(task.prompt, path, before, after), kind=task.kind or KIND)
+        return replace(task, prompt=self._format_prompt(task.prompt, path, before, after), kind=task.kind or KIND)
 
-    def _of_row(self, row: Row) -> Task:
-        task_id, path = _first(row, "id", "instance_id"), _first(row, "path") or "code.py"
+    def _convert_row(self, row: Row) -> Task:
+        task_id, path = _read_first(row, "id", "instance_id"), _read_first(row, "path") or "code.py"
         if not task_id:
             raise row.wrong("no column 'id'")
         before = row.text("before").encode("utf-8", "surrogateescape")
         if "after" in row:
             after: bytes | None = row.text("after").encode("utf-8", "surrogateescape")
         else:
-            after = patched(before, row.text("patch").encode("utf-8", "surrogateescape"))
+            after = apply_to_text(before, row.text("patch").encode("utf-8", "surrogateescape"))
         if after is None:
             raise LeftOut("have a patch that does not apply")
-        issue = _first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
+        issue = _read_first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
         try:
             workspace = store_folder(self.cache / "workspaces", {path: before})
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
         return Task(
             id=f"repair/{task_id}",
-            prompt=self._prompt(issue, path, before, after),
+            prompt=self._format_prompt(issue, path, before, after),
             language=row.maybe("language") or language_of(path) or "text",
             workspace=f"dir:{workspace}",
-            reference=unified(path, *(text.decode("utf-8", "surrogateescape") for text in (before, after))),
+            reference=format_diff(path, *(text.decode("utf-8", "surrogateescape") for text in (before, after))),
             licence=row.maybe("license"),
             kind=KIND,
         )
 
-    def _prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
+    def _format_prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
         if before == after:
             raise LeftOut("change nothing")
         try:
             text = before.decode()
         except UnicodeDecodeError:
-            raise LeftOut("are of a file that is no UTF-8") from None
+            raise LeftOut("change a file that is not UTF-8") from None
         try:
             blocks = blocks_between(path, before, after, self.context_lines or 0)
         except Inexpressible:
             raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")
         excerpts = [text] if self.context_lines is None else [block.old for block in blocks]
-        code = "\n...\n".join(map(fenced, filter(None, excerpts)))
+        code = "\n...\n".join(map(fence_code, filter(None, excerpts)))
         return f"{issue.rstrip()}\n\n{path}\n{code}\n" if code else issue
 
 
-def _first(row: Row, *columns: str) -> str:
+def _read_first(row: Row, *columns: str) -> str:
     return next((row.text(column) for column in columns if column in row), "")

@@ -43,7 +43,7 @@ class Sven(Vulnerabilities):
 def _pair(row: Row) -> Pair | None:
     commit = _COMMIT.match(row.text("commit_url"))
     if commit is None:
-        raise row.wrong(f"commit_url is no address of a commit: {row.text('commit_url')!r}")
+        raise row.wrong(f"commit_url is not an address of a commit: {row.text('commit_url')!r}")
     try:
         weakness = label(row.text("cwe"))
     except ValueError as error:

@@ -102,7 +102,7 @@ class SweBench(Repositories):
         rows = super()._read()
         if not self.native:
             return rows
-        held = swe_bench_native.specified if self.all_native else (lambda row: row.text("instance_id") in NATIVE)
+        held = swe_bench_native.is_specified if self.all_native else (lambda row: row.text("instance_id") in NATIVE)
         return [row for row in rows if held(row)]
 
     def image(self, row: Row) -> str:

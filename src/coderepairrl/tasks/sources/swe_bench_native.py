@@ -90,7 +90,7 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
     return published
 
 
-def specified(row: Row) -> bool:
+def is_specified(row: Row) -> bool:
     """Whether `instance_environment` can build the instance's specification."""
     spec = _published_specification()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
     return spec is not None and "no-build-isolation" not in spec["install"]
@@ -103,7 +103,7 @@ def instance_environment(row: Row, url: str) -> str:
     """
     published = _published_specification()
     instance, version = row.text("instance_id"), row.text("version")
-    if not specified(row):
+    if not is_specified(row):
         raise TaskError(f"{instance} has no specification of an environment that needs packages alone", fix=_IMAGE)
     spec = published["specifications"][row.text("repo")][version]
     listed = spec.get("packages", "")

@@ -1,6 +1,6 @@
 """`swe_bench_pro`: SWE-bench Pro (arXiv 2509.16941), longer issues of 11 public repositories.
 
-Follows ``scaleapi/SWE-bench_Pro-os`` (``swe_bench_pro_eval.py``, ``helper_code``). Not run against the hub or on a
+Follows ``scaleapi/SWE-bench_Pro-os`` (``swe_bench_pro_eval.py``, ``helper_code``). Never tested with the hub or a
 published image.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
-from coderepairrl.tasks.benchmark import Repositories, Workspace, after_tests
+from coderepairrl.tasks.benchmark import Repositories, Workspace, prepend_tests
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -67,7 +67,7 @@ class SweBenchPro(Repositories):
             raise TaskError(
                 f"{self.name}: {error.filename}: {error.strerror}", fix="scripts=CHECKOUT of SWE-bench_Pro-os"
             ) from error
-        script, restore = after_tests(_RUN, row.text("test_patch"), **programs)
+        script, restore = prepend_tests(_RUN, row.text("test_patch"), **programs)
         chosen = ",".join(row.names("selected_test_files_to_run"))
         command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
         return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))

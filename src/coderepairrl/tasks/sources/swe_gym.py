@@ -1,7 +1,7 @@
 """`swe_gym`: SWE-Gym (arXiv 2412.21139), issues of 11 Python repositories for training.
 
 Follows ``SWE-Gym/SWE-Bench-Fork`` (MIT licence, commit 242429c): ``swebench/harness/constants.py``, which is in no
-package index, and ``test_spec.py``. Not run against the hub.
+package index, and ``test_spec.py``. Never tested with the hub.
 """
 
 from __future__ import annotations

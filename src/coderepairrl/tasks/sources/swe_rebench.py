@@ -1,7 +1,7 @@
 """`swe_rebench`: machine-mined issues for training (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
 
-Follows ``SWE-rebench/SWE-rebench-V2-OpenRewardEnv`` (``server.py``) and the data set's description. Not run against the
-hub or on a published image.
+Follows ``SWE-rebench/SWE-rebench-V2-OpenRewardEnv`` (``server.py``) and the data set's description. Never tested with
+the hub or a published image.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace, after_tests, patch_bytes
-from coderepairrl.tasks.patches import is_test_module, paths
+from coderepairrl.tasks.benchmark import Repositories, Workspace, patch_bytes, prepend_tests
+from coderepairrl.tasks.patches import changed_paths, is_test_module
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -55,7 +55,8 @@ class SweRebench(Repositories):
         test_command = settings.values.get("test_cmd")
         tests = "\n".join(map(str, test_command)) if isinstance(test_command, list) else settings.text("test_cmd")
         if self.named != "v2":  # whose commands name files themselves
-            tests += "".join(f" {path}" for path in paths(patch_bytes(row.text("test_patch"))) if is_test_module(path))
-        script, restore = after_tests(tests, row.text("test_patch"))
+            changed = changed_paths(patch_bytes(row.text("test_patch")))
+            tests += "".join(f" {path}" for path in changed if is_test_module(path))
+        script, restore = prepend_tests(tests, row.text("test_patch"))
         command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")
         return replace(task, checks=Checks((command,), restore, *row.tests()))

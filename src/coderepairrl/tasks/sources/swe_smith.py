@@ -1,6 +1,6 @@
 """`swe_smith`: bugs injected into public repositories (SWE-smith, arXiv 2504.21798), for training.
 
-Follows ``SWE-bench/SWE-smith`` 0.0.9 (``swesmith/harness/gather.py``, ``utils.py``). Not run against the hub or on a
+Follows ``SWE-bench/SWE-smith`` 0.0.9 (``swesmith/harness/gather.py``, ``utils.py``). Never tested with the hub or a
 published image.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from coderepairrl.grading.harness import SWE_SMITH
 from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image, patch_bytes
-from coderepairrl.tasks.patches import language, turned_round
+from coderepairrl.tasks.patches import detect_language, reverse_patch
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -24,15 +24,15 @@ git checkout -- FILES
 COMMAND
 : '>>>>> End Test Output'
 """
-"""Upstream's script, after restoring the commit's tests from whatever a patch did."""
+"""Script of SWE-smith, which first restores the tests that a patch may have changed."""
 _BUG = "bug.patch"
 
 
 class SweSmith(Repositories):
-    """SWE-smith. A row's patch makes the bug, so the reference is its inverse.
+    """Tasks of SWE-smith. A row's patch makes the bug, so the reference is its inverse.
 
     `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without tests that the bug
-    breaks; ``image`` is ``image_name`` with the bug, without these tests and history. Other options: `swe_gym`.
+    breaks; ``image`` is ``image_name`` with the bug, without these tests and history. Other options: see `swe_gym`.
     """
 
     name = "swe_smith"
@@ -51,34 +51,34 @@ class SweSmith(Repositories):
         self._profiles: dict[str, dict[str, Any]] = {}
 
     def task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Make the task of a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
-        reference = patch_bytes(turned_round(row.text("patch")))
+        reference = patch_bytes(reverse_patch(row.text("patch")))
         task = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
-        task = replace(task, reference=reference, language=language(reference))
+        task = replace(task, reference=reference, language=detect_language(reference))
         if self.workspace != "image":
             return task
         return replace(task, checks=Checks((), {}, *row.tests()))
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """Put tasks into images, with commands from one request to upstream's package."""
+        """Put tasks into images; their commands come from a single call of the package swesmith."""
         if self.workspace != "image":
             return super().ready(tasks)
         rows = [self._described[task.id][1] for task in tasks]
-        answers = SWE_SMITH.ask([{**_about(row), **_named_tests(row)} for row in rows])
+        answers = SWE_SMITH.ask([{**_identify(row), **_named_tests(row)} for row in rows])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
         placed = zip(super().ready(tasks), rows, strict=True)
         return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
 
     def made_images(self, row: Row) -> Images | None:
-        """Images with the bug; agents do not see the tests that it breaks."""
+        """Make images with the bug; the agent's lacks the tests that it breaks."""
         if self.workspace != "image":
             return None
         broken, _ = self._profile(row)["files"]
         bug = {_BUG: patch_bytes(row.text("patch"))}
-        gone = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
-        visible = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
+        removal = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
+        visible = derived_image(self.image(row), *removal, f"PATCH {_BUG}", files=bug)
         return Images(visible, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
 
     def _command(self, row: Row) -> Command:
@@ -86,13 +86,13 @@ class SweSmith(Repositories):
         broken, passing_files = profile["files"]
         script = _SCRIPT.replace("COMMAND", profile["command"])
         script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *passing_files])) or ".")
-        return Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
+        return Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_identify(row))}")
 
     def _profile(self, row: Row) -> dict[str, Any]:
         return self._profiles[row.text("instance_id")]
 
 
-def _about(row: Row) -> dict[str, str]:
+def _identify(row: Row) -> dict[str, str]:
     return {"instance_id": row.text("instance_id"), "repo": row.text("repo")}
 
 

@@ -1,6 +1,6 @@
-"""`thesis`: the thesis's mixed curriculum, 1,000 issues of SWE-Gym and SWE-bench Multilingual.
+"""`thesis`: the thesis's training tasks, 1,000 issues of SWE-Gym and SWE-bench Multilingual.
 
-Follows ``ASSERT-KTH/CodeRepairRL`` (``src/train_grpo.py``). Not run against the hub.
+Follows ``ASSERT-KTH/CodeRepairRL`` (``src/train_grpo.py``). Never tested with the hub's data sets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Literal
 
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, combine_errors
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.tasks.benchmark import Repositories, Workspace
 from coderepairrl.tasks.select import HELD_OUT, TRAIN
@@ -19,15 +19,15 @@ from coderepairrl.tasks.sources.swe_gym import SweGym
 from coderepairrl.types import Task
 
 DROPPED = "fastlane/fastlane"
-"""Repository whose large files made clones fail, which became rewards of zero."""
+"""Repository left out: in the thesis its large files made clones fail, and failed clones got reward 0."""
 
 
 class Thesis(LoadedSource):
-    """`from_swe_gym` and `from_multilingual` issues, shuffled; the latter's rest is split ``test``.
+    """`from_swe_gym` and `from_multilingual` issues for training, shuffled; other Multilingual issues are held out.
 
-    Excluded are `DROPPED` and prompts of more than `max_prompt` characters. `rows` ``drawn`` samples after exclusions
-    (1,000, and 43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50). Options:
-    docs/guides/reproduce-the-thesis.md.
+    Leaves out `DROPPED` and prompts of more than `max_prompt` characters. With `rows` ``drawn``, draws at random from
+    what remains (1,000 issues, and 43 held out); with ``first``, takes the first rows and then leaves out, like the
+    thesis (993, and 50). Options: docs/guides/reproduce-the-thesis.md.
     """
 
     name = "thesis"
@@ -54,44 +54,45 @@ class Thesis(LoadedSource):
                 "multilingual", path=multilingual, revision=multilingual_revision, workspace=workspace, clone=clone
             ),
         }
-        self._asked = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
-        self._drawn, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
+        self._counts = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
+        self._draws, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
 
     def load(self) -> Iterator[Task]:
-        """Read both tables, and select.
+        """Read both data sets, and select.
 
-        Raises `TaskError` and `PrerequisiteError` that name replacements of the hub, and `TaskError` for too few rows.
+        Raises `TaskError` and `PrerequisiteError` (those of the hub name the option that takes a file instead), and
+        `TaskError` for too few issues.
         """
         by_source, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:
                 by_source[name] = list(source)
             except CodeRepairError as error:
-                problems.append(error if source.path else _without_hub(error, name))
+                problems.append(error if source.path else _suggest_file(error, name))
         if problems:
-            raise several(problems)
-        if self._drawn:
-            by_source = {name: self._usable(tasks) for name, tasks in by_source.items()}
+            raise combine_errors(problems)
+        if self._draws:
+            by_source = {name: self._leave_out(tasks) for name, tasks in by_source.items()}
             for tasks in by_source.values():
                 Random(self._seed).shuffle(tasks)
         for name, tasks in by_source.items():
-            if len(tasks) < self._asked[name]:
+            if len(tasks) < self._counts[name]:
                 raise TaskError(
-                    f"thesis: {name} has {len(tasks)} issues to draw from, and {self._asked[name]} are asked for",
-                    fix=f"name all of its rows, or ask for less: from_{name}={len(tasks)}",
+                    f"thesis: {name} has {len(tasks)} usable issues, fewer than from_{name}={self._counts[name]}",
+                    fix=f"name a file with all of its rows, or set from_{name}={len(tasks)}",
                 )
         chosen = {name: tasks for name, tasks in by_source.items() if self._only in ("", name)}
-        train = [task for name, tasks in chosen.items() for task in tasks[: self._asked[name]]]
+        train = [task for name, tasks in chosen.items() for task in tasks[: self._counts[name]]]
         Random(self._seed).shuffle(train)
-        held_out = chosen.get("multilingual", [])[self._asked["multilingual"] :]
+        held_out = chosen.get("multilingual", [])[self._counts["multilingual"] :]
         for split, tasks in ((TRAIN, train), (HELD_OUT, held_out)):
-            yield from (replace(task, split=split) for task in self._usable(tasks))
+            yield from (replace(task, split=split) for task in self._leave_out(tasks))
 
-    def _usable(self, tasks: list[Task]) -> list[Task]:
+    def _leave_out(self, tasks: list[Task]) -> list[Task]:
         return [task for task in tasks if task.repository != DROPPED and len(task.prompt) <= self._max_prompt]
 
 
-def _without_hub(error: CodeRepairError, name: str) -> CodeRepairError:
-    where = f"name a file of its rows: {name}=FILE (in a run tasks.options.{name}=FILE)"
-    install = isinstance(error, PrerequisiteError)
-    return type(error)(str(error), fix=f"{error.fix if install else 'connect this machine once'}; or {where}")
+def _suggest_file(error: CodeRepairError, name: str) -> CodeRepairError:
+    suggestion = f"name a file of its rows: {name}=FILE (in a run tasks.options.{name}=FILE)"
+    fix = error.fix if isinstance(error, PrerequisiteError) else "connect this machine to the internet once"
+    return type(error)(str(error), fix=f"{fix}; or {suggestion}")

@@ -61,7 +61,7 @@ def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajec
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
-        yield from _logged(path, window or Window())
+        yield from _read_logged(path, window or Window())
         return
     if any(window or ()):
         raise UsageError("a time window and a model are asked for logs of an agent", fix="leave them out, or: nano")
@@ -80,10 +80,10 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
             raise ValueError("no object")
         attempt = reader(row, where)
         if not math.isfinite(attempt.reward or 0.0):
-            raise ValueError(f"its reward {attempt.reward} is no number")
+            raise ValueError(f"its reward {attempt.reward} is not a number")
         "".join(
             (attempt.task, attempt.id, attempt.agent, attempt.model, attempt.named)
-        ).encode()  # half a character is no text
+        ).encode()  # half a character is not text
         attempt.patch.encode("utf-8", "surrogateescape")
         return attempt
     except (
@@ -97,25 +97,25 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
         return Damaged(where, str(error) or type(error).__name__)
 
 
-def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
+def _rows(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     if file.name.endswith(".parquet"):
         try:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
             everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
-            yield from ((f"{shown}:{number}", row) for number, row in enumerate(everything, 1))
+            yield from ((f"{name}:{number}", row) for number, row in enumerate(everything, 1))
         except Exception as error:  # pyarrow has a family of its own, beside OSError
-            yield shown, Damaged(shown, str(error))
+            yield name, Damaged(name, str(error))
         return
     try:
         written = codec.read_foreign_text(file)
     except ValueError as error:
-        yield shown, Damaged(shown, str(error))
+        yield name, Damaged(name, str(error))
         return
     lines = file.name.endswith((".jsonl", ".jsonl.gz"))
     for number, each in enumerate(written.split("\n") if lines else [written], 1):
         if not each.strip():
             continue
-        where = f"{shown}:{number}" if lines else shown
+        where = f"{name}:{number}" if lines else name
         try:
             value = json.loads(each)
         except (ValueError, RecursionError) as error:
@@ -127,7 +127,7 @@ def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
             yield where, value
 
 
-def _logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
+def _read_logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
     folders = sorted(each.parent for each in path.expanduser().rglob(nano.MESSAGES))
     if not folders:
         raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")

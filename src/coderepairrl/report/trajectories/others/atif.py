@@ -53,7 +53,7 @@ def _step_messages(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _format_atif_call(call: Mapping[str, Any]) -> str:
-    # arguments that were no JSON object are ``text``
+    # arguments that were not a JSON object are ``text``
     arguments = call.get("arguments")
     if isinstance(arguments, Mapping) and list(arguments) == ["text"] and not _is_object(arguments["text"]):
         return str(arguments["text"])

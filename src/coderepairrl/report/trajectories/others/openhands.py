@@ -18,7 +18,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     if not isinstance(task, str):
         raise ValueError("it has no instance_id")
     if "history" in row:
-        return _evaluated(task, row, name)
+        return _read_evaluated(task, row, name)
     result = row.get("test_result")
     verdict = row.get("resolved", result.get("resolved") if isinstance(result, Mapping) else None)
     return Trajectory(
@@ -34,7 +34,7 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
     )
 
 
-def _evaluated(task: str, row: Mapping[str, Any], name: str) -> Trajectory:
+def _read_evaluated(task: str, row: Mapping[str, Any], name: str) -> Trajectory:
     instance, result = _as_mapping(row.get("instance")), _as_mapping(row.get("test_result"))
     events = list(_flat(row["history"]))
     prompt = next((event for event in events if event.get("action") == "system"), {})
@@ -80,7 +80,7 @@ def _event_messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, An
 def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
     # older versions wrote pairs of an action and its observation
     if not isinstance(history, list):
-        raise ValueError("history is no list")
+        raise ValueError("history is not a list")
     for each in history:
         yield from _flat(each) if isinstance(each, list) else [_as_mapping(each)]
 

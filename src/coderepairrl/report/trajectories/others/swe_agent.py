@@ -37,6 +37,6 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
 
 def _convert_message(each: Any) -> Mapping[str, Any]:
     if not isinstance(each, Mapping):
-        raise ValueError("a message is no object")
+        raise ValueError("a message is not an object")
     role = "assistant" if each.get("role") == "ai" else each.get("role")
     return {"role": role, "content": each.get("text") or each.get("system_prompt") or each.get("content")}

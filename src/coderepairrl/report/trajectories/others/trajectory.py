@@ -44,7 +44,7 @@ class Trajectory:
 def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
     """Normalise messages up to the last reply. Raises ValueError."""
     if not isinstance(raw, list | tuple):
-        raise ValueError("messages are no list")
+        raise ValueError("messages are not a list")
     messages: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for number, each in enumerate(raw):
@@ -60,7 +60,7 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
                 message["tool_calls"] = calls
                 open_calls = [call["id"] for call in calls]
         elif each["role"] == "tool":
-            message["tool_call_id"] = _answered(each, open_calls)
+            message["tool_call_id"] = _answered_call(each, open_calls)
         messages.append(message)
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
@@ -78,20 +78,20 @@ def message_text(content: Any) -> str:
         for part in content:
             written = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
             if not isinstance(written, str):
-                raise ValueError("a part of a message is no text")
+                raise ValueError("a part of a message is not text")
             parts.append(written)
         return "".join(parts)
-    raise ValueError("a message's content is no text")
+    raise ValueError("a message's content is not text")
 
 
 def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
     """Tool schemas, plain or JSON. Raises ValueError."""
-    tools = _decoded(raw) or ()
+    tools = _decode(raw) or ()
     plain = []
     for each in tools if isinstance(tools, list | tuple) else [None]:
-        schema = _without_none(_decoded(each))
+        schema = _drop_none(_decode(each))
         if not isinstance(schema, dict) or not isinstance(schema.get("function"), dict):
-            raise ValueError("tools are no schemas of functions")
+            raise ValueError("tools are not schemas of functions")
         plain.append(schema)
     return tuple(plain)
 
@@ -106,12 +106,12 @@ def _trajectory_call(raw: Any, otherwise: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError("a tool call names no function")
     arguments = function.get("arguments")
-    written = arguments if isinstance(arguments, str) else json.dumps(_without_none(arguments) or {})
+    written = arguments if isinstance(arguments, str) else json.dumps(_drop_none(arguments) or {})
     named = {"name": function["name"], "arguments": written or "{}"}
     return {"id": str(raw.get("id") or otherwise), "type": "function", "function": named}
 
 
-def _answered(message: Mapping[str, Any], open_calls: list[str]) -> str:
+def _answered_call(message: Mapping[str, Any], open_calls: list[str]) -> str:
     # as stated, else the first unanswered call
     identity = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
     name = str(identity or next(iter(open_calls), ""))
@@ -122,15 +122,15 @@ def _answered(message: Mapping[str, Any], open_calls: list[str]) -> str:
     return name
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) and value else value
 
 
-def _without_none(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     # tables with typed columns turn absent keys into None
     if isinstance(value, Mapping):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _drop_none(each) for key, each in value.items() if each is not None}
+    return [_drop_none(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def issue_in(messages: Iterable[Mapping[str, Any]]) -> str:

@@ -186,14 +186,20 @@ def test_any_budget_gives_the_same_gradient(chunked, budget, miniature, monkeypa
     check_gradient(summed, gradient, 1e-6)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_a_cut_is_within_the_budget_and_in_whole_rounds(ranks):
-    for rows in ([row.ids for row in ROWS], [(n,) * n for n in (30, 12, 45, 8, 21, 33, 60, 5, 4)]):
-        for budget in range(1, 100, ranks):
-            parts = cut_rows(rows, budget, ranks)
-            assert sorted(at for part in parts for at in part) == list(range(len(rows)))
-            assert all(distinct([rows[at] for at in part]) <= budget or len(part) == 1 for part in parts)
-            assert len(parts) % ranks == 0 or len(parts) == len(rows)
+@pytest.mark.parametrize(
+    ("rows", "budgets", "ranks"),
+    [
+        ([row.ids for row in ROWS], range(1, 100), 1),
+        *(([(n,) * n for n in (30, 12, 45, 8, 21, 33, 60, 5, 4)], (50,), ranks) for ranks in (2, 3, 4)),
+    ],
+    ids=["one process", "two", "three", "four"],
+)
+def test_a_cut_is_within_the_budget_and_in_whole_rounds(rows, budgets, ranks):
+    for budget in budgets:
+        parts = cut_rows(rows, budget, ranks)
+        assert sorted(at for part in parts for at in part) == list(range(len(rows)))
+        assert all(distinct([rows[at] for at in part]) <= budget or len(part) == 1 for part in parts)
+        assert len(parts) % ranks == 0 or len(parts) == len(rows)
     assert cut_rows([(1,) * 7], 50, ranks) == [[0]] and cut_rows([], 10, ranks) == []
 
 

@@ -118,7 +118,7 @@ def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], said: st
     one = Candidate(0, "e", "t", reward=0.5)
     with pytest.raises(UsageError, match=said):
         select([one, replace(one, episode="f")], Keep(**filters))
-    with pytest.raises(UsageError, match="no attempt with a verdict"):
+    with pytest.raises(UsageError, match="no attempt has a verdict"):
         select([], Keep())
 
 

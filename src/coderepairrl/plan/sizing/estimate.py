@@ -183,7 +183,7 @@ class Estimate:
             engine = self.server.memory
             yield "engine weights", engine.weights
             yield "engine adapters", engine.adapters
-            yield "engine activations", engine.activations
+            yield "engine work", engine.activations
             yield "engine reserve", engine_side.RESERVE
             if self.server.room is not None:
                 yield "engine KV cache", self.server.room - engine.fixed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from coderepairrl.checks.task_source import examine_task_source
 from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import protocol_members
-from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, make_source, select, write_jsonl
+from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, handmade, make_source, select, write_jsonl
 from coderepairrl.tasks.catalog import recognise
 from coderepairrl.tasks.overlap import overlap, report
 from coderepairrl.tasks.select import Selected, Selection, is_held_out
@@ -26,6 +28,13 @@ from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local
 
 HANDMADE = {task.id: task for task in HandmadeSource()}
+
+
+def test_what_pip_compiles_is_not_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(handmade._FOLDER / "till", tmp_path / "till")
+    assert compileall.compile_dir(tmp_path, quiet=1)
+    monkeypatch.setattr(handmade, "_FOLDER", tmp_path)
+    assert [task.checks for task in HandmadeSource()] == [HANDMADE["handmade/till"].checks]
 
 
 # -- names

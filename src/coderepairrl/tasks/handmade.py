@@ -46,7 +46,7 @@ def _task(folder: Path) -> Task:
     restore = {
         str(path.relative_to(checks_folder)): _read_text(path)
         for path in sorted(checks_folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.suffix != ".pyc"  # pip compiles what it installs
     }
     return Task(
         id=f"handmade/{folder.name}",

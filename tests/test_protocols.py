@@ -196,7 +196,7 @@ class Unrelated:
 
 
 def test_what_a_class_lacks_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"is not an Agent: it lacks run") as lacking:
+    with pytest.raises(ConfigError, match=r"does not implement Agent: it lacks run") as lacking:
         agents.make_agent(f"{__name__}:Bare")
     assert "define run" in lacking.value.fix
     with pytest.raises(ConfigError, match="it lacks compare, drawn, on_state, repairs") as underived:

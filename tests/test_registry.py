@@ -21,7 +21,7 @@ def test_a_shipped_name_and_an_import_path() -> None:
     [
         ("tinny", "unknown engine 'tinny'", "'tiny'"),
         ("xyz", "unknown engine 'xyz'", "module:Class"),
-        ("no_such_module:X", "no module no_such_module", "installed"),
+        ("no_such_module:X", "no module no_such_module", "install it"),
         ("pathlib:Pth", "no 'Pth'", "'Path'"),
     ],
 )
@@ -69,5 +69,5 @@ def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
         registry.make_part("lamp", "red", shipped, Lamp, {"wats": 9})
     with pytest.raises(ConfigError, match=r"'red': option watts: .*integer, not '9'"):
         registry.make_part("lamp", "red", shipped, Lamp, {"watts": "9"})
-    with pytest.raises(ConfigError, match="'path' is not a Lamp"):
+    with pytest.raises(ConfigError, match="'path' does not implement Lamp"):
         registry.make_part("lamp", "path", shipped, Lamp, {})

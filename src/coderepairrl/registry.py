@@ -216,7 +216,7 @@ def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str])
     required: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
     required_members = [member for member in missing if member in required or not hasattr(protocol, member)]
     raise ConfigError(
-        f"{kind} {name!r} is not a {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
+        f"{kind} {name!r} does not implement {protocol.__name__}: it lacks {', '.join(required_members or missing)}",
         fix=f"define {', '.join(required_members)}; the rest comes from {base}"
         if required_members
         else f"derive it from {base}, which has them",

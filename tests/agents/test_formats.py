@@ -212,10 +212,10 @@ def test_imports_stay_outside_a_string_that_begins_on_the_line_of_the_last_impor
         ("def total(self):\n    return 1", "the file has 3 functions total"),
         ("def nothing():\n    pass", "no function nothing"),
         ("x = 1", "no function"),
-        ("def outer(x)\n    return", "no Python"),
-        ("def outer(x):\n" + "".join(" " * n + "if x:\n" for n in range(4, 400, 4)), "no Python"),
-        ("x = " + "(" * 5000, "no Python|cannot be parsed"),
-        ("x = " + "-" * 100_000 + "1\ndef outer(x):\n    return 1", "cannot be parsed|no Python"),
+        ("def outer(x)\n    return", "not Python"),
+        ("def outer(x):\n" + "".join(" " * n + "if x:\n" for n in range(4, 400, 4)), "not Python"),
+        ("x = " + "(" * 5000, "not Python|cannot be parsed"),
+        ("x = " + "-" * 100_000 + "1\ndef outer(x):\n    return 1", "cannot be parsed|not Python"),
     ],
 )
 def test_what_makes_no_edit_says_why(code: str, problem: str) -> None:

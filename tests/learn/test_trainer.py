@@ -70,7 +70,7 @@ def test_a_checkpoint_continues_bit_for_bit(kind, miniature, make_rows, tmp_path
     assert equal(*heads) and all(head.any() for head in heads[0].values())
     assert {entry.name for entry in tmp_path.iterdir()} == {"2"}  # nothing half-written lies about
     if settings.lora:
-        with pytest.raises(UsageError, match="another model"):
+        with pytest.raises(UsageError, match="a different model"):
             Trainer(miniature, settings.but(lora=Lora(rank=2))).restore(tmp_path / "2")
 
 
@@ -133,7 +133,7 @@ def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(trainer
                 trainer.restore(tmp_path / "c")
             (tmp_path / "c" / "learner.json").write_text('{"schema": 1, "version": 0, "updates": 0}')
     safetensors.torch.save_file({"other": torch.zeros(2)}, tmp_path / "c" / "model.safetensors")
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="a different model"):
         trainer.restore(tmp_path / "c")
     assert equal(weights(trainer), before) and trainer.version == 1
 

@@ -25,7 +25,7 @@ OWNER = """
 import sys
 from pathlib import Path
 from coderepairrl.processes.scratch import create_owned_folder
-with owned(Path(sys.argv[1])):
+with create_owned_folder(Path(sys.argv[1])):
     Path(sys.argv[1], "weights").write_bytes(bytes(1000))
     print("there", flush=True)
     sys.stdin.read()

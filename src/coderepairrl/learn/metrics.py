@@ -81,7 +81,7 @@ class Metrics:
     - ``staleness_max``, ``staleness_mean``: versions behind, of trained tokens.
     - ``tokens`` (trained), ``row_tokens``, ``rows``, ``episodes`` (with rows), ``micro_batches``: counts.
     - ``distinct_tokens``, ``computed_tokens``, ``repetition``: see docs/reference/metrics.md.
-    - ``value_loss`` (unweighted), ``value_cut`` (share clipped), ``explained_variance`` (`values.explained`).
+    - ``value_loss`` (unweighted), ``value_cut`` (share clipped), ``explained_variance`` (`values.explained_variance`).
     - ``skipped``, ``skipped_reason``: skipped updates; non-finite metrics are then absent.
     - ``denominator``: episodes that the loss is averaged over; absent for `sft`.
     """

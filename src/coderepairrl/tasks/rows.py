@@ -117,7 +117,7 @@ class Row:
 
     def _checked(self, column: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):
-            raise self.wrong(f"column {column!r} is no {kind.__name__}: {str(value)[:60]!r}")
+            raise self.wrong(f"column {column!r} is not a {kind.__name__}: {str(value)[:60]!r}")
         return value
 
     def _decoded(self, column: str) -> Any:

@@ -207,10 +207,11 @@ def number_lines(place: Place) -> str:
     2|y = 2
     ```
     """
-    numbered_lines = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
-    return f"{place.source.path}\n{fence_code(chr(10).join(numbered_lines))}"
+    numbered_lines = (f"{number}|{line}\n" for number, line in enumerate(place.lines, place.first))
+    return f"{place.source.path}\n{fence_code(''.join(numbered_lines))}"
 
 
 def excerpt(place: Place) -> str:
     """Format lines verbatim, as a search must repeat them."""
-    return f"{place.source.path}\n{fence_code(chr(10).join(place.lines))}"
+    text = "".join(f"{line}\n" for line in place.lines)
+    return f"{place.source.path}\n{fence_code(text)}"

@@ -108,6 +108,22 @@ except OSError as error:
     assert done.stdout == b"TimeoutError\n" and b"127.0.0.1" in (tmp_path / "test_wait.py").read_bytes()
 
 
+def test_django_has_an_environment_a_version_and_needs_no_locale_of_the_machine() -> None:
+    head = "cd /testbed\nsed -i '/en_US.UTF-8/s/^# //g' /etc/locale.gen && locale-gen\nexport LANG=en_US.UTF-8\n"
+    text = SCRIPT.replace("cd /testbed\n", head, 1).replace(
+        "python -m pip install -e .[test]", "python setup.py install"
+    )
+    django = {"repo": "django/django", "version": "2.2", "environment_setup_commit": "2" * 40}
+    one, other = (row(base, eval_script=text.format(base=base), **django) for base in ("0" * 40, "1" * 40))
+    lines = script(one).splitlines()
+    assert "export LANG=C.UTF-8" in lines and any(line.startswith("unset PYTHONDONTWRITEBYTECODE") for line in lines)
+    assert not re.search(r"/etc/|en_US|setup\.py install", script(one))
+    environments = {instance_environment(each, "https://example.org/r") for each in (one, other)}
+    [asked] = map(Specification.parse, environments)
+    assert (asked.workspace, asked.python) == (f"git:https://example.org/r@{'2' * 40}", "3.6")
+    assert asked.files == ("tests/requirements/py3.txt",) and not asked.edits
+
+
 async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path, isolating: None) -> None:
     """The workspace's only commit is not the one that the script names; no patch keeps its own version of a test."""
     folder = tmp_path / "repo"

@@ -32,8 +32,8 @@ _SPECIFICATIONS = (_PROGRAMS / "swebench_specifications.py").read_text()
 _IMAGE = "use its image: workspace=image"
 _FILES = ("requirements.txt", "environment.yml")
 _LEFT_OUT = re.compile(
-    r"^(source \S+/activate|conda activate \S+|cd /testbed|(python -m )?pip install .*"
-    r"|git (config|status|show|-c core\.fileMode=false diff)\b.*)$"
+    r"^(source \S+/activate|conda activate \S+|cd /testbed|(python -m )?pip install .*|python setup\.py install"
+    r"|git (config|status|show|-c core\.fileMode=false diff)\b.*|.* /etc/locale\.gen .*)$"
 )
 """Script lines that prepare a container or log its repository."""
 _TOX = re.compile(r"^tox --current-env -epy3\d+ -v --", re.MULTILINE)
@@ -72,7 +72,18 @@ fi"""
 A reserved address, refused offline, becomes a port of localhost that does not answer. Another site that redirects to
 httpbin becomes httpbin by another name of the host.
 """
-_SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
+_SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b|/etc/")
+_BY_VERSION = ("django/django",)
+"""Repositories that compile nothing: one environment serves a version, that of its ``environment_setup_commit``.
+
+The harness takes requirements from this commit, too.
+"""
+_PYTHONS = {"3.5": "3.6"}
+"""Replaced Python versions: uv cannot install packages for 3.5."""
+_KEEP_BYTECODE = "unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$(mktemp -d)"
+"""Django's tests start ``manage.py`` often, which otherwise compiles Django each time (2.5 times slower)."""
+_LOCALE = "en_US.UTF-8"
+"""Locale of the harness's containers, which few machines have; Python treats ``C.UTF-8`` alike."""
 
 
 @cache
@@ -109,9 +120,10 @@ def instance_environment(row: Row, url: str) -> str:
     listed = spec.get("packages", "")
     conda, setup = published["environments"].get(row.text("repo"), ()), row.maybe("environment_setup_commit")
     extras = _EXTRAS.search(spec["install"])
+    built_at = row.text("environment_setup_commit" if row.text("repo") in _BY_VERSION else "base_commit")
     specification = Specification(
-        workspace=f"git:{url}@{row.text('base_commit')}",  # what the project needs changes within a version
-        python=spec["python"],
+        workspace=f"git:{url}@{built_at}",  # most projects' needs change within a version
+        python=_PYTHONS.get(spec["python"], spec["python"]),
         conda=CondaFile(paths=conda, workspace=f"git:{url}@{setup}" if setup else "")
         if listed == "environment.yml"
         else None,
@@ -144,8 +156,10 @@ def script(row: Row) -> str:
 
     It applies the test patch, runs its tests, and writes the harness's marks.
     """
-    text = row.text("eval_script").replace(row.text("base_commit"), "HEAD")
+    text = row.text("eval_script").replace(row.text("base_commit"), "HEAD").replace(_LOCALE, "C.UTF-8")
     lines = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
+    if row.text("repo") in _BY_VERSION:
+        lines[1:1] = [_KEEP_BYTECODE]
     if row.text("repo") in _HTTPBIN:
         lines[1:1] = [_SERVE]
         lines.insert(lines.index(": '>>>>> Start Test Output'"), _ADDRESSES)

@@ -95,7 +95,7 @@ class SweBench(Repositories):
             return replace(task, checks=swe_bench_native.native_checks(row, image=True))
         if not self.native:
             return task
-        environment = swe_bench_native.instance_environment(row, self.clone.format(repository=row.text("repo")))
+        environment = swe_bench_native.instance_environment(row, self.clone)
         return replace(task, environment=environment, checks=swe_bench_native.native_checks(row, image=False))
 
     def _read(self) -> list[Row]:

@@ -167,7 +167,7 @@ _OF_THE_INDEX = (
 _OWN = "The build backend returned an error"
 """Text of uv when the project's own code failed."""
 _NO_COMPILER = re.compile(
-    r"(command|unable to execute) '?\S*(cc|c\+\+|g\+\+)'?( failed)?: No such file|No such file or directory: '\S*(cc|\+\+)'"
+    r"(command|unable to execute) '?\S*(cc|\+\+)'?( failed)?: No such file|No such file or directory: '\S*(cc|\+\+)'"
 )
 _PACKAGE = re.compile(r"Failed to (?:download and )?build `([^`@ ]+)")
 _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|are) no versions? of|were not found")

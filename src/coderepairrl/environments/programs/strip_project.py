@@ -1,10 +1,10 @@
 """Removes the project's modules from its virtual environment, so that Python imports them from the workspace.
 
-Runs in the project's folder with the environment's interpreter (Python 3.6 or later). Arguments: the workspace's path in
-sandboxes, then folders of other projects' files. Prints JSON: ``imports``, the project folder to put on the path;
+Runs in the project's folder with the environment's interpreter (Python 3.6 or later). Arguments: the workspace's path
+in sandboxes, then folders of other projects' files. Prints JSON: ``imports``, the project folder to put on the path;
 ``modules``, its installed Python files; ``built``, files that only the build has (``_version.py``, extensions, those of
-the folders), in base64 by path; ``made``, all paths that the build made in the project's folder; ``packages``, versions
-by name; ``left_out``, requirements that could not be installed.
+the folders), in base64 by path; ``made``, paths that the build made in the project's folder; ``packages``, versions by
+name; ``left_out``, requirements that could not be installed.
 """
 
 import base64

@@ -110,9 +110,17 @@ class _Recipe(NamedTuple):
     programs: tuple[str, ...] = ("gcc", "g++")
 
 
-_PYTEST_PACKAGES = ("pytest<8", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist", "tornado", "psutil", "certifi")
+_TESTING = (
+    "pytest<8",
+    "pytest-rerunfailures",
+    "pytest-timeout",
+    "pytest-xdist",
+    "tornado",
+    "psutil",
+    "certifi",
+)
 _MATPLOTLIB = _Recipe(
-    ("pybind11<2.12", "pandas<2.1", *_PYTEST_PACKAGES),
+    ("pybind11<2.12", "pandas<2.1", *_TESTING),
     ("ghostscript",),
     {
         "build/freetype-2.6.1": "freetype/freetype@8cabd919ca63f0e6c12e8405e8542a45d910fa62",
@@ -130,7 +138,7 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         "1.3": _Recipe(("numpy==1.19.3", "scipy==1.5.4"), ("numpy==1.19.2", "scipy==1.5.2")),
     },
     "matplotlib/matplotlib": {
-        "3.0 3.1 3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_PYTEST_PACKAGES)),
+        "3.0 3.1 3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
         "3.5 3.6 3.7": _MATPLOTLIB,
     },
     "astropy/astropy": {
@@ -141,7 +149,10 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
             _OFFLINE,
         ),
         "3.1": _Recipe(
-            ("cython<3", "jinja2"), (), {"astropy_helpers": f"{_HELPERS}d2a6304a3e801bc2cb053ccf1cf09a9f1e62036c"}, _OFFLINE
+            ("cython<3", "jinja2"),
+            (),
+            {"astropy_helpers": f"{_HELPERS}d2a6304a3e801bc2cb053ccf1cf09a9f1e62036c"},
+            _OFFLINE,
         ),
         "4.3 5.0 5.1 5.2": _Recipe(("cython==0.29.34", "extension-helpers", "setuptools_scm>=6.2,<8")),
     },

@@ -90,7 +90,7 @@ pip install --no-build-isolation .{extras}"""
 """Installation of a project with compiled modules: small ones, and quickly."""
 _FREETYPE = """\
 make -C build/freetype-2.6.1 setup ansi
-make -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
+make -j 4 -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
 (cd build/freetype-2.6.1 && mkdir objs/.libs && mv objs/libfreetype.a objs/.libs && rm -r docs src objs/*.o)
 """
 """Compiles the FreeType that drew matplotlib's expected images, whose archive the project would download."""
@@ -220,6 +220,7 @@ def _compiled(specification: Specification, recipe: _Recipe, clone: str) -> Spec
         "requirements": (*kept, *recipe.requirements),
         "conda": None,
         "files": (),
+        "edits": (),
         "sources": {folder: f"git:{clone.format(repository=name)}@{sha}" for folder, (name, sha) in sources.items()},
         "programs": recipe.programs,
         "install": recipe.prepare + _COMPILE.format(version=specification.version, extras=specification.extras),

@@ -288,7 +288,7 @@ def test_killed_at_any_point_it_loses_nothing(
 
 
 def test_a_failed_build_names_the_package_and_what_the_machine_lacks() -> None:
-    printed = "  × Failed to build `psutil==5.4.2`\n  ├─▶ The build backend returned an error\n" + "x" * 900
+    printed = "  x Failed to build `psutil==5.4.2`\n  ├─▶ The build backend returned an error\n" + "x" * 900
     with pytest.raises(TaskError, match=r"for git:a: psutil==5\.4\.2, which it needs, cannot be built: x"):
         raise explain_failed_build("git:a", printed, [])
     for said in ("error: command 'gcc' failed: No such file or directory", "No such file or directory: 'c++'"):

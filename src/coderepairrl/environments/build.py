@@ -42,13 +42,12 @@ from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.verify import check_unchanged, digest_tree, share
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError, combine_errors
 from coderepairrl.printable import printable, remove_login
-from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
+from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import check_reachable, lock_in_turn, lock_installation, remove_partial
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.contents import check_path, entries_of
-from coderepairrl.sandbox.workspace import BUILT
 from coderepairrl.types import ExecResult, Task
 
 RENAMED = {

@@ -27,8 +27,8 @@ from coderepairrl.grading.steering import (
     touched_files,
 )
 from coderepairrl.grading.witness import results_of
+from coderepairrl.processes.caches import has_extensions
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.sandbox.workspace import environment_of, has_extensions
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
 __all__ = [
@@ -118,7 +118,7 @@ async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     Raises `GraderFault` for a patch of sources that the environment's extensions were compiled from.
     """
     changed = sorted(filter(_COMPILED.search, touched_files(patch)))
-    if changed and (environment := environment_of(task)) and has_extensions(environment):
+    if changed and has_extensions(task.environment):
         raise GraderFault(
             f"{task.id}: it cannot be judged natively, since its modules are compiled without its change of "
             f"{', '.join(changed[:_NAMED])}",

@@ -110,15 +110,7 @@ class _Recipe(NamedTuple):
     programs: tuple[str, ...] = ("gcc", "g++")
 
 
-_TESTING = (
-    "pytest<8",
-    "pytest-rerunfailures",
-    "pytest-timeout",
-    "pytest-xdist",
-    "tornado",
-    "psutil",
-    "certifi",
-)
+_TESTING = ("pytest<8", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist", "tornado", "psutil", "certifi")
 _MATPLOTLIB = _Recipe(
     ("pybind11<2.12", "pandas<2.1", *_TESTING),
     ("ghostscript",),
@@ -178,7 +170,12 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
 def is_specified(row: Row) -> bool:
     """Whether `instance_environment` can build the instance's specification."""
     spec = _published_specification()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
-    return spec is not None
+    return spec is not None and (row.text("repo") not in _RECIPES or _recipe_of(row) is not None)
+
+
+def _recipe_of(row: Row) -> _Recipe | None:
+    recipes = _RECIPES.get(row.text("repo"), {})
+    return next((each for versions, each in recipes.items() if row.text("version") in versions.split()), None)
 
 
 def instance_environment(row: Row, clone: str) -> str:
@@ -208,8 +205,7 @@ def instance_environment(row: Row, clone: str) -> str:
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
         version=f"{version}.0.dev0",
     )
-    recipes = _RECIPES.get(row.text("repo"), {})
-    recipe = next((each for versions, each in recipes.items() if version in versions.split()), None)
+    recipe = _recipe_of(row)
     return str(_compiled(specification, recipe, clone) if recipe else specification)
 
 

@@ -386,7 +386,7 @@ async def _install(
     elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
     for folder, workspace in spec.sources.items():
-        for path, mode, data in await asyncio.to_thread(lambda where=workspace: list(entries_of(where, None))):
+        for path, mode, data in await asyncio.to_thread(list, entries_of(workspace, None)):
             if mode != "120000":
                 await box.write(f"{folder}/{path}", data)
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]

@@ -332,7 +332,8 @@ def hostile(act: str) -> dict[str, str]:
 
 async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: Path, isolating: None) -> None:
     """The project lets the environment's Python print another account of what was built, as its last line."""
-    said = '{"imports": "", "modules": [], "built": {"../../../escaped": "eA=="}, "packages": {}, "left_out": []}'
+    said = '{"imports": "", "modules": [], "built": {"../../../escaped": "eA=="}, "made": [], "packages": {}, '
+    said += '"left_out": []}'
     line = f"import atexit; atexit.register(print, {said!r})\n"
     act = f"""
 [packages] = pathlib.Path("/tmp/env/lib").glob("python3*/site-packages")

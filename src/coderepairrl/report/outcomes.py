@@ -110,7 +110,7 @@ def _split_source_name(source: str) -> tuple[Path, str]:
 
 def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
     path, which = _split_source_name(source)
-    if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
+    if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz", ".eval")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     is_foreign = path.exists() and not (path / "run.json").exists()
     if is_foreign and (rows := foreign.read_log(path)) is not None:
@@ -295,7 +295,9 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
     text = _read_file_text(path)
     try:
         document = codec.parse_foreign_json(text)
-    except ValueError:  # more than one line, or none that is JSON, of which `_json_rows` says where
+    except ValueError as error:  # more than one line, or none that is JSON, of which `_json_rows` says where
+        if text.split("\n", 1)[0].strip() == "{":
+            raise UsageError(f"{path} is not read as JSON: {error}", fix="copy or write it again") from None
         document = None
     if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _verdicts(document))):
         return _harness(path, [path], which, metric)
@@ -382,13 +384,10 @@ def _value(row: Row, metric: str) -> float:
         or (metric == RESOLVED and value not in (0, 1))
     ):
         expected = "true or false" if metric == RESOLVED else "a number"
-        others = [
-            each for each, v in row.scores.items() if isinstance(v, int | float) and each not in (metric, "attempt")
-        ]
+        others = ", ".join(sorted(k for k, v in row.scores.items() if isinstance(v, int | float) and k != metric))
         raise UsageError(
             f"{row.where} has no {metric!r} that is {expected}: it is {json.dumps(value)[:80]}",
-            fix="grade every prediction first, or name another --metric"
-            + ((others and f": {', '.join(others)}") or ""),
+            fix="grade every prediction first, or name another --metric" + (others and f": {others}"),
         )
     return float(value)
 

@@ -102,8 +102,12 @@ HALF, ORACLE = "inspect/half.eval", "harbor/oracle/t0__QKEyWKq/result.json"
 @pytest.mark.parametrize(
     ("source", "change", "message"),
     [
-        ("inspect/error.eval", lambda logs: None, "ended as 'error': RuntimeError('sandbox went away')"),
-        (HALF, lambda logs: logs[HALF].pop("header.json"), "ended as 'started'"),
+        (
+            "inspect/error.eval",
+            lambda logs: None,
+            "the status 'error', not 'success': RuntimeError('sandbox went away')",
+        ),
+        (HALF, lambda logs: logs[HALF].pop("header.json"), "the status 'started'"),
         (HALF, lambda logs: logs[HALF]["header.json"].update(invalidated=True), "has invalidated samples"),
         (HALF, lambda logs: logs[HALF]["summaries.json"].pop(), "has 11 of 12 samples"),
         (HALF, lambda logs: logs[HALF]["summaries.json"][0].pop("id"), "has no field 'id'"),
@@ -118,13 +122,19 @@ HALF, ORACLE = "inspect/half.eval", "harbor/oracle/t0__QKEyWKq/result.json"
         ("inspect/two.eval", lambda logs: None, "no 'resolved' that is true or false: it is null"),
         ("harbor/both", lambda logs: None, "holds 2 policies"),
         ("harbor/oracle", lambda logs: logs.update({ORACLE: None}), "has 7 of 8 trials"),
-        ("harbor/oracle", lambda logs: logs[ORACLE].update(verifier_result=None), "neither a reward nor an exception"),
+        ("harbor/oracle", lambda logs: logs[ORACLE].update(verifier_result=None), "neither reward nor exception"),
         ("verifiers-0.1/half", lambda logs: logs["verifiers-0.1/half/results.jsonl"].pop(), "has 11 of 12 rollouts"),
         (
             "verifiers-0.4/half",
             lambda logs: logs["verifiers-0.4/half/traces.jsonl"].pop(),
             "has 1 of 2 rollouts of me__r2-",
         ),
+        (
+            "verifiers-0.4/half",
+            lambda logs: logs["verifiers-0.4/half/traces.jsonl"][0].update(traces=[1]),
+            "is not as its",
+        ),
+        ("harbor/oracle", lambda logs: logs.update({ORACLE: "{"}), "is not read as JSON"),
         ("rllm/half", lambda logs: logs["rllm/half/results.json"]["items"].pop(), "has 11 of 12 items"),
         ("rllm/half", lambda logs: logs["rllm/half/results.json"]["items"][3].pop("reward"), "no field 'reward'"),
     ],

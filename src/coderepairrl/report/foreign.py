@@ -6,10 +6,11 @@ incomplete, or lacks a field, is an error.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ class Row(NamedTuple):
     where: str
     """Place in the log, for messages."""
     task: str
-    attempt: int | None
     policy: str
     scores: Mapping[str, Any]
     """Scores by name; ``resolved`` is what the program calls success."""
@@ -36,6 +36,7 @@ class Row(NamedTuple):
     """Why a score is missing."""
     condition: tuple[str, str] = ("", "")
     """Name and value of what policies must share: a data set, or a task's checksum."""
+    attempt: int | None = None
 
 
 def read_log(path: Path) -> list[Row] | None:
@@ -43,38 +44,65 @@ def read_log(path: Path) -> list[Row] | None:
 
     Raises `UsageError` for logs that are damaged, incomplete or lack a field.
     """
+    attempts: Counter[tuple[str, str]] = Counter()
+    try:
+        rows = list(found) if (found := _find_reader(path)) is not None else None
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not as its program writes it: {error!r}", fix="copy the log again") from error
+    for at, row in enumerate(rows or ()):
+        attempts[row.policy, row.task] += 1
+        rows[at] = row._replace(attempt=attempts[row.policy, row.task])
+    return rows
+
+
+def _find_reader(path: Path) -> Iterable[Row] | None:
     if path.is_dir():
         if (path / "result.json").is_file() and (path / "config.json").is_file():
-            return list(_read_harbor(path))
-        inside = [path / name for name in ("traces.jsonl", "results.jsonl", "results.json")]
-        return next((rows for file in inside if file.is_file() and (rows := read_log(file)) is not None), None)
+            return _read_harbor(path)
+        inside = (path / name for name in ("traces.jsonl", "results.jsonl", "results.json"))
+        return next((rows for file in inside if file.is_file() and (rows := _find_reader(file)) is not None), None)
     if path.suffix == ".eval":
-        return list(_read_inspect(path, *_unpack_inspect(path)))
+        return _read_inspect(path, *_unpack_inspect(path))
     if path.name == "traces.jsonl":
-        return list(_read_traces(path))
-    if path.name == "results.jsonl" and (path.parent / "metadata.json").is_file():
-        return list(_read_rollouts(path))
-    document = _read_json(path) if path.suffix == ".json" else None
-    if isinstance(document, dict) and {"version", "eval", "plan"} <= document.keys():
-        return list(_read_inspect(path, document, document.get("samples")))
-    if isinstance(document, dict) and {"dataset_name", "agent", "items"} <= document.keys():
-        return list(_read_rllm(path, document))
-    return None
+        return _read_traces(path)
+    if path.name == "results.jsonl" and (about := path.with_name("metadata.json")).is_file():
+        metadata = _read_json(about)
+        return _read_rollouts(path, metadata) if "env_id" in metadata else None
+    try:
+        document = _read_json(path) if path.suffix == ".json" else None
+    except UsageError:  # JSON lines, or damaged: other readers say what
+        return None
+    keys = document.keys() if isinstance(document, dict) else set()
+    if {"version", "eval", "plan"} <= keys:
+        return _read_inspect(path, document, document.get("samples"))
+    return _read_rllm(path, document) if {"dataset_name", "agent", "items"} <= keys else None
+
+
+def read_text(path: Path) -> str:
+    """Read UTF-8, or gzip of it. Raises `UsageError`."""
+    try:
+        return codec.read_foreign_text(path)
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read: {error}", fix="name a log, or a file of JSON lines") from error
 
 
 def _read_json(path: Path) -> Any:
-    """Parse `path`; None if it is not one JSON document, of which other readers say why."""
     try:
-        return codec.parse_foreign_json(codec.read_foreign_text(path))
-    except ValueError:
-        return None
+        return codec.parse_foreign_json(read_text(path))
+    except ValueError as error:
+        raise UsageError(f"{path} is not read as JSON: {error}", fix="copy the log again") from error
 
 
 def _get_field(record: Any, name: str, kind: type | tuple[type, ...], where: object) -> Any:
-    value = record.get(name) if isinstance(record, dict) else None
+    value = record.get(name)
     if not isinstance(value, kind):
         raise UsageError(f"{where} has no field {name!r}", fix="name a whole log, as the program wrote it")
     return value
+
+
+def _check_complete(path: Path, found: int, planned: int, what: str, fix: str) -> None:
+    if found != planned:
+        raise UsageError(f"{path} has {found} of {planned} {what}", fix=f"finish it: {fix}")
 
 
 # -- inspect_ai
@@ -99,36 +127,27 @@ def _unpack_inspect(path: Path) -> tuple[Any, Any]:
 def _read_inspect(path: Path, log: Any, samples: Any) -> Iterator[Row]:
     status = _get_field(log, "status", str, path)
     if status != "success" or log.get("invalidated"):
-        state = f"ended as {status!r}" if status != "success" else "has invalidated samples"
+        state = "has invalidated samples" if status == "success" else f"has the status {status!r}, not 'success'"
         reason = (log.get("error") or {}).get("message", "")
-        raise UsageError(
-            f"{path}: the evaluation {state}{reason and f': {reason}'}", fix=f"finish it: inspect eval-retry {path}"
-        )
+        raise UsageError(f"{path} {state}{reason and f': {reason}'}", fix=f"finish it: inspect eval-retry {path}")
     total = _get_field(_get_field(log, "results", dict, path), "total_samples", int, path)
-    if len(samples or ()) < total:
-        raise UsageError(f"{path} has {len(samples or ())} of {total} samples", fix="evaluate without --no-log-samples")
+    _check_complete(path, len(samples or ()), total, "samples", "inspect eval, without --no-log-samples")
     spec = _get_field(log, "eval", dict, path)
-    dataset = (spec.get("dataset") or {}).get("name") or _get_field(spec, "task", str, path)
+    model = _get_field(spec, "model", str, path)
+    condition = ("inspect_ai.dataset", (spec.get("dataset") or {}).get("name") or _get_field(spec, "task", str, path))
     for sample in samples:
-        task, epoch = str(_get_field(sample, "id", (str, int), path)), _get_field(sample, "epoch", int, path)
-        where = f"{path}, sample {task}, epoch {epoch}"
+        task = str(_get_field(sample, "id", (str, int), path))
         scores: dict[str, Any] = {}
         for name, score in (sample.get("scores") or {}).items():
-            value = _get_field(score, "value", object, where)
+            value = score["value"]
             parts = {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
             scores |= {key: _as_inspect_number(part) for key, part in parts.items()}
         if len(scores) == 1:
             scores[RESOLVED] = next(iter(scores.values()))
-        error = sample.get("error") or ("unscored" if any(value != value for value in scores.values()) else "")
-        yield Row(
-            where,
-            task,
-            epoch,
-            _get_field(spec, "model", str, path),
-            {name: value for name, value in scores.items() if value == value},  # NaN: inspect_ai's "unscored"
-            str(error.get("message") if isinstance(error, dict) else error),
-            ("inspect_ai.dataset", dataset),
-        )
+        scored = {name: value for name, value in scores.items() if value == value}  # NaN: inspect_ai's "unscored"
+        error = sample.get("error") or ("unscored" if len(scored) < len(scores) else "")
+        fault = str(error["message"] if isinstance(error, dict) else error)
+        yield Row(f"{path}, sample {task}, epoch {sample['epoch']}", task, model, scored, fault, condition)
 
 
 def _as_inspect_number(value: Any) -> Any:
@@ -149,98 +168,63 @@ def _as_inspect_number(value: Any) -> Any:
 
 def _read_harbor(path: Path) -> Iterator[Row]:
     total = _get_field(_read_json(path / "result.json"), "n_total_trials", int, path / "result.json")
-    trials = sorted(each.parent for each in path.glob("*/config.json"))
-    finished = sum((each / "result.json").is_file() for each in trials)
-    if finished < max(total, len(trials)):
-        raise UsageError(f"{path} has {finished} of {total} trials", fix=f"finish it: harbor job resume -p {path}")
-    attempts: Counter[tuple[str, str]] = Counter()
-    for file in (each / "result.json" for each in trials):
+    files = sorted(path.glob("*/result.json"))
+    _check_complete(path, len(files), total, "trials", f"harbor job resume -p {path}")
+    for file in files:
         trial = _read_json(file)
         task, agent = _get_field(trial, "task_name", str, file), _get_field(trial, "agent_info", dict, file)
-        model = (agent.get("model_info") or {}).get("name")
-        policy = _get_field(agent, "name", str, file) + (f"__{model}" if model else "")
+        policy = "__".join(filter(None, (agent["name"], (agent.get("model_info") or {}).get("name"))))
         rewards = dict((trial.get("verifier_result") or {}).get("rewards") or {})
         error = trial.get("exception_info") or {}
         if not rewards and not error:
-            raise UsageError(
-                f"{file} has neither a reward nor an exception", fix=f"verify it: harbor job regrade {path}"
-            )
+            raise UsageError(f"{file} has neither reward nor exception", fix=f"verify it: harbor job regrade {path}")
         if len(rewards) == 1 or "reward" in rewards:
             rewards[RESOLVED] = rewards.get("reward", next(iter(rewards.values())))
-        attempts[policy, task] += 1
-        yield Row(
-            str(file),
-            task,
-            attempts[policy, task],
-            policy,
-            rewards if trial.get("reward_valid", True) else {},
-            ": ".join(filter(None, (error.get("exception_type"), error.get("exception_message")))),
-            (f"harbor.checksum.{task}", _get_field(trial, "task_checksum", str, file)),
-        )
+        fault = ": ".join(str(error.get(f"exception_{each}")) for each in ("type", "message")) if error else ""
+        checksum = (f"harbor.checksum.{task}", _get_field(trial, "task_checksum", str, file))
+        yield Row(str(file), task, policy, rewards if trial.get("reward_valid", True) else {}, fault, checksum)
 
 
 # -- verifiers
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        text = codec.read_foreign_text(path)
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read: {error}", fix="copy it again") from error
-    for number, row in codec.parse_foreign_lines(path, text, "resume it: vf-eval ... --resume"):
-        yield f"{path}:{number}", row
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    rows = codec.parse_foreign_lines(path, read_text(path), "finish it: vf-eval ... --resume")
+    return [(f"{path}:{number}", row) for number, row in rows]
 
 
-def _read_rollouts(path: Path) -> Iterator[Row]:
+def _read_rollouts(path: Path, metadata: Any) -> Iterator[Row]:
     """``results.jsonl`` of verifiers before 0.2; a reward of at least ``pass_threshold`` is a success, as in pass@k."""
-    about = path.parent / "metadata.json"
-    metadata, rows = _read_json(about), list(_read_lines(path))
-    examples, each = (_get_field(metadata, name, int, about) for name in ("num_examples", "rollouts_per_example"))
-    if len(rows) != examples * each:
-        raise UsageError(f"{path} has {len(rows)} of {examples * each} rollouts", fix="finish it: vf-eval ... --resume")
-    attempts: Counter[str] = Counter()
+    rows, about = _read_lines(path), path.with_name("metadata.json")
+    planned = math.prod(_get_field(metadata, each, int, about) for each in ("num_examples", "rollouts_per_example"))
+    _check_complete(path, len(rows), planned, "rollouts", "vf-eval ... --resume")
+    model, condition = _get_field(metadata, "model", str, about), ("verifiers.environment", metadata["env_id"])
     for where, row in rows:
-        task, reward = (
-            str(_get_field(row, "example_id", (int, str), where)),
-            _get_field(row, "reward", (int, float), where),
-        )
-        attempts[task] += 1
+        reward = _get_field(row, "reward", (int, float), where)
         resolved = reward >= metadata["pass_threshold"] if "pass_threshold" in metadata else reward
-        yield Row(
-            where,
-            task,
-            attempts[task],
-            _get_field(metadata, "model", str, about),
-            {**(row.get("metrics") or {}), "reward": reward, RESOLVED: resolved},
-            condition=("verifiers.environment", _get_field(metadata, "env_id", str, about)),
-        )
+        scores = {**(row.get("metrics") or {}), "reward": reward, RESOLVED: resolved}
+        yield Row(where, str(_get_field(row, "example_id", (int, str), where)), model, scores, "", condition)
 
 
 def _read_traces(path: Path) -> Iterator[Row]:
     """``traces.jsonl`` of verifiers since 0.2."""
-    config = path.parent / "configs/resolved/eval.json"
-    settings, episodes, attempts = _read_json(config), list(_read_lines(path)), Counter[str]()
-    model, rollouts = (_get_field(settings, *each, config) for each in (("model", str), ("num_rollouts", int)))
-    for where, episode in episodes:
+    settings, attempts = _read_json(path.parent / "configs/resolved/eval.json"), Counter[str]()
+    for where, episode in _read_lines(path):
         task, traces = _get_field(episode, "task", dict, where), _get_field(episode, "traces", list, where)
         if len(traces) > 1:
             raise UsageError(f"{where} has traces of {len(traces)} agents", fix="compare evaluations of one agent")
-        name = _get_field(task, "data", dict, where).get("id") or _get_field(task, "key", str, where)
-        scores = {}
-        for trace in (each for each in traces if each.get("ok")):
-            rewards = _get_field(trace, "rewards", dict, where)
-            reward = sum(each["score"] * each["weight"] for each in rewards.values())
-            scores = {key: each["score"] for key, each in rewards.items()} | trace.get("metrics", {})
+        name = task["data"].get("id") or _get_field(task, "key", str, where)
+        scores: dict[str, float] = {}
+        for trace in (each for each in traces if each["ok"]):
+            reward = sum(each["score"] * each["weight"] for each in trace["rewards"].values())
+            scores = {key: each["score"] for key, each in trace["rewards"].items()} | trace["metrics"]
             scores |= {"reward": reward, RESOLVED: reward}
-        errors = [error for each in (episode, *traces) for error in each.get("errors", ())]
+        errors = [f"{error['type']}: {error['message']}" for each in (episode, *traces) for error in each["errors"]]
         attempts[name] += 1
-        fault = "" if scores else ": ".join(errors[-1][key] for key in ("type", "message")) if errors else "not ok"
-        condition = ("verifiers.environment", _get_field(_get_field(episode, "env", dict, where), "id", str, where))
-        yield Row(where, name, attempts[name], model, scores, fault, condition)
-    if short := next((task for task, number in attempts.items() if number < rollouts), ""):
-        raise UsageError(
-            f"{path} has {attempts[short]} of {rollouts} rollouts of {short}", fix="finish it: vf-eval ... --resume"
-        )
+        condition = ("verifiers.environment", episode["env"]["id"])
+        yield Row(where, name, settings["model"], scores, "" if scores else [*errors, "not ok"][0], condition)
+    for name, number in attempts.items():
+        _check_complete(path, number, settings["num_rollouts"], f"rollouts of {name}", "vf-eval ... --resume")
 
 
 # -- rLLM
@@ -248,27 +232,14 @@ def _read_traces(path: Path) -> Iterator[Row]:
 
 def _read_rllm(path: Path, document: Any) -> Iterator[Row]:
     """``results.json`` of ``rllm eval``; tasks are named by the episodes beside it, else by their index."""
-    items, attempts = _get_field(document, "items", list, path), document.get("attempts", 1)
-    if len(items) != _get_field(document, "total", int, path):
-        raise UsageError(f"{path} has {len(items)} of {document['total']} items", fix="run rllm eval again")
+    items, model = _get_field(document, "items", list, path), f"{document['agent']}__{document['model']}"
+    _check_complete(path, len(items), _get_field(document, "total", int, path), "items", "rllm eval")
     found = (_EPISODE.fullmatch(each.name) for each in (path.parent / "episodes").glob("*.json"))
-    names = {int(each[1]) // attempts: each[2] for each in found if each}
+    names = {int(each[1]) // document.get("attempts", 1): each[2] for each in found if each}
     for number, item in enumerate(items):
-        where = f"{path}, item {number}"
-        index = _get_field(item, "idx", int, where)
+        where, index = f"{path}, item {number}", _get_field(item, "idx", int, path)
         if names and index not in names:
-            raise UsageError(
-                f"{path.parent / 'episodes'} has no episode of task {index}", fix="copy the whole run folder"
-            )
-        yield Row(
-            where,
-            names.get(index, str(index)),
-            item.get("attempt", 0),
-            "__".join(_get_field(document, name, str, path) for name in ("agent", "model")),
-            {
-                **(item.get("signals") or {}),
-                "reward": _get_field(item, "reward", (int, float), where),
-                RESOLVED: _get_field(item, "is_correct", bool, where),
-            },
-            condition=("rllm.dataset", _get_field(document, "dataset_name", str, path)),
-        )
+            raise UsageError(f"{path.parent}/episodes has no episode of task {index}", fix="copy the whole folder")
+        scores = {**(item.get("signals") or {}), "reward": _get_field(item, "reward", (int, float), where)}
+        scores[RESOLVED] = _get_field(item, "is_correct", bool, where)
+        yield Row(where, names.get(index, str(index)), model, scores, "", ("rllm.dataset", document["dataset_name"]))

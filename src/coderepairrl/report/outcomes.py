@@ -1,4 +1,4 @@
-"""Outcomes by task, from run folders, outcome files and harness reports."""
+"""Outcomes by task, from run folders, outcome files, harness reports and logs of other programs."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def digest_task(task: Task) -> str:
 
 
 def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
-    text = _read_file_text(path)
+    text = foreign.read_text(path)
     try:
         document = codec.parse_foreign_json(text)
     except ValueError as error:  # more than one line, or none that is JSON, of which `_json_rows` says where
@@ -302,7 +302,7 @@ def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
     if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _verdicts(document))):
         return _harness(path, [path], which, metric)
     rows = [
-        Row(f"{path}:{number}", _id(path, number, row), row.get("attempt"), _policy(row), row)
+        Row(f"{path}:{number}", _id(path, number, row), _policy(row), row, attempt=row.get("attempt"))
         for number, row in _json_rows(path, text)
     ]
     return _collect_rows(path, rows, which, metric)
@@ -348,13 +348,6 @@ def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> O
         environments=dict(row.condition for row in rows if row.condition[0]),
         parts=_outcome_slices("language", languages) | _outcome_slices("repository", repositories),
     )
-
-
-def _read_file_text(path: Path) -> str:
-    try:
-        return codec.read_foreign_text(path)
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from error
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -426,7 +419,7 @@ def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outc
     lists_all = not any(not log.with_name("report.json").exists() for log in path.rglob("run_instance.log"))
     for file in files:
         try:
-            data = codec.parse_foreign_json(_read_file_text(file))
+            data = codec.parse_foreign_json(foreign.read_text(file))
             judged = list(_verdicts(data))
         except ValueError as error:
             raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
@@ -479,7 +472,7 @@ def _verdicts(data: Any) -> Iterator[tuple[str, float]]:
 
 
 def _read_task_ids(path: Path) -> list[str]:
-    text = _read_file_text(path)
+    text = foreign.read_text(path)
     if text.lstrip().startswith("{"):
         return [_id(path, number, row) for number, row in _json_rows(path, text)]
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -154,7 +154,7 @@ def test_an_unscored_sample_is_void_and_other_data_sets_are_refused(tmp_path: Pa
 
     folder = written(tmp_path, change)
     outcomes = read(f"{folder}/{HALF}")
-    assert outcomes.void == 1 and outcomes.values["me__r0-1"] == (0,)
+    assert outcomes.void == 1 and [*outcomes.values["me__r0-1"]] == [0.0]
     with pytest.raises(UsageError, match=re.escape("inspect_ai.dataset tiny against other")):
         answer([f"{folder}/{HALF}", f"{folder}/inspect/half.json"], Question())
 

@@ -44,15 +44,16 @@ def read_log(path: Path) -> list[Row] | None:
 
     Raises `UsageError` for logs that are damaged, incomplete or lack a field.
     """
-    attempts: Counter[tuple[str, str]] = Counter()
+    attempts, numbered = Counter[tuple[str, str]](), []
     try:
-        rows = list(found) if (found := _find_reader(path)) is not None else None
+        if (rows := _find_reader(path)) is None:
+            return None
+        for row in rows:
+            attempts[row.policy, row.task] += 1
+            numbered.append(row._replace(attempt=attempts[row.policy, row.task]))
     except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not as its program writes it: {error!r}", fix="copy the log again") from error
-    for at, row in enumerate(rows or ()):
-        attempts[row.policy, row.task] += 1
-        rows[at] = row._replace(attempt=attempts[row.policy, row.task])
-    return rows
+    return numbered
 
 
 def _find_reader(path: Path) -> Iterable[Row] | None:
@@ -72,10 +73,10 @@ def _find_reader(path: Path) -> Iterable[Row] | None:
         document = _read_json(path) if path.suffix == ".json" else None
     except UsageError:  # JSON lines, or damaged: other readers say what
         return None
-    keys = document.keys() if isinstance(document, dict) else set()
-    if {"version", "eval", "plan"} <= keys:
+    if isinstance(document, dict) and {"version", "eval", "plan"} <= document.keys():
         return _read_inspect(path, document, document.get("samples"))
-    return _read_rllm(path, document) if {"dataset_name", "agent", "items"} <= keys else None
+    is_rllm = isinstance(document, dict) and {"dataset_name", "agent", "items"} <= document.keys()
+    return _read_rllm(path, document) if is_rllm else None
 
 
 def read_text(path: Path) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.environments import Specification, build, check_unchanged
-from coderepairrl.environments.index import own_index, settings_inside
+from coderepairrl.environments.index import explain_failed_build, own_index, settings_inside
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
@@ -285,3 +285,13 @@ def test_killed_at_any_point_it_loses_nothing(
     ]
     assert not left, "what was begun is gone"
     print(f"{kills} kills of two processes: {time.monotonic() - seconds:.0f} s, {whole} paths")
+
+
+def test_a_failed_build_names_the_package_and_what_the_machine_lacks() -> None:
+    printed = "  x Failed to build `psutil==5.4.2`\n  ├─▶ The build backend returned an error\n" + "x" * 900
+    with pytest.raises(TaskError, match=r"for git:a: psutil==5\.4\.2, which it needs, cannot be built: x"):
+        raise explain_failed_build("git:a", printed, [])
+    for said in ("error: command 'gcc' failed: No such file or directory", "No such file or directory: 'c++'"):
+        with pytest.raises(PrerequisiteError, match=r"no C compiler.*psutil==5\.4\.2") as caught:
+            raise explain_failed_build("git:a", printed + said, [])
+        assert caught.value.fix == "apt-get install build-essential"

@@ -174,8 +174,8 @@ def compare(
 ) -> dict[str, Any]:
     """Compare results on the same tasks with paired tests; return what `--json` prints, each policy against the first.
 
-    A policy is a run folder (``RUN@NAME-STEP``), a file of outcomes, a harness report or ``36/500``. `common` restricts
-    to tasks that all have; `margin` tests for equivalence within it, in percentage points for shares. Each of
+    A policy is a run folder (``RUN@NAME-STEP``), a file of outcomes, another program's log or ``36/500``. `common`
+    restricts to tasks that all have; `margin` tests for equivalence within it, in percentage points for shares. Each of
     ``["comparisons"]`` has `early`, `late` and `change` with 95 % intervals, and `p`. Raises `UsageError` for results
     that cannot be compared.
 

@@ -20,7 +20,7 @@ def compare(
     policies: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, harness reports, 36/500, published:NAME"
+            metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, logs of other programs, 36/500, published:NAME"
         ),
     ] = None,
     metric: Annotated[str, typer.Option(help="resolved, reward, or the name of a reward or metric")] = "resolved",

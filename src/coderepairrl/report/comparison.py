@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted, join_first
+from coderepairrl.report.foreign import RESOLVED
 from coderepairrl.report.metrics import COUNTS
-from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes
+from coderepairrl.report.outcomes import Counts, Outcomes
 from coderepairrl.stats import Interval, classification, paired_difference, sign_flip_test, tango, wilson
 from coderepairrl.stats.intervals import clusters_by, estimate
 from coderepairrl.stats.measures import level, shares

@@ -1,4 +1,4 @@
-"""Outcomes by task, from run folders, outcome files and harness reports."""
+"""Outcomes by task, from run folders, outcome files, harness reports and logs of other programs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
-from coderepairrl.report import metrics, published
+from coderepairrl.report import foreign, metrics, published
 from coderepairrl.report.answers import answers_of
+from coderepairrl.report.foreign import RESOLVED, Row
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.runs import RunFolder, Tail, codec, open_run
 from coderepairrl.stats.classification import Answer
 from coderepairrl.stats.intervals import split_by_value
 from coderepairrl.types import Ending, Episode, Task
 
-RESOLVED = "resolved"
 _LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
 _TASK, _POLICY = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
-_OF_HARNESS = ("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids")
+_OF_HARNESS = (
+    *("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids"),
+    *("generated", "no_apply"),  # of 2024
+)
 _COUNTS = re.compile(r"(\d+)/(\d+)")
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 
@@ -107,10 +110,13 @@ def _split_source_name(source: str) -> tuple[Path, str]:
 
 def _read_outcomes(source: str, metric: str, task_ids: Sequence[str] | None) -> Outcomes:
     path, which = _split_source_name(source)
-    if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
+    if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz", ".eval")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
-    if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
-        return _fill_unresolved(_harness(path, reports, metric), task_ids)
+    is_foreign = path.exists() and not (path / "run.json").exists()
+    if is_foreign and (rows := foreign.read_log(path)) is not None:
+        return _fill_unresolved(_collect_rows(path, rows, which, metric), task_ids)
+    if is_foreign and path.is_dir() and (reports := _find_reports(path)):
+        return _fill_unresolved(_harness(path, reports, which, metric), task_ids)
     if path.is_file():
         return _fill_unresolved(_read_outcome_file(path, which, metric), task_ids)
     return _read_run_outcomes(open_run(path), which, metric)
@@ -286,51 +292,62 @@ def digest_task(task: Task) -> str:
 
 
 def _read_outcome_file(path: Path, which: str, metric: str) -> Outcomes:
-    text = _read_file_text(path)
+    text = foreign.read_text(path)
     try:
         document = codec.parse_foreign_json(text)
-    except ValueError:  # more than one line, or none that is JSON, of which `_json_rows` says where
+    except ValueError as error:  # more than one line, or none that is JSON, of which `_json_rows` says where
+        if text.split("\n", 1)[0].strip() == "{":
+            raise UsageError(f"{path} is not read as JSON: {error}", fix="copy or write it again") from None
         document = None
     if isinstance(document, dict) and (_resolved_ids(document) is not None or any(True for _ in _verdicts(document))):
-        return _harness(path, [path], metric)
-    rows = list(_json_rows(path, text))
-    policies = list(dict.fromkeys(_policy(row) for _, row in rows))
-    if which or len(policies) > 1:
-        if which not in policies:
+        return _harness(path, [path], which, metric)
+    rows = [
+        Row(f"{path}:{number}", _id(path, number, row), _policy(row), row, attempt=row.get("attempt"))
+        for number, row in _json_rows(path, text)
+    ]
+    return _collect_rows(path, rows, which, metric)
+
+
+def _choose_policy(path: Path, names: Iterable[str], which: str) -> str:
+    policies = list(dict.fromkeys(names))
+    if which not in policies and (which or len(policies) > 1):
+        raise UsageError(
+            f"{path} has no policy {which!r}" if which else f"{path} holds {len(policies)} policies",
+            fix=f"{path}@POLICY: {nearest(which, policies)}",
+        )
+    return which or policies[0]
+
+
+def _collect_rows(path: Path, rows: Sequence[Row], which: str, metric: str) -> Outcomes:
+    policy = _choose_policy(path, (row.policy for row in rows), which)
+    values: dict[str, dict[int | None, float | None]] = {}
+    faults: dict[str, str] = {}
+    fields: dict[str, Mapping[str, Any]] = {}
+    rows = [row for row in rows if row.policy == policy]
+    for row in rows:
+        attempts = values.setdefault(row.task, {})
+        if row.attempt in attempts:
             raise UsageError(
-                f"{path} has no policy {which!r}" if which else f"{path} holds {len(policies)} policies",
-                fix=f"{path}@POLICY: {nearest(which, policies)}",
-            )
-        rows = [(number, row) for number, row in rows if _policy(row) == which]
-        policies = [which]
-    values: dict[str, dict[Any, float]] = {}
-    repositories: dict[str, str] = {}
-    languages: dict[str, str] = {}
-    for number, row in rows:
-        task, attempt = _id(path, number, row), row.get("attempt")
-        attempts = values.setdefault(task, {})
-        if attempt in attempts:
-            raise UsageError(
-                f"{path}:{number} has {task} again" + ("" if attempt is None else f", attempt {attempt}"),
+                f"{row.where} has {row.task} again" + ("" if row.attempt is None else f", attempt {row.attempt}"),
                 fix="remove one of both, or give each attempt a number of its own in a field `attempt`",
             )
-        attempts[attempt] = _value(path, number, row, metric)
-        repositories[task] = str(row.get("repository") or row.get("repo") or _repository(task))
-        languages[task] = str(row.get("language") or "")
+        is_void = bool(row.fault) and metric not in row.scores
+        attempts[row.attempt] = None if is_void else _value(row, metric)
+        faults |= {row.task: row.fault} if is_void else {}
+        fields[row.task] = row.scores
+    measured = {task: tuple(v for v in each.values() if v is not None) for task, each in values.items()}
+    repositories = {t: str(row.get("repository") or row.get("repo") or _repository(t)) for t, row in fields.items()}
+    languages = {task: str(row.get("language") or "") for task, row in fields.items()}
     return Outcomes(
-        name=policies[0] or codec.stem_of(path),
+        name=policy or codec.stem_of(path),
         metric=metric,
-        values={task: tuple(attempts.values()) for task, attempts in values.items()},
+        values={task: attempts for task, attempts in measured.items() if attempts},
         repositories=repositories,
+        missing={task: faults[task] for task, attempts in measured.items() if not attempts},
+        void=sum(value is None for attempts in values.values() for value in attempts.values()),
+        environments=dict(row.condition for row in rows if row.condition[0]),
         parts=_outcome_slices("language", languages) | _outcome_slices("repository", repositories),
     )
-
-
-def _read_file_text(path: Path) -> str:
-    try:
-        return codec.read_foreign_text(path)
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from error
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -352,17 +369,18 @@ def _policy(row: Mapping[str, Any]) -> str:
     return next((str(row[key]) for key in _POLICY if row.get(key)), "")
 
 
-def _value(path: Path, number: int, row: Mapping[str, Any], metric: str) -> float:
-    value = row.get(metric)
+def _value(row: Row, metric: str) -> float:
+    value = row.scores.get(metric)
     if (
         not isinstance(value, bool | int | float)
         or not math.isfinite(value)
         or (metric == RESOLVED and value not in (0, 1))
     ):
         expected = "true or false" if metric == RESOLVED else "a number"
+        others = ", ".join(sorted(k for k, v in row.scores.items() if isinstance(v, int | float) and k != metric))
         raise UsageError(
-            f"{path}:{number} has no {metric!r} that is {expected}: it is {json.dumps(value)[:80]}",
-            fix="grade every prediction first, or name another --metric",
+            f"{row.where} has no {metric!r} that is {expected}: it is {json.dumps(value)[:80]}",
+            fix="grade every prediction first, or name another --metric" + (others and f": {others}"),
         )
     return float(value)
 
@@ -381,32 +399,46 @@ def _outcome_slices(what: str, values: Mapping[str, str]) -> dict[str, frozenset
     return split_by_value({task: value and f"{what} {value}" for task, value in values.items()})
 
 
-def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
+def _find_reports(path: Path) -> list[Path]:
+    """Reports in a folder of SWE-bench's harness, or of a system in its `experiments`."""
+    board = [path / name for name in ("results/results.json", "per_instance_details.json")]
+    return [each for each in board if each.is_file()][:1] or sorted(path.rglob("*.json"))
+
+
+def _system_of(report: Path, path: Path) -> str:
+    """Name of the system in the folders of the harness or the leaderboard, else that of `path`."""
+    if report.name == "report.json" or report.parts[-2:] == ("results", "results.json"):
+        return report.parent.parent.name
+    return report.parent.name if report.name == "per_instance_details.json" else path.name.removesuffix(".json")
+
+
+def _harness(path: Path, files: Sequence[Path], which: str, metric: str) -> Outcomes:
     if metric != RESOLVED:
         raise UsageError(f"{path} says which tasks are resolved, and nothing of {metric!r}", fix="leave out --metric")
-    values: dict[str, float] = {}
-    lists_all = True
+    systems: dict[str, dict[str, float]] = {}
+    lists_all = not any(not log.with_name("report.json").exists() for log in path.rglob("run_instance.log"))
     for file in files:
         try:
-            data = codec.parse_foreign_json(_read_file_text(file))
+            data = codec.parse_foreign_json(foreign.read_text(file))
             judged = list(_verdicts(data))
         except ValueError as error:
             raise UsageError(f"{file} is not a report: {error}", fix="name the reports of an evaluation") from None
         lists_all = lists_all and not (_resolved_ids(data) and not any(data.get(key) for key in _OF_HARNESS))
         for task, value in judged:
-            if values.setdefault(task, value) != value:
+            if systems.setdefault(_system_of(file, path), {}).setdefault(task, value) != value:
                 raise UsageError(
                     f"{file} and another report in {path} disagree on {task}", fix="name the reports of one evaluation"
                 )
-    if not values:
+    if not systems:
         raise UsageError(
-            f"{path} has no outcomes", fix="name a run folder, an outcome file, or the reports of SWE-bench's harness"
+            f"{path} has no outcomes", fix="name a run folder, an outcome file, or a log of a program in the guide"
         )
+    name = _choose_policy(path, systems, which)
     return Outcomes(
-        name=path.name.removesuffix(".json"),
+        name=name,
         metric=metric,
-        values={task: (value,) for task, value in values.items()},
-        repositories=(repositories := {task: _repository(task) for task in values}),
+        values={task: (value,) for task, value in systems[name].items()},
+        repositories=(repositories := {task: _repository(task) for task in systems[name]}),
         parts=_outcome_slices("repository", repositories),
         whole=lists_all,
     )
@@ -440,7 +472,7 @@ def _verdicts(data: Any) -> Iterator[tuple[str, float]]:
 
 
 def _read_task_ids(path: Path) -> list[str]:
-    text = _read_file_text(path)
+    text = foreign.read_text(path)
     if text.lstrip().startswith("{"):
         return [_id(path, number, row) for number, row in _json_rows(path, text)]
     return [line.strip() for line in text.splitlines() if line.strip()]
@@ -461,7 +493,8 @@ def _fill_unresolved(outcomes: Outcomes, task_ids: Sequence[str] | None) -> Outc
             fix="name the tasks of the same benchmark and split",
         )
     attempts = max(map(len, outcomes.values.values()))
-    nothing = {task: (0.0,) * attempts for task in task_ids if task not in outcomes.values}
+    judged = outcomes.values.keys() | outcomes.missing.keys()
+    nothing = {task: (0.0,) * attempts for task in task_ids if task not in judged}
     return replace(
         outcomes,
         values={**outcomes.values, **nothing},

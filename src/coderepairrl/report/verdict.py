@@ -25,7 +25,8 @@ from coderepairrl.report.comparison import (
     plan_sample_size,
     settings_that_differ,
 )
-from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes, read_outcomes
+from coderepairrl.report.foreign import RESOLVED
+from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
 from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.stats.power import ALPHA
 

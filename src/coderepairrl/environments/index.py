@@ -132,7 +132,7 @@ def find_mirrors() -> Mirrors:
         return Mirrors(_REGISTRIES, {}, None)
     listed = _ask_apt("apt-get", "indextargets", "--format", "$(REPO_URI)")
     urls = [url for url in listed if origin_of(urlsplit(url))]
-    hosts = [host for url in urls if (host := urlsplit(url).hostname)]
+    hosts = [urlsplit(url).netloc.rpartition("@")[2] for url in urls]
     named = {folder: f"{url.rstrip('/')}/" for url in urls if (folder := url.rstrip("/").rpartition("/")[2])}
     proxies = [
         each for each in _ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy") if ":" in each

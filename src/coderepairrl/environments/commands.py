@@ -218,18 +218,17 @@ class LayerBuilder:
 
     def _write_copies(self, part: BuildCopy, root: Path, output: IO[bytes], time: int | None) -> None:
         files = [each for pattern in part.sources for each in match_files(root, pattern, part.where)]
-        folders = [path for _, path in files if path.is_dir()]
-        into = part.target.endswith("/") or len(files) + len(part.texts) > 1 or bool(folders) or self._has_folder(part)
+        into = part.target.endswith("/") or len(files) + len(part.texts) > 1 or any(path.is_dir() for _, path in files)
+        into = into or self._has_folder(part)
         target = part.target.strip("/")
         links: dict[int, str] = {}
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
             if into:
                 _make_folder(archive, target)
             for name, path in files:
-                below = sorted(path.rglob("*")) if path.is_dir() else [path]
-                for each in below:
-                    inside = each.relative_to(path) if path.is_dir() else name if into else ""
-                    at = str(PurePosixPath(target, inside))
+                is_folder = path.is_dir()
+                for each in sorted(path.rglob("*")) if is_folder else [path]:
+                    at = str(PurePosixPath(target, each.relative_to(path) if is_folder else name if into else ""))
                     if time is not None and each.is_dir() and not each.is_symlink():
                         _make_folder(archive, at)  # a checkout's folders have the modes of its user's umask
                     else:

@@ -132,33 +132,22 @@ def find_mirrors() -> Mirrors:
         return Mirrors(_REGISTRIES, {}, None)
     listed = _ask_apt("apt-get", "indextargets", "--format", "$(REPO_URI)")
     urls = [url for url in listed if origin_of(urlsplit(url))]
-    hosts = [urlsplit(url).netloc.rpartition("@")[2] for url in urls]
-    named = {folder: f"{url.rstrip('/')}/" for url in urls if (folder := url.rstrip("/").rpartition("/")[2])}
-    proxies = [
-        each for each in _ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy") if ":" in each
-    ]
-    mirrors = {folder: named[folder] for folder in _REPOSITORIES if folder in named}
-    return Mirrors(tuple(dict.fromkeys((*_REGISTRIES, *hosts))), mirrors, proxies[0] if proxies else None)
+    hosts = dict.fromkeys((*_REGISTRIES, *(urlsplit(url).netloc.rpartition("@")[2] for url in urls)))
+    mirrors = {folder: url for url in urls if (folder := url.split("/")[-2]) in _REPOSITORIES}
+    through = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
+    return Mirrors(tuple(hosts), mirrors, through if origin_of(urlsplit(through)) else None)
 
 
 def _ask_apt(*command: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise PrerequisiteError(
-            f"this machine's settings of apt cannot be read: {done.stderr.strip()}", fix=" ".join(command)
-        )
+        raise PrerequisiteError(f"apt's settings cannot be read: {done.stderr.strip()}", fix=" ".join(command))
     return done.stdout.split()
 
 
 _CERTIFICATES = "certificates.crt"
-_TRUSTING = (
-    "SSL_CERT_FILE",
-    "PIP_CERT",
-    "REQUESTS_CA_BUNDLE",
-    "CURL_CA_BUNDLE",
-    "GIT_SSL_CAINFO",
-    "NODE_EXTRA_CA_CERTS",
-)
+_TRUSTING = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
+             "NODE_EXTRA_CA_CERTS")  # fmt: skip
 _APT = """APT::Sandbox::User "root";
 Acquire::http::Pipeline-Depth "0";
 DPkg::Options:: "--force-unsafe-io";

@@ -37,7 +37,7 @@ TRANSPORT = "dockerfile"
 NAME = "Dockerfile"
 _LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
 _SHELL = ("/bin/sh", "-c")
-_HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_]\w*)(?P=quote)(?!\S)")
+_HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)(?!\S)")
 _OPTION = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")

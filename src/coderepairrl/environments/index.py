@@ -132,8 +132,8 @@ def find_mirrors() -> Mirrors:
     """Read this machine's settings of apt, if it has one. Raises `PrerequisiteError`."""
     if shutil.which("apt-get") is None:
         return Mirrors(_REGISTRIES, {}, None)
-    listed = _ask_apt("apt-get", "indextargets", "--format", "$(REPO_URI)")
-    urls = [url for url in listed if origin_of(urlsplit(url))]
+    files = (word.strip("'") for word in _ask_apt("apt-get", "update", "--print-uris") if word.startswith("'http"))
+    urls = list(dict.fromkeys(f"{file.partition('/dists/')[0]}/" for file in files))
     hosts = dict.fromkeys((*_REGISTRIES, *(urlsplit(url).netloc.rpartition("@")[2] for url in urls)))
     mirrors = {folder: url for url in urls if (folder := url.split("/")[-2]) in _REPOSITORIES}
     through = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))

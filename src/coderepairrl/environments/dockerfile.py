@@ -41,7 +41,7 @@ _HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_]
 _OPTION = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
-_OWNERS = re.compile(r"\b(chown|chgrp|mknod|setcap|useradd|adduser|apt-get|apt|dpkg|apk)\b")
+_OWNERS = re.compile(r"\b(chown|chgrp|mknod|setcap|useradd|adduser|apt-get|apt|dpkg|apk)\b|\binstall\s(.*\s)?-o\s")
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
 
 

@@ -102,7 +102,7 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return packed(root)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def podman() -> Iterator[list[str]]:
     if os.geteuid() != 0 or shutil.which("podman") is None:
         pytest.skip("needs root and Podman (sudo apt-get install podman)")

@@ -223,7 +223,7 @@ def _choose_workspace(folder: Path, about: _Settings) -> str:
     elif lines:
         lines.insert(0, _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
     else:
-        dockerfile.find_base_image(context)
+        dockerfile.find_base_images(context)
         return image_workspace(dockerfile.dockerfile_image_name(context))
     try:
         return context_image("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.grading import harness, programs, witness
+from coderepairrl.grading.collect import carry_files
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import PARSERS, RESULTS, Outcome, Outcomes, lacking, worst
 from coderepairrl.grading.steering import (
@@ -40,8 +41,10 @@ __all__ = [
     "grade_apart",
     "grade_patch",
     "judge",
+    "judge_state",
     "judged_in",
     "lacking",
+    "patched_in",
     "restore",
     "results_of",
     "rules_of",
@@ -91,6 +94,11 @@ def judged_in(task: Task) -> Task:
     return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
 
 
+def patched_in(task: Task) -> Task:
+    """`task` in the workspace that a patch is applied to, for the sandbox of `judge_state`."""
+    return task if task.checks.collect else judged_in(task)
+
+
 async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox, restore the checks' files, run the checks. Raises `SandboxFault`.
 
@@ -102,6 +110,10 @@ async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
 
 async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verdict:
     """Grade `patch` with a fresh sandbox for each command. Raises `SandboxFault`."""
+    if task.checks.collect:
+        async with backend.open(task) as box:
+            refused = await apply_graded(box, task, patch)
+            return Verdict(refused) if refused else await judge_state(backend, task, box)
 
     async def prepare(sandbox: Sandbox) -> str:
         return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
@@ -174,6 +186,20 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] =
 async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
     """Run the checks in `sandbox` as it is, restoring their files before each command."""
     return await run_checks(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
+
+
+async def judge_state(backend: SandboxBackend, task: Task, box: Sandbox) -> Verdict:
+    """Run the checks on `box` as it is; those that collect its files run in a fresh sandbox. Raises `SandboxFault`."""
+    if not task.checks.collect:
+        return await judge(box, task.checks)
+    *before, last = task.checks.commands
+    verdict = await judge(box, replace(task.checks, commands=tuple(before)))
+    if verdict.problem:
+        return verdict
+    async with backend.open(replace(judged_in(task), limits={})) as fresh:
+        if refused := await carry_files(box, fresh, task.checks):
+            return Verdict(refused, doubtful=True)
+        return await judge(fresh, replace(task.checks, commands=(last,)))
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:

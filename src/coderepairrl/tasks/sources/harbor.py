@@ -319,6 +319,7 @@ def _make_image(
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
     lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(about, *names).items()]
     lines += [f"WORKDIR {settings['workdir']}"] if settings.get("workdir") else []
+    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if about.is_separate and is_copied else []
     lines += [f"USER {user}"] if user is not None else []
     copies_files = bool(prebuilt and is_copied and not has_dockerfile and context.is_dir() and any(context.iterdir()))
     if prebuilt:

@@ -93,7 +93,7 @@ async def grade(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
     """Grade `patch` in fresh sandboxes; if empty, the untouched workspace. Raises `SandboxFault`."""
     if patch:
         return await grading.grade_apart(backend, task, patch)
-    async with backend.open(grading.patched_in(task)) as fresh:
+    async with backend.open(grading.judged_in(task)) as fresh:
         return await grading.judge_state(backend, task, fresh)
 
 

@@ -44,7 +44,6 @@ __all__ = [
     "judge_state",
     "judged_in",
     "lacking",
-    "patched_in",
     "restore",
     "results_of",
     "rules_of",
@@ -90,13 +89,8 @@ class Verdict(NamedTuple):
 
 
 def judged_in(task: Task) -> Task:
-    """`task` in the workspace of its checks, for the sandbox of `grade_patch` and `judge`."""
-    return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
-
-
-def patched_in(task: Task) -> Task:
-    """`task` in the workspace that a patch is applied to, for the sandbox of `judge_state`."""
-    return task if task.checks.collect else judged_in(task)
+    """`task` in the workspace that is patched, that of its checks if they collect nothing: for `judge_state`."""
+    return task if task.checks.collect else replace(task, workspace=task.checks.workspace or task.workspace)
 
 
 async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
@@ -196,7 +190,8 @@ async def judge_state(backend: SandboxBackend, task: Task, box: Sandbox) -> Verd
     verdict = await judge(box, replace(task.checks, commands=tuple(before)))
     if verdict.problem:
         return verdict
-    async with backend.open(replace(judged_in(task), limits={})) as fresh:
+    place = task.checks.workspace or task.workspace
+    async with backend.open(replace(task, workspace=place, limits={})) as fresh:
         if refused := await carry_files(box, fresh, task.checks):
             return Verdict(refused, doubtful=True)
         return await judge(fresh, replace(task.checks, commands=(last,)))

@@ -25,27 +25,25 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
     Paths that the attempt does not have are left as they are in `fresh`.
     """
     for path, script in checks.collect.items():
+        parent, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
         packed = await sandbox.exec(["sh", "-c", script], timeout=_SECONDS, max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
             return f"{path} could not be collected: more than {_SECONDS:g} s, or {_BYTES >> 20} MiB"
         try:
-            archive = await asyncio.to_thread(_keep_inside, packed.output, PurePosixPath(path).name)
+            archive = await asyncio.to_thread(_keep_inside, packed.output, name)
         except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError) as error:
             return f"{path} could not be collected: {error}"
         if archive:
-            put = ["sh", "-c", _PUT, "sh", str(PurePosixPath(path).parent), PurePosixPath(path).name]
-            done = await fresh.exec(put, stdin=archive, timeout=_SECONDS)
+            done = await fresh.exec(["sh", "-c", _PUT, "sh", parent, name], stdin=archive, timeout=_SECONDS)
             if not done.ok:
-                return (
-                    f"{path} could not be put into the checks' sandbox: {done.output[-200:].decode(errors='replace')}"
-                )
+                return f"{path} does not fit into the checks' sandbox: {done.output[-200:].decode(errors='replace')}"
     return ""
 
 
 def _keep_inside(archive: bytes, name: str) -> bytes:
     """Rewrite a hostile tar archive: files, folders, and links to below their folder, of the entry `name` alone.
 
-    Empty if `archive` is. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than `_BYTES`.
+    Empty if there is none. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than `_BYTES`.
     """
     kept, total = io.BytesIO(), 0
     if not archive:
@@ -66,4 +64,5 @@ def _keep_inside(archive: bytes, name: str) -> bytes:
                 raise ValueError(f"its files have more than {_BYTES >> 20} MiB")
             entry.type = tarfile.REGTYPE if is_file else member.type
             target.addfile(entry, source.extractfile(original) if is_file else None)
-    return kept.getvalue()
+        is_empty = not target.getmembers()
+    return b"" if is_empty else kept.getvalue()

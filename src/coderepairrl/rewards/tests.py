@@ -108,7 +108,7 @@ class _Control:
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
-        async with sandbox.open(grading.patched_in(task)) as fresh:
+        async with sandbox.open(grading.judged_in(task)) as fresh:
             verdict = await grading.judge_state(sandbox, task, fresh)
             can_start = [await _starts(fresh, command) for command in task.checks.commands] if verdict.doubtful else []
         return verdict._replace(doubtful=verdict.doubtful and not all(can_start))

@@ -292,12 +292,9 @@ class GuestBackend(SandboxBackend, ABC):
         if above and not self._told:
             self._told = True
             _log.warning("task %s asks for more than sandboxes have, as others may: %s", task.id, " ".join(above))
-        below = {name: value for name, value in asked.items() if value < ours[name]}
-        if not below:
-            return self
         limited = copy.copy(self)
-        limited.limits = replace(self.limits, **below)
-        return limited
+        limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in asked.items()})
+        return limited if asked else self
 
     @property
     def groups(self) -> Groups:

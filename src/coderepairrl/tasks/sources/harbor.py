@@ -59,22 +59,15 @@ verifier.collect.timeout_sec environment.docker_image environment.cpus environme
 environment.env environment.workdir
 """
 """Fields of ``task.toml`` that are read; those of ``verifier.environment`` are as those of ``environment``."""
-REFUSED = {
-    "steps": "several steps",
-    "environment.os": "Windows",
-    "environment.gpus": "GPUs",
-    "environment.tpu": "TPUs",
-    "environment.mcp_servers": "MCP servers",
-    "environment.healthcheck": "a health check",
-    "verifier.collect.service": "a service besides the main one",
-    "artifacts.service": "a service besides the main one",
-}
-"""Fields of tasks that are refused if set, in words."""
+REFUSED = """
+steps environment.os environment.gpus environment.tpu environment.mcp_servers environment.healthcheck
+verifier.collect.service artifacts.service
+"""
+"""Fields of tasks that are refused, unless they say Linux, the main service, or nothing."""
 IGNORED = {
     "schema_version": "fields have kept their meaning",
     "task.version task.description task.authors task.keywords source": "about the package",
-    "multi_step_reward_strategy": "of several steps",
-    "environment.gpu_types": "of GPUs",
+    "multi_step_reward_strategy environment.gpu_types": "of fields that are refused",
     "environment.skills_dir": "no agent reads it",
     "environment.build_timeout_sec": "builds have a limit of their own",
     "artifacts.destination": "a place on Harbor's machine",
@@ -83,13 +76,9 @@ IGNORED = {
     "agent.allowed_hosts verifier.network_mode verifier.allowed_hosts": "sandboxes have no network",
 }
 """Fields that change nothing, with the reason."""
-_UNSUPPORTED_FILES = {
-    "environment/docker-compose.yaml": "docker-compose.yaml",
-    "tests/docker-compose.yaml": "docker-compose.yaml",
-    "tests/.harborignore": ".harborignore",
-    "solution/.harborignore": ".harborignore",
-    "trajectory.json": "an earlier conversation (trajectory.json)",
-}
+_UNSUPPORTED_FILES = """
+environment/docker-compose.yaml tests/docker-compose.yaml tests/.harborignore solution/.harborignore trajectory.json
+"""
 _SIZES = {"memory": "memory", "storage": "disk_bytes"}
 _HOOK = "pre_artifacts.sh"
 """DeepSWE's script that writes artifacts in the attempt's sandbox."""
@@ -133,7 +122,7 @@ class Harbor(Benchmark):
             id=str(settings.table("task").get("name") or folder.name),
             prompt=_read_instruction(folder / "instruction.md"),
             language=str(metadata.get("language") or detect_language(reference, "text")),
-            workspace=_choose_workspace(folder, settings),
+            workspace=_make_image(settings, folder / "environment", settings.table("agent").get("user"), "environment"),
             reference=reference,
             checks=_make_checks(folder, settings),
             split=self.split or str(metadata.get("split") or "train"),
@@ -222,22 +211,21 @@ class _Settings:
 
     def check(self, folder: Path) -> None:
         """Raise `TaskError` for unsupported settings."""
-        unsupported = {words for name, words in REFUSED.items() if self._is_refused(name)}
-        unsupported |= {words for name, words in _UNSUPPORTED_FILES.items() if (folder / name).exists()}
+        unsupported = [name for name in REFUSED.split() if self._is_refused(name)]
+        unsupported += [name for name in _UNSUPPORTED_FILES.split() if (folder / name).exists()]
         if "environment" in self.table("verifier") and not self.is_separate:
-            unsupported.add("a shared environment of the verifier that differs")
+            unsupported.append("another environment of a shared verifier")
         if unsupported:
             raise TaskError(
-                f"harbor: {folder} needs {', '.join(sorted(unsupported))}, which is not supported",
+                f"harbor: {folder} needs {', '.join(unsupported)}, which is not supported",
                 fix="remove the task's folder, or leave such tasks out with usable=true",
             )
 
     def _is_refused(self, name: str) -> bool:
         *parents, last = name.split(".")
-        if last == "service":
-            return any(each.get(last, "main") != "main" for each in self.entries(*parents))
-        tables = [self.table(*parents), self.table("verifier", *parents) if parents == ["environment"] else {}]
-        return any(str(each.get(last) or "linux").lower() != "linux" for each in tables)
+        tables = self.entries(*parents) if last == "service" else [self.table(*parents)]
+        tables += [self.table("verifier", *parents)] if parents == ["environment"] else []
+        return any(str(each.get(last) or "linux").lower() not in ("linux", "main") for each in tables)
 
 
 def _find_task_folders(root: Path) -> list[Path]:
@@ -290,38 +278,32 @@ def _parse_difficulty(value: object) -> float | None:
 # -- the workspace
 
 
-def _choose_workspace(folder: Path, about: _Settings) -> str:
-    prebuilt = str(about.table("environment").get("docker_image") or "")
-    return _make_image(about, folder / "environment", prebuilt, about.table("agent").get("user"), "environment")
-
-
 def _choose_verifier(folder: Path, about: _Settings) -> tuple[str, bool]:
     """Choose the workspace of a verifier with an environment of its own, and whether its image has the tests."""
     verifier = about.table("verifier")
     names = ("verifier", "environment") if "environment" in verifier else ("environment",)
-    prebuilt = str(about.table("verifier", "environment").get("docker_image") or "")
-    if prebuilt or (folder / "tests" / dockerfile.NAME).is_file():
-        return _make_image(about, folder / "tests", prebuilt, verifier.get("user"), *names, is_copied=False), True
-    prebuilt = str(about.table("environment").get("docker_image") or "")
-    return _make_image(about, folder / "environment", prebuilt, verifier.get("user"), *names), False
+    has_image = about.table("verifier", "environment").get("docker_image")
+    is_bundled = bool(has_image or (folder / "tests" / dockerfile.NAME).is_file())
+    context = folder / ("tests" if is_bundled else "environment")
+    return _make_image(about, context, verifier.get("user"), *names), is_bundled
 
 
-def _make_image(
-    about: _Settings, context: Path, prebuilt: str, user: object, *names: str, is_copied: bool = True
-) -> str:
-    """Make the workspace of the image `prebuilt`, else of the Dockerfile in `context`, as the table `names` says.
+def _make_image(about: _Settings, context: Path, user: object, *names: str) -> str:
+    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, as the table `names` says.
 
-    Files beside a prebuilt image without a Dockerfile are copied to its working directory if `is_copied`.
+    Files of ``environment`` beside a prebuilt image without a Dockerfile are copied to its working directory.
     """
+    is_agents = context.name == "environment"
+    prebuilt = str(about.table(*(() if is_agents else ("verifier",)), "environment").get("docker_image") or "")
     settings = about.table(*names)
     has_dockerfile = (context / dockerfile.NAME).is_file()
     if not prebuilt and not has_dockerfile:
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
     lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(about, *names).items()]
     lines += [f"WORKDIR {settings['workdir']}"] if settings.get("workdir") else []
-    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if about.is_separate and is_copied else []
+    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if about.is_separate and is_agents else []
     lines += [f"USER {user}"] if user is not None else []
-    copies_files = bool(prebuilt and is_copied and not has_dockerfile and context.is_dir() and any(context.iterdir()))
+    copies_files = bool(prebuilt and is_agents and not has_dockerfile and context.is_dir() and any(context.iterdir()))
     if prebuilt:
         lines = [f"FROM {prebuilt}", *lines, *(["COPY . ./"] if copies_files else [])]
         if len(lines) == 1:
@@ -349,9 +331,7 @@ def _read_limits(about: _Settings) -> dict[str, float]:
 
 def _read_size(environment: Mapping[str, Any], name: str) -> float:
     """Bytes of ``NAME_mb``, or of the older ``NAME``, such as ``2G``; 0 for none."""
-    text = str(environment.get(name) or "").strip().upper()
-    if not text:
-        return float(environment.get(f"{name}_mb") or 0) * (1 << 20)
+    text = str(environment.get(name) or f"{environment.get(f'{name}_mb') or 0}M").strip().upper()
     return float(text[:-1]) * {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}[text[-1]]
 
 
@@ -386,15 +366,13 @@ def _make_checks(folder: Path, about: _Settings) -> Checks:
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
     files, script = ({}, "chmod +x /tests/test.sh\n") if is_bundled else _stage_files(folder / "tests", "/tests")
     script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent {_ARTIFACTS} || exit 1\n"
-    script += f"{_export(about, 'verifier')}/tests/test.sh{_COPY_REWARD}"
+    script += ("" if workspace else _list_hooks(folder, about)) + _export(about, "verifier")
+    script += f"/tests/test.sh{_COPY_REWARD}"
     seconds = float(about.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
     command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
-    collect = _list_artifacts(folder, about)
-    if not workspace and (hooks := _list_hooks(folder, about)):
-        script = hooks + script
-    return Checks(
-        (command,), {**files, f"{FOLDER}/test": script}, workspace=workspace, collect=collect if workspace else {}
-    )
+    collect = _list_artifacts(folder, about)  # which also finds mistakes
+    restored = {**files, f"{FOLDER}/test": script}
+    return Checks((command,), restored, workspace=workspace, collect=collect if workspace else {})
 
 
 def _list_hooks(folder: Path, about: _Settings) -> str:

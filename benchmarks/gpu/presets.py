@@ -47,7 +47,7 @@ def _row(name: str, config: Config, needs: dict[str, Any]) -> tuple[str, ...]:
         f"{most:.1f}",
         f"{needs['step']['seconds']:,.0f}",
         f"{needs['run']['episodes_per_gpu_hour']:,}",
-        needs["step"]["limit"],
+        needs["step"]["limit"].replace(": an episode gets to ", " at ").replace(" of ", "/"),
     )
 
 

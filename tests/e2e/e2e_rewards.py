@@ -9,6 +9,7 @@ from zlib import crc32
 from coderepairrl.agents.chat import Chat
 from coderepairrl.errors import AgentFault
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards import LARGEST
 from coderepairrl.types import AgentReport, Endpoint, Episode, Score, Task
 
 
@@ -20,6 +21,15 @@ class LowBytes(Reward):
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         ids = [token for turn in episode.turns for token in turn.output.ids]
         return Score(self.name, sum(token < 128 for token in ids) / max(len(ids), 1))
+
+
+class LoudLowBytes(LowBytes):
+    """`LowBytes` on the largest scale that a reward may have."""
+
+    name = "loud_low_bytes"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        return Score(self.name, LARGEST * (await super().__call__(task, episode, sandbox)).value)
 
 
 class Repairer(Agent):

@@ -70,14 +70,15 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
 
 
 def test_a_batch_without_a_finite_gradient_costs_the_run_nothing_else(project: Project) -> None:
-    """With a real learner, whose importance ratios of some versions' tokens overflow."""
+    """With a real learner: the largest rewards times the ratios of some versions' tokens overflow."""
     doubted, folder = project.path / DOUBTED, str(project.run.path)
 
     def steps() -> dict[int, Any]:
         return {record["step"]: record for record in project.steps()}
 
     doubted.write_text("[1, 3, 4, 5]")
-    options = ["engine=e2e_engines:DoubtfulTiny", "run.steps=7", "rollout.group_size=2"]
+    options = ["engine=e2e_engines:DoubtfulTiny", "run.steps=7", "rollout.group_size=2", "rollout.calls=1"]
+    options += ["train.algorithm=rloo", "reward={'e2e_rewards:LoudLowBytes'=1e6}"]
     stopped = project.crrl("train", str(project.config), *options, check=False)
     assert "step 2 is skipped" in stopped.stderr and "non-finite" in stopped.stderr
     assert [bool(step["skipped"]) for step in steps().values()] == [False, True, False, True, True, True]

@@ -11,8 +11,8 @@ from coderepairrl.config import load_config
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.stages.policy import count_informative, make_batch
-from coderepairrl.stages.train import lacking
-from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
+from coderepairrl.stages.train import lacking, step_metrics
+from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
 
@@ -82,3 +82,18 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
 
 def _long(turn: Turn) -> Turn:
     return replace(turn, output=TokenSpan((7,) * 60, Origin.POLICY, (-0.1,) * 60), versions=(VersionRange(0, 0, 60),))
+
+
+def test_attempts_of_a_group_that_do_the_same_are_counted() -> None:
+    """Void attempts do not count; episodes whose calls nobody knows have no share of distinct ones."""
+    edits = [replace(each, patch=each.id.encode() * (each.group == "b")) for each in episodes()]
+    calls = [replace(each, tool_calls=(ToolCall(0, "shell", each.id, True),)) for each in edits]
+
+    def diversity(attempts: list[Episode]) -> dict[str, float]:
+        groups = [Group(name, cast(Task, None), tuple(e for e in attempts if e.group == name)) for name in REWARDS]
+        metrics = step_metrics(groups, make_batch(attempts, load_config("hello")), {})
+        return {name: value for name, value in metrics.items() if name.startswith("distinct")}
+
+    assert diversity(edits) == {"distinct_patches": (0.5 + 1 + 0.5 + 1) / 4, "distinct_actions": (0.5 * 3 + 1) / 4}
+    assert diversity(calls) == {"distinct_patches": (0.5 + 1 + 0.5 + 1) / 4, "distinct_actions": 1}
+    assert "distinct_actions" not in diversity([replace(each, calls_known=False) for each in calls])

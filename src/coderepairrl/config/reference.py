@@ -25,12 +25,10 @@ One TOML file with the sections below. `KEY=VALUE` on the command line overrides
   `options` are replaced as a whole. With another `tasks.source` the old one's options are dropped, in `eval`, too.
 - **To see the result**: `crrl config FILE` prints every setting, its value, its default and where it was set;
   `crrl train FILE --dry-run` checks all of it and prints the plan.
-- **Mistakes** are reported all at once, each with its fix. An unknown key names the nearest known one. The exit code is
-  2 for mistakes, 3 if only the machine lacks something.
-- **Secrets** in clear are refused, since a configuration is printed and kept in the run folder: values in `options`
-  whose name ends in `key`, `token`, `password`, `secret` or `authorization` (also of arguments, as in `--api-key`),
-  URLs with a login, and keys of well-known services. Name an environment variable instead (`engine.options.key_env` of
-  a remote model), or read one in your own class. Programs in a sandbox are given `"{api_key}"`, their episode's key.
+- **Mistakes** are reported all at once, each with its fix (exit code 2; 3 if only the machine lacks something).
+- **Secrets** in clear are refused, since a configuration is printed and kept in the run folder: `options` and arguments
+  whose name ends in `key`, `token`, `password`, `secret` or `authorization`, URLs with a login, and keys of well-known
+  services. Name an environment variable instead (`engine.options.key_env` of a remote model).
 """
 
 

@@ -104,7 +104,9 @@ def _behaviour(reports: Sequence[Report]) -> list[Panel]:
     title = "commands per tool call"
     panels += [_family(each, title + _run_label(reports, each), each.commands, "commands") for each in reports]
     panels += [_metric(reports, name) for name in ("turns", "calls", "sampled_tokens")]
-    return [*panels, _metric(reports, "episode_tokens", "tokens per episode, context included")]
+    panels.append(_metric(reports, "episode_tokens", "tokens per episode, context included"))
+    names = ("distinct_patches", "distinct_actions")
+    return [*panels, _metrics(reports, names, "share of a group's attempts whose patch, or calls, differ")]
 
 
 def _speed(reports: Sequence[Report]) -> list[Panel]:

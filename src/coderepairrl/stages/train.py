@@ -290,7 +290,8 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
 
     ``surprisal`` is minus the engine's mean logprob of sampled tokens, in nats: on policy an unbiased estimate of
     entropy per token. ``learn/entropy`` is the learner's, of trained tokens. ``informative`` is the share of groups
-    trained at an advantage other than 0, or by a value head; ``flat_groups`` counts the others.
+    trained at an advantage other than 0, or by a value head; ``flat_groups`` counts the others. ``distinct_patches``
+    and ``distinct_actions`` are the share of a group's attempts with patches, and sequences of calls, that differ.
     """
     episodes = episodes_of(groups)
     valued = "value_loss" in learned  # which learns from rewards of 0, too
@@ -311,11 +312,24 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         "informative": len(taught) / len(batch.groups),
         "episodes": len(episodes),
         "void": sum(group.void for group in groups),
+        **_diversity(groups),
         "delivered": batch.account.delivered,
         "expansion": batch.account.expansion,
         **({"surprisal": -sum(logprobs) / len(logprobs)} if logprobs else {}),
         **{f"learn/{name}": value for name, value in learned.items()},
     }
+
+
+def _diversity(groups: Sequence[Group]) -> dict[str, float]:
+    shares: dict[str, list[float]] = {}
+    for group in groups:
+        valid = [episode for episode in group.episodes if episode.ending is not Ending.VOID]
+        if valid:
+            shares.setdefault("distinct_patches", []).append(len({each.patch for each in valid}) / len(valid))
+        if valid and all(each.calls_known for each in valid):
+            actions = {tuple((call.name, call.arguments) for call in each.tool_calls) for each in valid}
+            shares.setdefault("distinct_actions", []).append(len(actions) / len(valid))
+    return {name: fmean(values) for name, values in shares.items()}
 
 
 def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:

@@ -142,7 +142,7 @@ class Repositories(Benchmark):
         return Task(
             id=row.text("instance_id"),
             prompt=row.text("problem_statement"),
-            language=detect_language(reference),
+            language=detect_language(reference, detect_language(patch_bytes(row.maybe("test_patch")))),
             workspace=self.place(row, repository),
             reference=reference,
             split=self.task_split,

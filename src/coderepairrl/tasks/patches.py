@@ -29,6 +29,7 @@ _LANGUAGES = {
     "shell": "sh bash",
 }
 _BY_ENDING = {ending: name for name, endings in _LANGUAGES.items() for ending in endings.split()}
+_CPP = re.compile(rb"^[-+ @].*(\w::\w|\b(template\s*|struct\s+\w+)<|\b(namespace|constexpr|nullptr)\b)", re.MULTILINE)
 _HUNK = re.compile(
     r"@@ -(?P<old>\d+(?:,(?P<removed>\d+))?) \+(?P<new>\d+(?:,(?P<added>\d+))?) @@(?P<rest>.*)", re.DOTALL
 )
@@ -99,7 +100,7 @@ def _unquote_name(quote: str, name: str) -> str:
 
 
 def detect_language(patch: bytes, default: str = "text") -> str:
-    r"""Programming language with most changed lines, else `default`.
+    r"""Programming language with most changed lines, else `default`. Headers are ``cpp`` if `patch` has C++ in it.
 
     >>> detect_language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
     'go'
@@ -107,6 +108,7 @@ def detect_language(patch: bytes, default: str = "text") -> str:
     count = Counter[str]()
     for file in _patch_files(patch):
         if name := language_of(file.path):
+            name = "cpp" if file.path.endswith(".h") and _CPP.search(patch) else name
             count[name] += 1 + file.lines
     return max(sorted(count), key=count.__getitem__) if count else default
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -164,6 +165,8 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
     """
     require_extra("hub", f"{benchmark}, read from the hub,")
     datasets = importlib.import_module("datasets")
+    importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry is two warnings
+    print(f"reading {name} from the hub", file=sys.stderr)
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # of every layer below: network, hub, cache, format

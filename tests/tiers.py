@@ -68,6 +68,7 @@ TIERS = {
     "environments": "real",
     "environments/test_build.py::test_commands_of_a_benchmark_install_what_they_say": "spine",
     "environments/test_build.py::test_links_to_one_file_are_shared_as_they_are": "quick",
+    "environments/test_dockerfile.py": "ci",
     "environments/test_images.py::test_a_layout_is_unpacked": "spine*",
     "environments/test_images.py::test_images_made_at_a_time_may_note_one_digest": "quick",
     "environments/test_opened.py::test_an_image_runs_as_it_says": "spine*",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -96,3 +100,50 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     repository(root / "testbed")
     (root / "testbed/built.so").write_bytes(b"not in git")
     return packed(root)
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[list[str]]:
+    if os.geteuid() != 0 or shutil.which("podman") is None:
+        pytest.skip("needs root and Podman (sudo apt-get install podman)")
+    home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))
+    flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp", "--cgroup-manager=cgroupfs"]
+    try:
+        yield ["podman", *flags, "--events-backend=file"]
+    finally:
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if (point := line.split()[1]).startswith(f"{home}/"):
+                subprocess.run(["umount", "--lazy", point], capture_output=True)
+        shutil.rmtree(home)
+
+
+Listed = dict[str, tuple[int, int, str, int, tuple[str, ...]]]
+
+
+def list_tree(root: Path) -> Listed:
+    """Path to kind, permissions, content, and the other names of the same file."""
+    found: dict[str, tuple[int, int, str, int, int]] = {}
+    names: dict[int, list[str]] = {}
+    for path in sorted(root.rglob("*")):
+        about = path.lstat()
+        name = str(path.relative_to(root))
+        if stat.S_ISREG(about.st_mode):
+            names.setdefault(about.st_ino, []).append(name)
+            what = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            what = str(path.readlink()) if path.is_symlink() else ""
+        time = 0 if stat.S_ISDIR(about.st_mode) else int(about.st_mtime)
+        found[name] = (stat.S_IFMT(about.st_mode), stat.S_IMODE(about.st_mode), what, time, about.st_ino)
+    return {name: (*row[:4], tuple(names.get(row[4], ()))) for name, row in found.items()}
+
+
+def as_one_user(files: Listed) -> tuple[Listed, list[str]]:
+    """What can be kept of an image's files where all belong to one user, and the names of those that differ."""
+    kept, differing = {}, []
+    for name, (kind, mode, *rest) in files.items():
+        allowed = (mode & ~0o6000) | (0o700 if stat.S_ISDIR(kind) else 0 if stat.S_ISLNK(kind) else 0o600)
+        if mode != allowed or stat.S_ISCHR(kind):
+            differing.append(name)
+        if not stat.S_ISCHR(kind):
+            kept[name] = (kind, allowed, *rest)
+    return kept, differing

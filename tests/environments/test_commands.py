@@ -137,7 +137,7 @@ def test_a_command_reaches_the_index_alone_and_nothing_of_the_host(
     text = f"FROM base\nWORKDIR /app\nCOPY look.py ./\nRUN python3 look.py {secret} {images_cache()} /root/.ssh"
     with pytest.raises(TaskError, match="line 4: RUN .*host seen: False proxy: True.no way out") as caught:
         build(context, base, text)
-    assert "ended with 1 (it wanted example.org:443: a build reaches only the package index)" in str(caught.value)
+    assert "ended with 1 (it wanted example.org:443: a build reaches only package indexes)" in str(caught.value)
     with pytest.raises(TaskError, match="host seen: False proxy: False.no way out") as caught:
         build(context, base, text.replace("RUN ", "RUN --network=none "))
     assert "it wanted" not in str(caught.value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.environments import Specification, build, check_unchanged
-from coderepairrl.environments.index import own_index, settings_inside
+from coderepairrl.environments.index import find_mirrors, own_index, proxy, settings_inside
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
@@ -285,3 +287,45 @@ def test_killed_at_any_point_it_loses_nothing(
     ]
     assert not left, "what was begun is gone"
     print(f"{kills} kills of two processes: {time.monotonic() - seconds:.0f} s, {whole} paths")
+
+
+class Repository(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.path)))
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_this_machines_mirror_and_proxy_of_apt_are_those_of_dockerfiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("apt-get") is None:
+        pytest.skip("needs apt")
+
+    async def answer(target: str) -> bytes:
+        async with proxy(tmp_path / "socket", (), None, find_mirrors()):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
+            writer.write(f"GET {target} HTTP/1.1\r\n\r\n".encode())
+            said = await reader.read()
+            writer.close()
+        head, _, body = said.partition(b"\r\n\r\n")
+        return body if head.startswith(b"HTTP/1.1 200 ") else head[:12]
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Repository) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "list").write_text(f"deb {here}/mirrors/debian bookworm main\n")
+        settings = f'Dir::Etc::sourcelist "{tmp_path}/list"; Dir::Etc::sourceparts "-";\n'
+        (tmp_path / "apt.conf").write_text(settings)
+        monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+        assert await answer("http://deb.debian.org/debian/dists/x") == b"/mirrors/debian/dists/x"
+        assert await answer(f"{here}/other") == b"/other"
+        for refused in ("http://deb.debian.org/debian/../x", "http://example.org/debian/x", "http://127.0.0.1:1/x"):
+            assert await answer(refused) == b"HTTP/1.1 403", refused
+        (tmp_path / "apt.conf").write_text(settings + f'Acquire::http::Proxy "{here}";\n')
+        assert await answer("http://archive.ubuntu.com/ubuntu/x") == b"http://archive.ubuntu.com/ubuntu/x"
+        server.shutdown()

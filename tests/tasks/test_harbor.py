@@ -401,16 +401,15 @@ def test_harbors_own_package_has_these_fields_and_reads_what_we_write(tmp_path: 
 
 
 DOCKERFILES = [
-    ("FROM base:1\nRUN apt-get update && apt-get install -y git", "line 2: RUN apt-get update"),
     ("FROM base:1\nRUN --mount=type=secret,id=x cat /run/secrets/x", "line 2: RUN --mount=type=secret"),
-    ("FROM base:1\nRUN cat <<EOF > /x\nline\nEOF", "here-documents"),
+    ("FROM base:1\nRUN cat <<EOF > /x\nline", "ends in the here-document EOF"),
+    ("FROM base:1\nRUN <<EOF\n#!/usr/bin/python3\nEOF", "line 2: RUN of a here-document for another program"),
     ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
-    ("FROM base:1 AS a\nFROM a", "several stages"),
-    ("FROM base:1\nCOPY --from=other /x /y", "COPY --from"),
+    ("FROM base:1 AS a\nFROM a b", "line 2: FROM a b"),
+    ("FROM base:1\nCOPY --exclude=a . /x/", "line 2: COPY --exclude"),
     ("FROM base:1\nCOPY missing /x/", "no such file"),
     ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
     ("FROM base:1\nADD https://example.org/x /x/", "nothing is fetched"),
-    ("FROM base:1\nCOPY seed.txt /somewhere", "is /somewhere a folder"),
     ("FROM base:1\nONBUILD RUN x", "ONBUILD is not understood"),
     ("FROM scratch", "FROM scratch"),
     ("WORKDIR /x", "before FROM"),
@@ -473,11 +472,11 @@ def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     written(tmp_path / "all/a")
-    written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN apt-get install make")
-    with pytest.raises(TaskError, match="RUN apt-get"):
+    written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN --security=insecure make")
+    with pytest.raises(TaskError, match="RUN --security"):
         list(make_source("harbor", path=str(tmp_path / "all")))
     [task] = make_source("harbor", path=str(tmp_path / "all"), usable=True)
-    assert task.id == "org/answer" and "RUN apt-get" in caplog.text
+    assert task.id == "org/answer" and "RUN --security" in caplog.text
 
 
 def test_rewards_are_read_as_harbor_reads_them() -> None:

@@ -1,8 +1,9 @@
-"""Image layers made by the commands of a Dockerfile.
+"""Image layers made by the commands and copies of a Dockerfile.
 
-A command runs in bubblewrap (`ImageBuilder`), on the image's files, as an unprivileged user that can reach only the
-package index. Its layer is the difference of file listings before and after. Layers are cached by base image, earlier
-layers and command, so a build that was killed continues.
+A command runs in bubblewrap (`ImageBuilder`), on the image's files, as the root of a user namespace with one user, for
+which what needs a real root is answered as done; it can reach only package indexes. Its layer is the difference of file
+listings before and after. Layers are cached by base image, earlier layers and command, so a build that was killed
+continues.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ import json
 import os
 import stat
 import tarfile
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import IO, NamedTuple, Self
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple, Self
 
 from coderepairrl.environments import layers, trees
 from coderepairrl.environments.fetch import GROWTH, Say, check_room, lock_image
-from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
+from coderepairrl.environments.index import (
+    find_mirrors,
+    index_hosts,
+    installer_files,
+    local_folders,
+    own_index,
+    pip_settings,
+    settings_inside,
+)
 from coderepairrl.environments.manifests import Found, Layer, digest_bytes
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
@@ -31,10 +42,11 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.backend import destroy
 from coderepairrl.sandbox.bwrap import ImageBuilder
+from coderepairrl.sandbox.imageview import MOUNTED
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.types import ExecResult, Task
 
-_VERSION = 1
+_VERSION = 2
 """Part of the cache keys: increase it when equal commands give different layers."""
 _DISK_BYTES = 4 << 30
 _LIMITS = {"disk_bytes": _DISK_BYTES, "tmp_bytes": _DISK_BYTES, "memory": 2 * _DISK_BYTES, "file_bytes": _DISK_BYTES}
@@ -43,6 +55,8 @@ _MAX_OUTPUT = 16 << 20
 _SHOWN = 600  # Characters of a command and its output in errors.
 _MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
 _DISK_CHECK_SECONDS = 0.5
+_THEN = 946_684_800
+"""Time of files copied from the context: 2000-01-01, in seconds since 1970."""
 _Listing = dict[str, tuple[int, ...]]
 """Mode, inode, size, and change times, by path."""
 
@@ -57,6 +71,40 @@ class BuildCommand:
     user: str
     network: bool
     where: str
+
+
+@dataclass(frozen=True)
+class BuildCopy:
+    """A ``COPY`` of a Dockerfile, or without sources the making of a folder; `where` is its file and line."""
+
+    sources: tuple[str, ...]
+    target: str
+    """Absolute; with a slash at its end it is a folder."""
+    where: str
+    mode: int | None = None
+    origin: str = ""
+    """Stage or image that has the sources; empty for the folder of the Dockerfile."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """Here-documents and their names."""
+
+
+def match_files(root: Path, pattern: str, where: str) -> list[tuple[str, Path]]:
+    """Names and paths below `root` for a source of ``COPY``; links lead nowhere else. Raises `TaskError`."""
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise TaskError(f"{where}: COPY {pattern}: outside of the folder", fix="move it into the folder")
+    matches = [("", "")]
+    for part in parts:
+        listed = [(at, sorted(os.listdir(root / at))) for _, at in matches if (root / at).is_dir()]  # noqa: PTH208
+        matches = [
+            (name, found)
+            for at, names in listed
+            for name in names
+            if fnmatchcase(name, part) and (found := rootfs.resolve_inside(root, name, at)) is not None
+        ]
+    if not matches:
+        raise TaskError(f"{where}: COPY {pattern}: there is no such file", fix="correct the path")
+    return [(name, root / at) for name, at in matches]
 
 
 class LayerBuilder:
@@ -77,6 +125,7 @@ class LayerBuilder:
         self._lock = self._stack.enter_context(lock_image(trees.make_open_folder(self._work.parent) / self._work.name))
         self._stack.callback(destroy, self._work)
         destroy(self._work)  # remains of a killed build
+        trees.make_open_folder(self._work)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,17 +140,42 @@ class LayerBuilder:
 
         Raises `TaskError`, `SandboxFault` and `PrerequisiteError`.
         """
-        fields = {name: value for name, value in asdict(command).items() if name != "where"}
-        key = hashlib.sha256(f"{self._key}{json.dumps(fields)}".encode()).hexdigest()
+
+        def make(target: Path) -> None:
+            self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
+            self._run(command, target)
+            self._applied += 1  # the command has changed the tree already
+
+        self._add_cached(asdict(command), command.where, make)
+
+    def copy(self, part: BuildCopy, source: Path | LayerBuilder) -> None:
+        """Add the layer of `part`, from a folder or, then cached, from the files of another image.
+
+        Raises `TaskError` and `PrerequisiteError`.
+        """
+        if isinstance(source, Path):
+            buffer = io.BytesIO()
+            self._write_copies(part, source, buffer, _THEN)
+            self.add(buffer.getvalue())
+            return
+
+        def make(target: Path) -> None:
+            with target.open("wb") as file:
+                self._write_copies(part, source.unpack(), file, None)
+
+        self._add_cached(asdict(part) | {"origin": source._key}, part.where, make)
+
+    def _add_cached(self, fields: Mapping[str, Any], where: str, make: Callable[[Path], None]) -> None:
+        named = {name: value for name, value in fields.items() if name != "where"}
+        key = hashlib.sha256(f"{self._key}{json.dumps(named)}".encode()).hexdigest()
         archive = _find_cached(key)
         if archive is None:
-            self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
             try:
-                archive = self._make_layer(command, key)
+                make(self._work / "layer.tar")
+                archive = _move_to_cache(self._work / "layer.tar", key)
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
-                raise PrerequisiteError(f"{command.where}: cannot run: {error}", fix=fix) from error
-            self._applied += 1  # the command has changed the tree already
+                raise PrerequisiteError(f"{where}: cannot run: {error}", fix=fix) from error
         self._append(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
 
     def _append(self, layer: Layer, content: bytes | Path) -> None:
@@ -115,8 +189,8 @@ class LayerBuilder:
         content = self._contents[layer.diff_id]
         return contextlib.nullcontext(io.BytesIO(content)) if isinstance(content, bytes) else content.open("rb")
 
-    def _make_layer(self, command: BuildCommand, key: str) -> _CachedLayer:
-        tree = self._unpack()
+    def _run(self, command: BuildCommand, target: Path) -> None:
+        tree = self.unpack()
         at = rootfs.resolve_inside(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
             raise TaskError(f"{command.where}: the image has no folder {command.workdir}")
@@ -126,14 +200,12 @@ class LayerBuilder:
         result, refused = asyncio.run(_execute(tree, image, command))
         if not result.ok:
             raise _explain_failure(command, result, refused)
-        _write_layer(before, tree, self._work / "layer.tar", command.where)
-        return _move_to_cache(self._work / "layer.tar", key)
+        _write_layer(before, tree, target, command.where)
 
-    def _unpack(self) -> Path:
-        """Apply the layers so far to the tree, and make the mount points of sandboxes."""
+    def unpack(self) -> Path:
+        """Apply the layers so far to the tree, and make the mount points of sandboxes. Returns the tree."""
         tree, name = self._work / "tree", self.found.name
         if self._unpacking is None:
-            trees.make_open_folder(self._work)
             trees.create_folder_of_user(tree, self._user)
             check_room(self._work, GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
             # without hard links to shared files, since commands may write to any file
@@ -143,6 +215,36 @@ class LayerBuilder:
         self._applied = len(self.found.layers)
         self._unpacking.mount_points(local_folders())
         return tree
+
+    def _write_copies(self, part: BuildCopy, root: Path, output: IO[bytes], time: int | None) -> None:
+        files = [each for pattern in part.sources for each in match_files(root, pattern, part.where)]
+        into = part.target.endswith("/") or len(files) + len(part.texts) > 1 or any(path.is_dir() for _, path in files)
+        into = into or self._has_folder(part)
+        target = part.target.strip("/")
+        links: dict[int, str] = {}
+        with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            if into:
+                _make_folder(archive, target)
+            for name, path in files:
+                is_folder = path.is_dir()
+                for each in sorted(path.rglob("*")) if is_folder else [path]:
+                    at = str(PurePosixPath(target, each.relative_to(path) if is_folder else name if into else ""))
+                    if time is not None and each.is_dir() and not each.is_symlink():
+                        _make_folder(archive, at)  # a checkout's folders have the modes of its user's umask
+                    else:
+                        _add_to_archive(archive, each, at, links if time is None else {}, mode=part.mode, time=time)
+            for name, text in part.texts:
+                entry = tarfile.TarInfo(str(PurePosixPath(target, name if into else "")))
+                entry.size, entry.mtime, entry.mode = len(text.encode()), _THEN, part.mode or 0o644
+                archive.addfile(entry, io.BytesIO(text.encode()))
+
+    def _has_folder(self, part: BuildCopy) -> bool:
+        ending = PurePosixPath(part.target).suffix
+        if ending and all(PurePosixPath(each).suffix == ending for each in part.sources):
+            return False  # a file, as far as anybody names them: unpacking takes its time
+        tree = self.unpack()
+        at = rootfs.resolve_inside(tree, part.target)
+        return at is not None and (tree / at).is_dir()
 
 
 # -- cache of layers
@@ -178,14 +280,16 @@ async def _execute(tree: Path, image: Image, command: BuildCommand) -> tuple[Exe
     """Run `command`; return its result and the hosts that it was refused."""
     from coderepairrl.environments.index import proxy  # loads aiohttp, and most images are ready without a command
 
-    backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
+    files, variables = installer_files(MOUNTED)
+    backend = ImageBuilder(tree, image, files, binds=local_folders(), **_LIMITS)
     try:
         with scratch("image") as home:
             home.chmod(0o711)  # the guest's user must reach the socket in it
             task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
             index = own_index()
-            async with proxy(home / "index.sock", index_hosts(), index) as refused, backend.open(task) as box:
-                env = {"PYTHONDONTWRITEBYTECODE": ""}
+            served = proxy(home / "index.sock", index_hosts(), index, find_mirrors())
+            async with served as refused, backend.open(task) as box:
+                env = {"PYTHONDONTWRITEBYTECODE": ""} | variables
                 if command.network:
                     reached = await box.reach(str(home / "index.sock"))
                     names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
@@ -217,7 +321,7 @@ def _explain_failure(command: BuildCommand, result: ExecResult, refused: list[st
     printed = result.output.decode("utf-8", "replace").strip()
     outcome = f"took more than {_TIMEOUT:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
     hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
-    hosts = f" (it wanted {hosts}: a build reaches only the package index)" if refused else ""
+    hosts = f" (it wanted {hosts}: a build reaches only package indexes)" if refused else ""
     return TaskError(
         f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {outcome}{hosts}: {printable(printed[-_SHOWN:])}",
         fix="name a prebuilt image (docker_image) instead of the Dockerfile, or change the command",
@@ -268,11 +372,27 @@ def _is_folder(listing: _Listing, path: str) -> bool:
     return not path or (path in listing and stat.S_ISDIR(listing[path][0]))
 
 
-def _add_to_archive(archive: tarfile.TarFile, source: Path, path: str, links: dict[int, str]) -> None:
+def _make_folder(archive: tarfile.TarFile, path: str) -> None:
+    # by a whiteout of a missing entry in it: an entry for itself would change the base's folder
+    archive.addfile(tarfile.TarInfo(str(PurePosixPath(path, f"{layers.HIDDEN}crrl"))))
+
+
+def _add_to_archive(
+    archive: tarfile.TarFile,
+    source: Path,
+    path: str,
+    links: dict[int, str],
+    *,
+    mode: int | None = None,
+    time: int | None = None,
+) -> None:
     status = source.lstat()
     entry = tarfile.TarInfo(path)
-    entry.mode = stat.S_IMODE(status.st_mode)
-    entry.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
+    entry.mode = stat.S_IMODE(status.st_mode) if mode is None else mode
+    if time is None:
+        entry.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
+    else:
+        entry.mtime = time
     if stat.S_ISDIR(status.st_mode):
         entry.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(status.st_mode):
@@ -286,7 +406,7 @@ def _add_to_archive(archive: tarfile.TarFile, source: Path, path: str, links: di
     else:
         links[status.st_ino] = path
         entry.size = status.st_size
-        if not entry.mode & 0o400:  # only root could read it
+        if not os.access(source, os.R_OK):
             source.chmod(entry.mode | 0o400)
         with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
             archive.addfile(entry, file)

@@ -1,9 +1,9 @@
-"""Images of Dockerfiles without a daemon.
+"""Images of Dockerfiles, built without root and without a daemon.
 
-Supported: one ``FROM`` (not ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
-``ARG``, ``USER``. ``CMD``, ``ENTRYPOINT`` and descriptions are ignored. Commands run in a sandbox (`commands`), except
-``RUN rm -rf`` and ``RUN ln -sfT`` of absolute paths. Package tools of distributions are refused: they need several
-owners and a network. ``--chown`` has no effect.
+Supported: ``FROM`` with stages (not ``scratch``), ``COPY`` and ``ADD`` of files, ``COPY --from``, ``RUN``, ``SHELL``,
+``WORKDIR``, ``ENV``, ``ARG``, ``USER``, here-documents. ``CMD``, ``ENTRYPOINT`` and descriptions are ignored. Commands
+run in a sandbox (`commands`), except ``RUN rm -rf`` of absolute paths, which needs no unpacked image. All files belong
+to one user: one line of the log says which lines would change owners.
 
 ``PATCH FILE``, our extension, finally patches the working folder and makes that its repository's only commit.
 
@@ -12,23 +12,24 @@ Source: docs.docker.com/reference/dockerfile, as of 2025.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import platform
 import re
 import shlex
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from coderepairrl.environments import fetch, layers
-from coderepairrl.environments.commands import BuildCommand, LayerBuilder
+from coderepairrl.environments.commands import BuildCommand, BuildCopy, LayerBuilder, match_files
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import Found, Reference, digest_bytes
+from coderepairrl.environments.manifests import ARCHITECTURES, Found, Reference, digest_bytes
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -36,20 +37,11 @@ TRANSPORT = "dockerfile"
 NAME = "Dockerfile"
 _LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
 _SHELL = ("/bin/sh", "-c")
-_PACKAGES = re.compile(r"(?<![\w./-])(apt-get|apt|aptitude|dpkg|apk|yum|dnf|microdnf|zypper|pacman)\s")
-"""Package tools of distributions."""
-_HERE = re.compile(r"(?<!<)<<-?[\"']?[A-Za-z_]")
-_OPTION = re.compile(r"--(\w+)=(\S+)\s+")
-_FOLDERS = {
-    *("/", "/bin", "/etc", "/home", "/lib", "/mnt", "/opt", "/root", "/sbin", "/srv", "/tmp", "/usr", "/var"),
-    *("/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/sbin", "/usr/share", "/var/lib"),
-}
+_HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_]\w*)(?P=quote)(?!\S)")
+_OPTION = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
-_MKDIR = re.compile(r"mkdir\s+(?:-p\s+)?(?P<folders>[^;&|<>$`*?\\]+)")
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
-_LINK = re.compile(r"ln\s+-sfT\s+(?P<to>/[^\s;&|<>$`*?\\]+)\s+(?P<where>/[^\s;&|<>$`*?\\]+)")
-_THEN = 946_684_800
-"""Time of copied files: 2000-01-01, in seconds since 1970."""
+_OWNERS = re.compile(r"\b(chown|chgrp|mknod|setcap|useradd|adduser|apt-get|apt|dpkg|apk)\b")
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
 
 
@@ -59,7 +51,7 @@ def dockerfile_image_name(folder: Path) -> str:
 
 
 def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """Look a Dockerfile's base image, or another image, up with `look_up_image`.
+    """Look a Dockerfile's base images, or another image, up with `look_up_image`.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
@@ -67,13 +59,17 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
     if reference.transport != TRANSPORT:
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
-    return fetch.look_up_image(find_base_image(Path(reference.name)), store, offered)
+    bases = {name: fetch.look_up_image(name, store, offered) for name in find_base_images(Path(reference.name))}
+    lacking = {digest: size for base in bases.values() for digest, size in base.lacking.items()}
+    sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
+    get = next(iter(bases.values())).get  # never called: `bases` have their own
+    return fetch.Offer(lacking, sizes, get, any(base.hub for base in bases.values()), bases)
 
 
 def fetch_or_build_image(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
-    """Fetch the `offer`; for a Dockerfile, build its image as `user` in the temporary folder `work`.
+    """Fetch the `offer`; for a Dockerfile, build its image as `user` in temporary folders named like `work`.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
@@ -81,29 +77,54 @@ def fetch_or_build_image(
     if reference.transport != TRANSPORT:
         return offer.get(say)
     _require_unchanged(reference, where)
-    folder = Path(reference.name)
+    folder, work = Path(reference.name), work or store / ".building"
     recipe = Recipe(folder)
-    base = offer.get(say)
-    settings = recipe.run(base.config.get("config") or {})
-    with LayerBuilder(base, work or store / ".building", user, say) as builder:
-        for part in recipe.parts:
-            if isinstance(part, BuildCommand):
-                builder.run(part)
-            elif part:
-                builder.add(_layer(part))
-    fields = {key: base.config[key] for key in ("os", "architecture", "variant") if key in base.config}
-    config: dict[str, Any] = fields | {
-        "config": settings,
-        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in builder.found.layers]},
-    }
-    if recipe.patches:  # they are not a layer, but make a different image
-        config["patches"] = [digest_bytes(patch) for patch in recipe.patches]
-    digest = digest_bytes(json.dumps(config, sort_keys=True).encode())
+    builders: dict[str, LayerBuilder] = {}
+    with contextlib.ExitStack() as stack:
+
+        def build(name: str) -> LayerBuilder:
+            """Build a stage, or fetch an image."""
+            if name in builders:
+                return builders[name]
+            stage = recipe.stages.get(name)
+            base = build(stage.base).found if stage else offer.bases[name].get(say)
+            place = work.with_name(f"{work.name}-{len(builders)}")
+            builder = builders[name] = stack.enter_context(LayerBuilder(base, place, user, say))
+            if stage:
+                settings = stage.interpret(base.config.get("config") or {})
+                for part in stage.parts:
+                    if isinstance(part, BuildCommand):
+                        builder.run(part)
+                    elif isinstance(part, BuildCopy):
+                        builder.copy(part, build(part.origin) if part.origin else folder)
+                    else:
+                        builder.add(part)
+                builder.found = _describe_image(builder.found, settings, stage.patches)
+            return builder
+
+        image = build(recipe.last).found
+    if lines := [line for stage in recipe.stages.values() for line in stage.owners]:
+        say(
+            f"{folder / NAME}: all files belong to one user: no effect of owners, devices, set-id bits and extended "
+            f"attributes in line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+        )
+    digest = f"sha256:{image.id}"
     if reference.digest not in ("", digest):
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
-    fields = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
-    return replace(builder.found, **fields, config=config, patches=tuple(recipe.patches))
+    return replace(image, name=where, pinned=pinned, digests={"asked": digest})
+
+
+def _describe_image(built: Found, settings: Mapping[str, Any], patches: list[bytes]) -> Found:
+    fields = {key: built.config[key] for key in ("os", "architecture", "variant") if key in built.config}
+    config: dict[str, Any] = fields | {
+        "config": settings,
+        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in built.layers]},
+    }
+    if patches:  # they are not a layer, but make a different image
+        config["patches"] = [digest_bytes(patch) for patch in patches]
+    digest = digest_bytes(json.dumps(config, sort_keys=True).encode())
+    return replace(built, id=digest.removeprefix("sha256:"), config=config, patches=tuple(patches))
 
 
 def _require_unchanged(reference: Reference, where: str) -> None:
@@ -112,233 +133,203 @@ def _require_unchanged(reference: Reference, where: str) -> None:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
 
 
-def find_base_image(folder: Path) -> str:
-    """Base image of the Dockerfile in `folder`. Raises `TaskError`."""
-    return Recipe(folder).base
+def find_base_images(folder: Path) -> list[str]:
+    """Images that the Dockerfile in `folder` needs. Raises `TaskError` for one that cannot be built."""
+    return Recipe(folder).images
 
 
-@dataclass
-class _Entry:
-    """File content, link target, or existing folder (None)."""
+class _Document(NamedTuple):
+    """A here-document: its text, and its lines as written with the last one; `literal` if its name is quoted."""
 
-    data: bytes | None
-    mode: int = 0o644
-    link: bool = False
+    name: str
+    text: str
+    raw: str
+    literal: bool
 
 
-@dataclass
+class _Step(NamedTuple):
+    line: int
+    instruction: str
+    rest: str
+    documents: list[_Document]
+
+
 class Recipe:
     """The Dockerfile in `folder`. Raises `TaskError` with file, line and instruction."""
 
-    folder: Path
-    base: str = field(init=False)
-    parts: list[dict[str, _Entry] | BuildCommand] = field(init=False, default_factory=list)
-    """Layers above the base, in order: files by their path from the root, and commands."""
-    patches: list[bytes] = field(init=False, default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        if (folder / ".dockerignore").exists():
+            raise TaskError(f"{folder} has a .dockerignore, which is not read", fix="remove what it leaves out")
+        machine = ARCHITECTURES.get(platform.machine(), platform.machine())
+        here = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
+        declared = {f"{where}{name}": value for where in ("TARGET", "BUILD") for name, value in here.items()}
+        self.stages: dict[str, Stage] = {}
+        """By name: ``#`` and number."""
+        self.last = ""
+        names: dict[str, str] = {}
+        for step in _read_steps(folder / NAME):
+            if step.instruction == "FROM":
+                stage = Stage(folder, step, declared, names, self.stages)
+                self.last = f"#{len(self.stages)}"
+                names |= {str(len(self.stages)): self.last} | ({stage.name: self.last} if stage.name else {})
+                self.stages[self.last] = stage
+            elif self.stages:
+                self.stages[self.last].add(step)
+            elif step.instruction == "ARG":
+                declared |= _declare(folder, step, declared, declared)
+            else:
+                raise _wrong(folder, step.line, f"{step.instruction} before FROM")
+        if not self.stages:
+            raise _wrong(folder, 1, "no FROM")
+        for stage in self.stages.values():  # report errors before fetching anything
+            stage.interpret({})
+        needed = [self.last]
+        for name in needed:
+            if name in self.stages:
+                needed += [each for each in self.stages[name].needs if each not in needed]
+        self.stages = {name: stage for name, stage in self.stages.items() if name in needed}
+        self.images = [name for name in needed if name not in self.stages]
 
-    def __post_init__(self) -> None:
-        if (self.folder / ".dockerignore").exists():
-            raise TaskError(f"{self.folder} has a .dockerignore, which is not read", fix="remove what it leaves out")
-        self._arguments: dict[str, str] = {}
-        self._steps: list[tuple[int, str, str]] = []
-        self.base = ""
-        for line, instruction, rest in _instructions(self.folder / NAME):
-            if instruction == "FROM":
-                self._from(line, rest)
-            elif instruction == "ARG" and not self.base:
-                self._argument(line, rest, {})
-            elif not self.base:
-                raise self._wrong(line, f"{instruction} before FROM")
-            elif instruction in ("RUN", "COPY", "ADD") and rest[:1] != "[" and _HERE.search(rest):
-                raise self._wrong(line, f"{instruction} {rest}: here-documents are not read")
-            elif instruction in _STEPS:
-                self._steps.append((line, instruction, rest))
-            elif instruction not in _LEFT_OUT:
-                raise self._wrong(line, f"{instruction} is not understood")
-        if not self.base:
-            raise self._wrong(1, "no FROM")
-        self.run({})  # report errors before fetching anything
 
-    def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+class Stage:
+    """A stage of the Dockerfile in `folder`, which begins with `step`, a ``FROM``.
+
+    `declared` are arguments above it, `names` those of earlier `stages`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: _Step,
+        declared: Mapping[str, str],
+        names: Mapping[str, str],
+        stages: Mapping[str, Stage],
+    ) -> None:
+        self.folder, self._declared, self._names = folder, dict(declared), dict(names)
+        words = _split_words(folder, step.line, step.rest, declared)
+        words = [word for word in words if not word.startswith("--platform=")]
+        self.name = words[2].lower() if len(words) == 3 and words[1].lower() == "as" else ""
+        if len(words) != (3 if self.name else 1) or words[0].startswith("-") or words[0] in ("", "scratch"):
+            raise self._wrong(step.line, f"FROM {step.rest}")
+        self.base = names.get(words[0].lower(), words[0])
+        self._above = stages.get(self.base)
+        self._steps: list[_Step] = []
+
+    def add(self, step: _Step) -> None:
+        """Add an instruction."""
+        if step.instruction in _STEPS:
+            self._steps.append(step)
+        elif step.instruction not in _LEFT_OUT:
+            raise self._wrong(step.line, f"{step.instruction} is not understood")
+
+    def interpret(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
-        self.parts, self.patches = [], []
+        self.parts: list[BuildCommand | BuildCopy | bytes] = []
+        """Layers above the base, in order."""
+        self.patches: list[bytes] = []
+        self.owners: list[int] = []
+        """Lines that would make files of other owners, or devices."""
         self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
         self._env.setdefault("PATH", PATH)
         self._workdir = str(settings.get("WorkingDir") or "/")
         self._user = str(settings.get("User") or "")
-        declared = dict(self._arguments)
-        self._arguments = {}
-        for line, instruction, rest in self._steps:
-            if instruction == "ARG":
-                self._argument(line, rest, declared)
-            else:
-                _STEPS[instruction](self, line, rest)
-        self._arguments = declared
+        self._arguments: dict[str, str] = dict(self._above._arguments) if self._above else {}
+        for step in self._steps:
+            _STEPS[step.instruction](self, step)
         inherited = {key: value for key, value in settings.items() if key not in ("Cmd", "Entrypoint", "OnBuild")}
         env = [f"{name}={value}" for name, value in self._env.items()]
         return inherited | {"Env": env, "WorkingDir": self._workdir, "User": self._user}
 
-    def _from(self, line: int, rest: str) -> None:
-        if self.base:
-            raise self._wrong(line, "a second FROM (several stages)")
-        words = [word for word in self._words(line, rest) if not word.startswith("--platform=")]
-        if not words or words[0].startswith("-") or words[0] == "scratch":
-            raise self._wrong(line, f"FROM {rest}")
-        self.base = words[0]
+    @property
+    def needs(self) -> list[str]:
+        """Stages and images that it is made of."""
+        origins = [part.origin for part in self.parts if isinstance(part, BuildCopy) and part.origin]
+        return [self.base, *origins]
 
-    def _argument(self, line: int, rest: str, declared: Mapping[str, str]) -> None:
-        for word in self._words(line, rest):
-            name, separator, value = word.partition("=")
-            self._arguments[name] = value if separator else declared.get(name, "")
+    def _declare(self, step: _Step) -> None:
+        self._arguments |= _declare(self.folder, step, self._variables, self._declared)
 
-    def _set(self, line: int, rest: str) -> None:
-        if "=" not in rest.split(None, 1)[0]:
-            name, _, value = rest.partition(" ")
-            self._env[name] = self._expanded(value.strip())
+    def _set(self, step: _Step) -> None:
+        if "=" not in step.rest.split(None, 1)[0]:
+            name, _, value = step.rest.partition(" ")
+            self._env[name] = _expand(value.strip(), self._variables)
             return
-        words = self._words(line, rest)
+        words = _split_words(self.folder, step.line, step.rest, self._variables)
         self._env |= dict(word.partition("=")[::2] for word in words)
 
-    def _go(self, line: int, rest: str) -> None:
-        self._workdir = self._inside(self._expanded(rest.strip()))
-        self._made(self._workdir)
+    def _go(self, step: _Step) -> None:
+        self._workdir = self._inside(_expand(step.rest, self._variables))
+        self.parts.append(BuildCopy((), f"{self._workdir}/", self._where(step)))
 
-    def _become(self, line: int, rest: str) -> None:
-        self._user = self._expanded(rest.strip())
+    def _become(self, step: _Step) -> None:
+        self._user = _expand(step.rest, self._variables)
 
-    def _choose(self, line: int, rest: str) -> None:
-        if (words := _json_list(rest)) is None:
-            raise self._wrong(line, f"SHELL {rest}")
+    def _choose(self, step: _Step) -> None:
+        if (words := _json_list(step.rest)) is None:
+            raise self._wrong(step.line, f"SHELL {step.rest}")
         self._shell = tuple(words)
 
-    def _run(self, line: int, rest: str) -> None:
-        if self._shell == _SHELL and (folders := _folders_made(rest)):
-            for name in folders:
-                self._made(self._inside(name))
-            return
-        if self._shell == _SHELL and (match := _REMOVE.fullmatch(rest.strip())):
-            for path in match["paths"].split():
-                self._remove(self._inside(path))
-            return
-        if self._shell == _SHELL and (match := _LINK.fullmatch(rest.strip())):
-            self._entries[self._inside(match["where"])] = _Entry(match["to"].encode(), 0o777, link=True)
-            return
-        network, command = True, rest
-        while option := _OPTION.match(command):
-            name, value = option.groups()
+    def _run(self, step: _Step) -> None:
+        options, command = _split_options(step.rest)
+        network = True
+        for name, value in options:
             if (name, value) in (("network", "none"), ("network", "default")):
                 network = value != "none"
             elif name != "mount" or "type=cache" not in value.split(","):  # a cache only saves time
-                raise self._wrong(line, f"RUN {option[0].strip()}")
-            command = command[option.end() :]
-        if tool := _PACKAGES.search(f" {command} "):
-            raise self._wrong(
-                line, f"RUN {rest}: {tool[1]} needs several owners and a distribution's servers, which a build has not"
-            )
+                raise self._wrong(step.line, f"RUN --{name}={value}")
+        if step.documents and _HERE.fullmatch(command):
+            command = step.documents[0].text
+            if command.startswith("#!"):
+                raise self._wrong(step.line, "RUN of a here-document for another program than the shell")
+        else:
+            command = "\n".join([command, *(document.raw for document in step.documents)])
+        if self._shell == _SHELL and (match := _REMOVE.fullmatch(command.strip())):
+            self.parts.append(_hide_files([self._inside(path) for path in match["paths"].split()]))
+            return
+        if _OWNERS.search(command):
+            self.owners.append(step.line)
         words = _json_list(command)
         argv = (*self._shell, command) if words is None else tuple(words)
-        env = tuple(sorted((self._arguments | self._env).items()))
-        where = f"{self.folder / NAME}, line {line}"
-        self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, where))
+        env = tuple(sorted(self._variables.items()))
+        self.parts.append(BuildCommand(argv, env, self._workdir, self._user, network, self._where(step)))
 
-    def _remove(self, where: str) -> None:
-        for each in [each for each in self._entries if f"{each}/".startswith(f"{where}/")]:
-            del self._entries[each]
-        folder, _, name = where.rpartition("/")
-        self._entries[f"{folder}/{layers.HIDDEN}{name}"] = _Entry(b"")
+    def _patch(self, step: _Step) -> None:
+        self.patches += [path.read_bytes() for _, path in match_files(self.folder, step.rest, self._where(step))]
 
-    def _patch(self, line: int, rest: str) -> None:
-        self.patches += [path.read_bytes() for path in self._matching(line, rest)]
-
-    @property
-    def _entries(self) -> dict[str, _Entry]:
-        if not self.parts or not isinstance(self.parts[-1], dict):
-            self.parts.append({})
-        last = self.parts[-1]
-        assert isinstance(last, dict)
-        return last
-
-    def _copy(self, line: int, rest: str) -> None:
-        try:
-            words = json.loads(rest) if rest.startswith("[") else self._words(line, rest)
-        except (ValueError, RecursionError):
-            raise self._wrong(line, f"COPY {rest}") from None
-        options = [word for word in words if word.startswith("--")]
-        mode = None
-        for option in options:
-            name, _, value = option.partition("=")
-            if name == "--chmod" and re.fullmatch(r"[0-7]{3,4}", value):
+    def _copy(self, step: _Step) -> None:
+        options, rest = _split_options(step.rest)
+        mode, origin = None, ""
+        for name, value in options:
+            if name == "chmod" and re.fullmatch(r"[0-7]{3,4}", value):
                 mode = int(value, 8)
-            elif name not in ("--chown", "--link"):
-                raise self._wrong(line, f"COPY {option}")
-        words = [word for word in words if not word.startswith("--")]
+            elif name == "from" and value:
+                value = _expand(value, self._variables)
+                origin = self._names.get(value.lower(), value)
+            elif name == "chown":
+                self.owners.append(step.line)
+            elif name != "link":
+                raise self._wrong(step.line, f"COPY --{name}={value}")
+        words = _json_list(rest) or _split_words(self.folder, step.line, rest, self._variables)
         if len(words) < 2:
-            raise self._wrong(line, f"COPY {rest}")
+            raise self._wrong(step.line, f"COPY {rest}")
         *sources, target = words
-        paths = [path for name in sources for path in self._matching(line, name)]
-        where = self._inside(target)
-        several = len(paths) > 1 or target.endswith("/") or target in (".", "./")
-        into = several or where in _FOLDERS or self._is_folder(where)
-        for path in paths:
-            if path.is_dir() and not path.is_symlink():
-                self._made(where)
-                self._copy_folder(path, where, mode)
-            elif into:
-                self._copy_file(path, f"{where.rstrip('/')}/{path.name}", mode)
-            elif PurePosixPath(where).name == path.name or PurePosixPath(where).suffix:
-                self._copy_file(path, where, mode)
-            else:
-                raise self._wrong(line, f"COPY {rest}: is {target} a folder? Write {target}/")
+        names = tuple(name for name in sources if not name.startswith("<<"))
+        texts = tuple(
+            (each.name, each.text if each.literal else _expand(each.text, self._variables)) for each in step.documents
+        )
+        for name in names if not origin else ():
+            match_files(self.folder, name, self._where(step))
+        where = self._inside(target).rstrip("/")
+        where += "/" if target.endswith("/") or where in ("", self._workdir.rstrip("/")) else ""
+        self.parts.append(BuildCopy(names, where, self._where(step), mode, origin, texts))
 
-    def _add(self, line: int, rest: str) -> None:
-        if re.search(r"(^|\s|\")(https?|git|ssh)(://|@)|\.git\b", rest):
-            raise self._wrong(line, f"ADD {rest}: nothing is fetched")
-        if re.search(r"\.(tar|tgz|tar\.\w+|tbz2?|txz)\b", rest):
-            raise self._wrong(line, f"ADD {rest}: archives are not unpacked")
-        self._copy(line, rest)
-
-    def _copy_folder(self, source: Path, target: str, mode: int | None) -> None:
-        for path in sorted(source.iterdir()):
-            where = f"{target.rstrip('/')}/{path.name}"
-            if path.is_dir() and not path.is_symlink():
-                self._made(where)
-                self._copy_folder(path, where, mode)
-            else:
-                self._copy_file(path, where, mode)
-
-    def _copy_file(self, path: Path, where: str, mode: int | None) -> None:
-        kind = path.lstat().st_mode
-        if stat.S_ISLNK(kind):
-            self._entries[where] = _Entry(str(path.readlink()).encode("utf-8", "surrogateescape"), 0o777, link=True)
-        elif stat.S_ISREG(kind):
-            self._entries[where] = _Entry(path.read_bytes(), stat.S_IMODE(kind) if mode is None else mode)
-        else:
-            raise TaskError(f"{path} is neither a file nor a folder")
-
-    def _matching(self, line: int, name: str) -> list[Path]:
-        parts = [part for part in name.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise self._wrong(line, f"COPY {name}: outside of the folder")
-        matches = [self.folder]
-        for part in parts:
-            within = [each for folder in matches if folder.is_dir() for each in sorted(folder.iterdir())]
-            matches = [each for each in within if fnmatchcase(each.name, part)]
-            if any(each.is_symlink() for each in matches):
-                raise self._wrong(line, f"COPY {name}: a link is on the way")
-        if not matches:
-            raise self._wrong(line, f"COPY {name}: there is no such file")
-        return matches
-
-    def _is_folder(self, where: str) -> bool:
-        for part in reversed(self.parts):
-            if isinstance(part, dict) and (where in part or any(each.startswith(f"{where}/") for each in part)):
-                return where not in part or part[where].data is None
-        return False
-
-    def _made(self, where: str) -> None:
-        for each in (where, *map(str, PurePosixPath(where).parents)):
-            self._entries.setdefault(each, _Entry(None))
+    def _add(self, step: _Step) -> None:
+        if re.search(r"(^|\s|\")(https?|git|ssh)(://|@)|\.git\b", step.rest):
+            raise self._wrong(step.line, f"ADD {step.rest}: nothing is fetched")
+        if re.search(r"\.(tar|tgz|tar\.\w+|tbz2?|txz)\b", step.rest):
+            raise self._wrong(step.line, f"ADD {step.rest}: archives are not unpacked")
+        self._copy(step)
 
     def _inside(self, path: str) -> str:
         resolved: list[str] = []
@@ -349,41 +340,65 @@ class Recipe:
                 resolved.append(part)
         return "/" + "/".join(resolved)
 
-    def _words(self, line: int, rest: str) -> list[str]:
-        try:
-            return shlex.split(self._expanded(rest))
-        except ValueError as error:
-            raise self._wrong(line, f"{rest}: {error}") from None
+    @property
+    def _variables(self) -> dict[str, str]:
+        return self._arguments | self._env
 
-    def _expanded(self, text: str) -> str:
-        variables = self._arguments | getattr(self, "_env", {})
-
-        def value(match: re.Match[str]) -> str:
-            if match["plain"]:
-                return "$"
-            setting = variables.get(match["braced"] or match["bare"], "")
-            if match["how"] == ":-":
-                return setting or match["word"]
-            return match["word"] if match["how"] == ":+" and setting else "" if match["how"] else setting
-
-        return _VARIABLE.sub(value, text)
+    def _where(self, step: _Step) -> str:
+        return f"{self.folder / NAME}, line {step.line}"
 
     def _wrong(self, line: int, problem: str) -> TaskError:
-        shortened = problem if len(problem) <= 200 else f"{problem[:200]}..."
-        return TaskError(f"{self.folder / NAME}, line {line}: {shortened}", fix=_FIX)
+        return _wrong(self.folder, line, problem)
 
 
 _STEPS: dict[str, Any] = {
-    "ARG": None,
-    "ENV": Recipe._set,
-    "WORKDIR": Recipe._go,
-    "USER": Recipe._become,
-    "COPY": Recipe._copy,
-    "ADD": Recipe._add,
-    "RUN": Recipe._run,
-    "SHELL": Recipe._choose,
-    "PATCH": Recipe._patch,
+    "ARG": Stage._declare,
+    "ENV": Stage._set,
+    "WORKDIR": Stage._go,
+    "USER": Stage._become,
+    "COPY": Stage._copy,
+    "ADD": Stage._add,
+    "RUN": Stage._run,
+    "SHELL": Stage._choose,
+    "PATCH": Stage._patch,
 }
+
+
+def _wrong(folder: Path, line: int, problem: str) -> TaskError:
+    shortened = problem if len(problem) <= 200 else f"{problem[:200]}..."
+    return TaskError(f"{folder / NAME}, line {line}: {shortened}", fix=_FIX)
+
+
+def _declare(folder: Path, step: _Step, variables: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
+    words = [word.partition("=") for word in _split_words(folder, step.line, step.rest, variables)]
+    return {name: value if separator else declared.get(name, "") for name, separator, value in words}
+
+
+def _split_words(folder: Path, line: int, text: str, variables: Mapping[str, str]) -> list[str]:
+    try:
+        return shlex.split(_expand(text, variables))
+    except ValueError as error:
+        raise _wrong(folder, line, f"{text}: {error}") from None
+
+
+def _split_options(text: str) -> tuple[list[tuple[str, str]], str]:
+    options = []
+    while option := _OPTION.match(text):
+        options.append((option[1], option[2] or ""))
+        text = text[option.end() :]
+    return options, text
+
+
+def _expand(text: str, variables: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match["plain"]:
+            return "$"
+        setting = variables.get(match["braced"] or match["bare"], "")
+        if match["how"] == ":-":
+            return setting or match["word"]
+        return match["word"] if match["how"] == ":+" and setting else "" if match["how"] else setting
+
+    return _VARIABLE.sub(value, text)
 
 
 def _json_list(text: str) -> list[str] | None:
@@ -394,19 +409,14 @@ def _json_list(text: str) -> list[str] | None:
     return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
 
 
-def _folders_made(command: str) -> list[str]:
-    match = _MKDIR.fullmatch(command.strip())
-    words = match["folders"].split() if match else []
-    return [] if any(word.startswith("-") for word in words) else words
-
-
-def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
+def _read_steps(path: Path) -> Iterator[_Step]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}", fix="write a Dockerfile in UTF-8") from error
     joined, began = "", 0
-    for number, line in enumerate(lines, start=1):
+    numbered = iter(enumerate(lines, start=1))
+    for number, line in numbered:
         if re.match(r"#\s*escape\s*=", line) and not joined:
             raise TaskError(f"{path}, line {number}: another escape than a backslash")
         if line.lstrip().startswith("#") or (not line.strip()):
@@ -416,31 +426,30 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
             joined += line.rstrip()[:-1]
             continue
         instruction, _, rest = (joined + line).strip().partition(" ")
-        yield began, instruction.upper(), rest.strip()
+        begun = _HERE.finditer(rest) if instruction.upper() in ("RUN", "COPY", "ADD") else ()
+        documents = [_read_document(path, each, (text for _, text in numbered)) for each in begun]
+        yield _Step(began, instruction.upper(), rest.strip(), documents)
         joined, began = "", 0
     if joined:
         raise TaskError(f"{path}: it ends in the middle of an instruction")
 
 
-def _layer(entries: Mapping[str, _Entry]) -> bytes:
-    # independent of clock and user. A folder is created by a whiteout of a missing entry in it: its own entry would
-    # change the base's folder
+def _read_document(path: Path, begun: re.Match[str], lines: Iterator[str]) -> _Document:
+    text = raw = ""
+    for line in lines:
+        raw += line
+        line = line.lstrip("\t") if begun["dash"] else line
+        if line == begun["name"]:
+            return _Document(begun["name"], text, raw, bool(begun["quote"]))
+        raw, text = f"{raw}\n", f"{text}{line}\n"
+    raise TaskError(f"{path}: it ends in the here-document {begun['name']}")
+
+
+def _hide_files(paths: list[str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for where, content in sorted(entries.items()):
-            entry = tarfile.TarInfo(where.strip("/"))
-            entry.mtime = _THEN
-            if content.data is None:
-                if where == "/":
-                    continue
-                entry.name += f"/{layers.HIDDEN}crrl"
-                archive.addfile(entry)
-            elif content.link:
-                entry.type, entry.linkname = tarfile.SYMTYPE, content.data.decode("utf-8", "surrogateescape")
-                archive.addfile(entry)
-            else:
-                entry.size, entry.mode = len(content.data), content.mode
-                archive.addfile(entry, io.BytesIO(content.data))
+        for folder, _, name in (path.rpartition("/") for path in sorted(paths)):
+            archive.addfile(tarfile.TarInfo(f"{folder}/{layers.HIDDEN}{name}".lstrip("/")))
     return buffer.getvalue()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from coderepairrl.environments.manifests import (
@@ -60,6 +61,8 @@ class Offer(NamedTuple):
     """Fetches missing blobs. Raises as `look_up_image`."""
     hub: bool = False
     """From Docker Hub, which limits pulls."""
+    bases: Mapping[str, Offer] = MappingProxyType({})
+    """Images that a Dockerfile needs, by name, instead of its own."""
 
 
 def look_up_image(where: str, store: Path, offered: Path | None = None) -> Offer:

@@ -1,7 +1,8 @@
 """The package index for builds: its settings, whether it or the project failed a build, and the proxy to it.
 
 The proxy is the only network access of builds in sandboxes. PyPI is tunneled (``CONNECT``). A user's index is fetched
-here, to hide its login; builds get its pages and the files they link.
+here, to hide its login; builds get its pages and the files they link. Commands of Dockerfiles also reach npm's registry
+and mirrors of distributions; plain HTTP goes to the mirrors and the proxy that this machine's apt uses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import base64
 import contextlib
 import os
 import re
+import shutil
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -26,6 +29,10 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 
 _PYPI = ("pypi.org", "files.pythonhosted.org")
+_REGISTRIES = ("registry.npmjs.org", "dl-cdn.alpinelinux.org", "deb.debian.org", "security.debian.org",
+               "archive.ubuntu.com", "security.ubuntu.com", "ports.ubuntu.com")  # fmt: skip
+_REPOSITORIES = ("debian", "debian-security", "ubuntu", "ubuntu-ports")
+"""Folders of distributions, equal on all mirrors."""
 _SETTINGS = {
     "UV_DEFAULT_INDEX": ("UV_INDEX_URL", "PIP_INDEX_URL"),
     "UV_FIND_LINKS": ("PIP_FIND_LINKS",),
@@ -44,7 +51,7 @@ _IDLE = 300.0
 """Seconds of silence on a connection. The sandbox limits their number (`Limits`)."""
 _PAGES = re.compile(r"text/html|application/vnd\.pypi\.simple\.")
 _LINK = re.compile(rb"""(?:href\s*=\s*|"url"\s*:\s*)["']([^"'#]+)""", re.IGNORECASE)
-_ASKED = ("accept", "range", "if-none-match", "if-modified-since", "user-agent")
+_ASKED = ("accept", "range", "if-range", "if-none-match", "if-modified-since", "user-agent")
 _ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-modified", "cache-control", "retry-after")
 
 
@@ -107,6 +114,62 @@ def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
 def index_hosts() -> tuple[str, ...]:
     """Hosts that builds reach directly."""
     return _PYPI
+
+
+class Mirrors(NamedTuple):
+    """Mirrors of distributions that commands of Dockerfiles reach, and those that replace them on this machine."""
+
+    hosts: tuple[str, ...]
+    urls: Mapping[str, str]
+    """By name of the folder (``debian``), where this machine's apt finds it."""
+    proxy: str | None
+    """Of this machine's apt."""
+
+
+def find_mirrors() -> Mirrors:
+    """Read this machine's settings of apt, if it has one. Raises `PrerequisiteError`."""
+    if shutil.which("apt-get") is None:
+        return Mirrors(_REGISTRIES, {}, None)
+    listed = _ask_apt("apt-get", "indextargets", "--format", "$(REPO_URI)")
+    urls = [url for url in listed if origin_of(urlsplit(url))]
+    hosts = dict.fromkeys((*_REGISTRIES, *(urlsplit(url).netloc.rpartition("@")[2] for url in urls)))
+    mirrors = {folder: url for url in urls if (folder := url.split("/")[-2]) in _REPOSITORIES}
+    through = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
+    return Mirrors(tuple(hosts), mirrors, through if origin_of(urlsplit(through)) else None)
+
+
+def _ask_apt(*command: str) -> list[str]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise PrerequisiteError(f"apt's settings cannot be read: {done.stderr.strip()}", fix=" ".join(command))
+    return done.stdout.split()
+
+
+_CERTIFICATES = "certificates.crt"
+_TRUSTING = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
+             "NODE_EXTRA_CA_CERTS")  # fmt: skip
+_APT = """APT::Sandbox::User "root";
+Acquire::http::Pipeline-Depth "0";
+DPkg::Options:: "--force-unsafe-io";
+"""
+"""Settings of apt as the only user, through the proxy, on files that a crash may cost."""
+
+
+def installer_files(folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Files for the installers of an image, by name in its `folder`, and the variables that name them.
+
+    They are settings of apt and, if ``SSL_CERT_FILE`` is set, this machine's certificates. Raises `PrerequisiteError`.
+    """
+    apt, variables = _APT, {"APT_CONFIG": f"{folder}/apt.conf"}
+    files: dict[str, bytes] = {}
+    if own := os.environ.get("SSL_CERT_FILE"):
+        try:
+            files[_CERTIFICATES] = Path(own).read_bytes()
+        except OSError as error:
+            raise PrerequisiteError(f"SSL_CERT_FILE: {error}", fix="name a file of certificates") from error
+        variables |= dict.fromkeys(_TRUSTING, f"{folder}/{_CERTIFICATES}")
+        apt += f'Acquire::https::CAInfo "{folder}/{_CERTIFICATES}";\n'
+    return files | {"apt.conf": apt.encode()}, variables
 
 
 def local_folders() -> list[str]:
@@ -189,10 +252,12 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
 
 
 @asynccontextmanager
-async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None) -> AsyncIterator[list[str]]:
-    """Serve tunnels to port 443 of `hosts`, and `index`, on a Unix socket. Yields refused targets."""
+async def proxy(
+    socket: Path, hosts: Collection[str], index: Index | None = None, mirrors: Mirrors | None = None
+) -> AsyncIterator[list[str]]:
+    """Serve tunnels to port 443 of `hosts`, and `index` and `mirrors`, on a Unix socket. Yields refused targets."""
     async with _client() as client:
-        served = _Proxy(hosts, index, client)
+        served = _Proxy(hosts, index, mirrors or Mirrors((), {}, None), client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
         socket.chmod(0o666)  # the guest's side is another user's
         try:
@@ -212,8 +277,10 @@ def _client() -> aiohttp.ClientSession:
 
 
 class _Proxy:
-    def __init__(self, hosts: Collection[str], index: Index | None, client: aiohttp.ClientSession) -> None:
-        self.hosts, self.index, self.client = hosts, index, client
+    def __init__(
+        self, hosts: Collection[str], index: Index | None, mirrors: Mirrors, client: aiohttp.ClientSession
+    ) -> None:
+        self.hosts, self.index, self.mirrors, self.client = {*hosts, *mirrors.hosts}, index, mirrors, client
         self.refused: list[str] = []
         self.connections: set[asyncio.Task[None]] = set()
         self._named: set[str] = set()
@@ -230,49 +297,58 @@ class _Proxy:
             method, _, rest = head[0].partition(" ")
             target = rest.partition(" ")[0]
             host, _, port = target.rpartition(":")
-            path = self._path(target)
+            url = self._find_url(target)
             if method == "CONNECT" and host in self.hosts and port == str(_PORT):
                 await self._tunnel(host, reader, writer)
-            elif method in ("GET", "HEAD") and path:
+            elif method in ("GET", "HEAD") and url:
                 fields = (line.partition(":")[::2] for line in head[1:])
-                await self._fetch(method, path, {name.lower(): value.strip() for name, value in fields}, writer)
+                await self._fetch(method, url, {name.lower(): value.strip() for name, value in fields}, writer)
             else:
                 if len(self.refused) < _NAMED:
                     self.refused.append(target[:_NAME_LENGTH])
                 await _write_response(writer, 403)
         writer.close()
 
-    def _path(self, target: str) -> str:
-        """Path and query of an allowed request to `index`, else ""."""
+    def _find_url(self, target: str) -> str:
+        """URL of an allowed request to a mirror or `index`, else ""."""
         parts = urlsplit(target)
         plain = unquote(parts.path)
-        if self.index is None or not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
+        if not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
             return ""
+        if origin_of(parts) and parts.scheme == "http" and parts.netloc.removesuffix(":80") in self.mirrors.hosts:
+            folder, _, rest = parts.path[1:].partition("/")
+            replaced = self.mirrors.urls.get(folder, "") if parts.hostname in _REGISTRIES else ""
+            return f"{replaced}{rest}" if replaced else target
         is_named = plain.removesuffix(".metadata") in self._named
-        if not is_named and not f"{plain}/".startswith(self.index.paths):
+        if self.index is None or (not is_named and not f"{plain}/".startswith(self.index.paths)):
             return ""
-        return parts._replace(scheme="", netloc="", fragment="").geturl()
+        return f"{self.index.origin}{parts._replace(scheme='', netloc='', fragment='').geturl()}"
 
-    async def _fetch(self, method: str, path: str, received: dict[str, str], writer: asyncio.StreamWriter) -> None:
-        assert self.index is not None
+    def _is_of_index(self, url: str) -> bool:
+        return self.index is not None and origin_of(urlsplit(url)) == self.index.origin
+
+    async def _fetch(self, method: str, url: str, received: dict[str, str], writer: asyncio.StreamWriter) -> None:
         headers = {name: received[name] for name in _ASKED if name in received}
-        headers |= {"Authorization": self.index.login} if self.index.login else {}
+        if (of_index := self._is_of_index(url)) and self.index and self.index.login:
+            headers["Authorization"] = self.index.login
         headers |= {"Accept-Encoding": "identity"} if "range" in received else {}
-        url = URL(f"{self.index.origin}{path}", encoded=True)
+        through = None if of_index else self.mirrors.proxy
         try:
-            async with self.client.request(method, url, headers=headers, allow_redirects=False) as response:
-                await self._hand_on(method, str(url), response, writer)
+            async with self.client.request(
+                method, URL(url, encoded=True), headers=headers, allow_redirects=not of_index, proxy=through
+            ) as response:
+                await self._hand_on(method, url, response, writer)
         except (aiohttp.ClientConnectionError, TimeoutError, OSError):
             await _write_response(writer, 502)
 
     async def _hand_on(
         self, method: str, url: str, response: aiohttp.ClientResponse, writer: asyncio.StreamWriter
     ) -> None:
-        assert self.index is not None
         fields = {name: value for name in _ANSWERED if (value := response.headers.get(name))}
         if moved := response.headers.get("location"):
             fields["location"] = self._own(urljoin(url, moved))
-        if method == "GET" and response.status == HTTPStatus.OK and _PAGES.match(response.content_type):
+        is_page = self._is_of_index(url) and _PAGES.match(response.content_type)
+        if method == "GET" and response.status == HTTPStatus.OK and is_page:
             page = _LINK.sub(lambda link: self._rewritten(link, url), await response.read())
             await _write_response(writer, response.status, fields | {"content-length": str(len(page))}, page)
             return
@@ -291,7 +367,7 @@ class _Proxy:
     def _own(self, url: str) -> str:
         # relative to the proxy, and allowed, if within the index
         parts = urlsplit(url)
-        if self.index is None or origin_of(parts) != self.index.origin:
+        if not self._is_of_index(url):
             return url
         self._named.add(unquote(parts.path))
         return parts._replace(scheme="", netloc="").geturl()

@@ -17,7 +17,7 @@ from coderepairrl.sandbox.rootfs import DIGEST
 
 LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 LONGEST = 16 << 20
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer(NamedTuple):
@@ -98,7 +98,7 @@ def parse_json_object(data: bytes, what: str) -> dict[str, Any]:
 
 def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
     """Digest of this machine's manifest. Raises `TaskError`."""
-    machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    machine = ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in listed.get("manifests", ()) if isinstance(entry, dict)]
     for entry in offered:
         offered_platform = entry.get("platform") or {}
@@ -134,7 +134,7 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
 
 def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
     """Layers, lowest first. Raises `TaskError` if they mismatch configuration or machine."""
-    machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    machine = ARCHITECTURES.get(platform.machine(), platform.machine())
     if (named := config.get("architecture") or machine) != machine or (config.get("os") or "linux") != "linux":
         raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{named}, and this machine is linux/{machine}")
     ids = (config.get("rootfs") or {}).get("diff_ids") or []

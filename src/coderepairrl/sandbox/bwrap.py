@@ -238,6 +238,7 @@ class Bubblewrap(GuestBackend):
             raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
         files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
         apart = _namespace_arguments(str(image.user), str(image.group))
+        apart += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
         mounted = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
         return [self._arguments[0], *apart, *mounted]
 
@@ -424,15 +425,24 @@ class Bubblewrap(GuestBackend):
 class ImageBuilder(Bubblewrap):
     """Sandboxes whose commands change `tree` in place, to build an `image`; the workspace is ``image:`` and any name.
 
-    Nothing else may use `tree` meanwhile or share its files by hard links.
+    What needs a real root is answered as done (`seccomp`), and root may read and write any file of `tree`. `files` are
+    shown in `imageview.MOUNTED`. Nothing else may use `tree` meanwhile or share its files by hard links.
     """
 
-    def __init__(self, tree: Path, image: Image, **options: Any) -> None:
+    def __init__(self, tree: Path, image: Image, files: Mapping[str, bytes], **options: Any) -> None:
         super().__init__(**options)
-        self._tree, self._image = tree, image
+        self._tree, self._image, self._files = tree, image, files
+
+    def require(self) -> None:
+        """Override `Bubblewrap.require`."""
+        super().require()
+        self._filter = seccomp.program(root=True)
 
     def _prepared(self, where: str, root: Path) -> Prepared:
         self._gather()
+        for name, data in self._files.items():
+            (self._inside / name).write_bytes(data)
+            (self._inside / name).chmod(0o644)
         root.mkdir()
         root.chmod(0o755)
         (root / "tree").symlink_to(self._tree)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import errno
 import platform
+import stat
 import struct
 from typing import NamedTuple
 
 from coderepairrl.errors import PrerequisiteError
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _X32 = 0x40000000  # x86_64 numbers from here on are the x32 interface, which would bypass every comparison
@@ -78,6 +79,20 @@ _SELF_AARCH64 = {
     "sched_setparam": (118, _ARG0), "sched_setattr": (274, _ARG0), "setpriority": (140, _ARG1),
     "ioprio_set": (30, _ARG1),
 }  # fmt: skip
+# What needs several owners or a real root, which installers of packages ask for.
+_ROOT_SAME = {"setxattrat": 463}
+_ROOT_X86_64 = {
+    "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
+    "setuid": 105, "setgid": 106, "setreuid": 113, "setregid": 114, "setgroups": 116, "setresuid": 117,
+    "setresgid": 119, "setfsuid": 122, "setfsgid": 123, "capset": 126,
+}  # fmt: skip
+_ROOT_AARCH64 = {
+    "fchown": 55, "fchownat": 54, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "setuid": 146, "setgid": 144,
+    "setreuid": 145, "setregid": 143, "setgroups": 159, "setresuid": 147, "setresgid": 149, "setfsuid": 151,
+    "setfsgid": 152, "capset": 91,
+}  # fmt: skip
+_NODES_X86_64 = {"mknod": (133, _ARG1), "mknodat": (259, _ARG2)}  # with their argument that says what kind
+_NODES_AARCH64 = {"mknodat": (33, _ARG2)}
 _OF_A_USER = {"setpriority": 2, "ioprio_set": 3}  # first arguments: PRIO_USER, IOPRIO_WHO_USER
 
 
@@ -90,11 +105,17 @@ class _Machine(NamedTuple):
     x32: bool
     shared: dict[str, int]
     on_self: dict[str, tuple[int, int]]
+    root: dict[str, int]
+    nodes: dict[str, tuple[int, int]]
 
 
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, _DENIED_X86_64, 56, 41, 16, True, _SHARED_X86_64, _SELF_X86_64),
-    "aarch64": _Machine(0xC00000B7, _DENIED_AARCH64, 220, 198, 29, False, _SHARED_AARCH64, _SELF_AARCH64),
+    "x86_64": _Machine(
+        0xC000003E, _DENIED_X86_64, 56, 41, 16, True, _SHARED_X86_64, _SELF_X86_64, _ROOT_X86_64, _NODES_X86_64
+    ),
+    "aarch64": _Machine(
+        0xC00000B7, _DENIED_AARCH64, 220, 198, 29, False, _SHARED_AARCH64, _SELF_AARCH64, _ROOT_AARCH64, _NODES_AARCH64
+    ),
 }
 
 
@@ -107,10 +128,11 @@ def _on(number: int, body: bytes) -> bytes:
     return _op(_EQUAL, number, 0, len(body) // 8) + body
 
 
-def program(machine: str = "", *, shared: bool = False) -> bytes:
+def program(machine: str = "", *, shared: bool = False, root: bool = False) -> bytes:
     """Assemble the filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
 
-    `shared`: also refuse what namespaces would confine.
+    `shared`: also refuse what namespaces would confine. `root`: answer calls that need a real root (owners, devices,
+    other users, extended attributes) as done, and do nothing. Source: charliecloud's ``--force=seccomp``.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
@@ -126,6 +148,12 @@ def program(machine: str = "", *, shared: bool = False) -> bytes:
     parts += [_on(number, refuse) for number in (target.denied | _SAME_NUMBERS).values()]
     if shared:
         parts += [_on(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
+    if root:
+        done = _op(_RETURN, _ERRNO)
+        parts += [_on(number, done) for number in (target.root | _ROOT_SAME).values()]
+        for number, which in target.nodes.values():
+            kind = _op(_LOAD, which) + _op(_AND, 0o170000)
+            parts.append(_on(number, kind + _on(stat.S_IFCHR, done) + _on(stat.S_IFBLK, done) + allow))
     for name, (number, which) in target.on_self.items():
         whom = _op(_LOAD, which) + (_on(0, allow) + refuse if shared else _on(_GUEST, refuse) + allow)
         if name in _OF_A_USER:

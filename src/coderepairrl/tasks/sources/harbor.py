@@ -311,7 +311,7 @@ def _make_image(about: _Settings, context: Path, user: object, *names: str) -> s
     elif lines:
         lines.insert(0, _read_bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
     else:
-        dockerfile.find_base_image(context)
+        dockerfile.find_base_images(context)
         return image_workspace(dockerfile.dockerfile_image_name(context))
     try:
         return context_image("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)

@@ -27,9 +27,9 @@ _HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
 _PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _COMPILED = "'(' -name __pycache__ -o -name '*.pyc' ')'"
 _STEPS = (
-    f"RUN --network=none find /testbed -path /testbed/.venv -prune -o {_COMPILED} -prune -exec rm -rf {{}} +",
+    f"RUN --network=none find /testbed -path /testbed/.venv -prune -o {_COMPILED} -prune -exec rm -rf {{}} +"
+    " && ln -sfT /testbed/.venv /root/.venv",
     f"RUN rm -rf {' '.join(_HIDDEN)}",
-    "RUN ln -sfT /testbed/.venv /root/.venv",
     f"ENV PATH={_PATH}",
 )
 """Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""

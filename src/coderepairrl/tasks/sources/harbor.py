@@ -29,6 +29,7 @@ from coderepairrl.environments import dockerfile
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import witness
 from coderepairrl.grading.reports import Outcome
+from coderepairrl.printable import join_first
 from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.tasks.benchmark import Benchmark, image_workspace
 from coderepairrl.tasks.benchmark import copy_build_context as context_image
@@ -157,12 +158,7 @@ class Harbor(Benchmark):
             raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
         rows = [_read_row(folder.absolute()) for folder in folders]
         if online := [row.where for row in rows if _Settings(row).asks_for_network()]:
-            _log.warning(
-                "harbor: %d of %d tasks ask for a network, which no sandbox has: %s, ...",
-                len(online),
-                len(rows),
-                online[0],
-            )
+            _log.warning("harbor: tasks ask for a network, which no sandbox has: %s", join_first(online, 3))
         return [row for row in rows if self._is_usable(row)] if self.usable else rows
 
     def _is_usable(self, row: Row) -> bool:

@@ -307,6 +307,7 @@ async def test_this_machines_mirror_and_proxy_of_apt_are_those_of_dockerfiles(
         pytest.skip("needs apt")
 
     async def answer(target: str) -> bytes:
+        find_mirrors.cache_clear()
         async with proxy(tmp_path / "socket", (), None, find_mirrors()):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
             writer.write(f"GET {target} HTTP/1.1\r\n\r\n".encode())
@@ -329,3 +330,4 @@ async def test_this_machines_mirror_and_proxy_of_apt_are_those_of_dockerfiles(
         (tmp_path / "apt.conf").write_text(settings + f'Acquire::http::Proxy "{here}";\n')
         assert await answer("http://archive.ubuntu.com/ubuntu/x") == b"http://archive.ubuntu.com/ubuntu/x"
         server.shutdown()
+    find_mirrors.cache_clear()

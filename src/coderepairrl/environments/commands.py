@@ -55,6 +55,8 @@ _MAX_OUTPUT = 16 << 20
 _SHOWN = 600  # Characters of a command and its output in errors.
 _MAX_LAYER_BYTES, _MAX_FILES = 16 << 30, 1 << 20
 _DISK_CHECK_SECONDS = 0.5
+_RETRIES = {"npm_config_fetch_retries": "2", "PIP_RETRIES": "5"}
+"""Defaults of npm and pip, which have none in other sandboxes."""
 _THEN = 946_684_800
 """Time of files copied from the context: 2000-01-01, in seconds since 1970."""
 _Listing = dict[str, tuple[int, ...]]
@@ -287,14 +289,15 @@ async def _execute(tree: Path, image: Image, command: BuildCommand) -> tuple[Exe
             home.chmod(0o711)  # the guest's user must reach the socket in it
             task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
             index = own_index()
-            served = proxy(home / "index.sock", index_hosts(), index, find_mirrors())
+            mirrors = find_mirrors() if command.network else None
+            served = proxy(home / "index.sock", index_hosts(), index, mirrors)
             async with served as refused, backend.open(task) as box:
                 env = {"PYTHONDONTWRITEBYTECODE": ""} | variables
                 if command.network:
                     reached = await box.reach(str(home / "index.sock"))
                     names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
                     settings = settings_inside(index, reached)
-                    env |= dict.fromkeys(names, reached) | settings | pip_settings(settings)
+                    env |= dict.fromkeys(names, reached) | settings | pip_settings(settings) | _RETRIES
                 running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_TIMEOUT, max_bytes=_MAX_OUTPUT))
                 watching = asyncio.create_task(_watch_disk(tree, command.where))
                 try:

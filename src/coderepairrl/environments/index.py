@@ -17,6 +17,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -126,6 +127,7 @@ class Mirrors(NamedTuple):
     """Of this machine's apt."""
 
 
+@cache
 def find_mirrors() -> Mirrors:
     """Read this machine's settings of apt, if it has one. Raises `PrerequisiteError`."""
     if shutil.which("apt-get") is None:

@@ -427,7 +427,7 @@ TOMLS = [
     ("[environment.healthcheck]\ncommand = 'true'", "healthcheck"),
     ("[[verifier.collect]]\ncommand = 'true'\nservice = 'db'", "service"),
     ("[[artifacts]]\nsource = '/x'\nservice = 'db'", "service"),
-    ("artifacts = ['out/x']", "not an absolute path"),
+    ("artifacts = ['out/x']\nverifier.environment_mode = 'separate'", "not an absolute path"),
     ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
     ("[environment", "task.toml"),
     ("environment = 1", "not a table"),

@@ -257,12 +257,11 @@ def _read_reference(folder: Path, metadata: Mapping[str, Any]) -> bytes:
     if "reference" in metadata:
         return _read_bytes(folder / str(metadata["reference"]))
     solution = folder / "solution"
-    patches = [*solution.glob("*.patch"), *solution.glob("*.diff")]
-    if len(patches) == 1:
-        return _read_bytes(patches[0])
-    script = solution / "solve.sh"
-    diffs = _DIFF.findall(_read_bytes(script).decode("utf-8", "surrogateescape")) if script.is_file() else []
-    return diffs[0][1].encode("utf-8", "surrogateescape") if len(diffs) == 1 else b""
+    diffs = [_read_bytes(path) for path in (*solution.glob("*.patch"), *solution.glob("*.diff"))]
+    if not diffs and (solution / "solve.sh").is_file():
+        script = _read_bytes(solution / "solve.sh").decode("utf-8", "surrogateescape")
+        diffs = [diff.encode("utf-8", "surrogateescape") for _, diff in _DIFF.findall(script)]
+    return diffs[0] if len(diffs) == 1 else b""
 
 
 def _parse_difficulty(value: object) -> float | None:
@@ -278,8 +277,8 @@ def _choose_verifier(folder: Path, about: _Settings) -> tuple[str, bool]:
     """Choose the workspace of a verifier with an environment of its own, and whether its image has the tests."""
     verifier = about.table("verifier")
     names = ("verifier", "environment") if "environment" in verifier else ("environment",)
-    has_image = about.table("verifier", "environment").get("docker_image")
-    is_bundled = bool(has_image or (folder / "tests" / dockerfile.NAME).is_file())
+    prebuilt = about.table("verifier", "environment").get("docker_image")
+    is_bundled = bool(prebuilt or (folder / "tests" / dockerfile.NAME).is_file())
     context = folder / ("tests" if is_bundled else "environment")
     return _make_image(about, context, verifier.get("user"), *names), is_bundled
 
@@ -366,9 +365,8 @@ def _make_checks(folder: Path, about: _Settings) -> Checks:
     script += f"/tests/test.sh{_COPY_REWARD}"
     seconds = float(about.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
     command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
-    collect = _list_artifacts(folder, about)  # which also finds mistakes
-    restored = {**files, f"{FOLDER}/test": script}
-    return Checks((command,), restored, workspace=workspace, collect=collect if workspace else {})
+    collect = _list_artifacts(folder, about) if workspace else {}
+    return Checks((command,), {**files, f"{FOLDER}/test": script}, workspace=workspace, collect=collect)
 
 
 def _list_hooks(folder: Path, about: _Settings) -> str:
@@ -376,8 +374,8 @@ def _list_hooks(folder: Path, about: _Settings) -> str:
     hooks = [(300.0, "bash", _read_bytes(folder / _HOOK).decode())] if (folder / _HOOK).is_file() else []
     for hook in about.entries("verifier", "collect"):
         hooks.append((float(hook.get("timeout_sec", 60)), "sh", str(hook["command"])))
-    words = [f"timeout {seconds:g} {shell} -c {shlex.quote(text)} >/dev/null 2>&1\n" for seconds, shell, text in hooks]
-    return "".join(words)
+    silent = ">/dev/null 2>&1\n"
+    return "".join(f"timeout {most:g} {shell} -c {shlex.quote(text)} {silent}" for most, shell, text in hooks)
 
 
 def _list_artifacts(folder: Path, about: _Settings) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import sandbox, tasks
+from coderepairrl import grading, sandbox, tasks
 from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import (
     CondaFile,
@@ -29,7 +29,7 @@ from coderepairrl.environments import (
 from coderepairrl.environments.build import _unpack, conda_requirements
 from coderepairrl.environments.pythons import _copy
 from coderepairrl.environments.verify import digest_tree, share
-from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import lock_installation
@@ -78,6 +78,40 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
         assert said == [f"{box.workdir}/src/shop/__init__.py", "1.0", "1.0"]
         assert await box.diff() == b"", "what the build makes is not a change of the agent's"
         assert "Provides-Extra: tests" in (await box.read("backend.py")).decode()
+    backend.close()
+
+
+async def test_what_a_build_makes_is_in_no_diff_and_a_change_of_what_it_compiles_is_not_judged(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
+    """With files of another project to compile with, and a namespace package's hook for the folder of its packages."""
+    text = """\
+    pathlib.Path("build").mkdir(exist_ok=True)
+    pathlib.Path("build/fast.o").write_text("")
+    files["shop/_fast.so"] = pathlib.Path("lib/fast.h").read_bytes()
+    files["shop-nspkg.pth"] = b"import sys; sys.shop = sys._getframe(1).f_locals['sitedir']\\n"
+    about ="""
+    workspace = project(tmp_path / "shop", SHOP | {"backend.py": SHOP["backend.py"].replace("    about =", text)})
+    library = project(tmp_path / "library", {"fast.h": "fast"})
+    asked = Specification(
+        workspace=workspace, python=system_python(), requirements=("crrl_test_helper",), sources={"lib": library}
+    )
+    with pytest.raises(PrerequisiteError, match="this machine has no crrl-none, which the environment of git:"):
+        await build(asked.model_copy(update={"programs": ("sh", "crrl-none")}))
+    made = await build(asked)
+    task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
+    backend = sandbox.make_backend(sandbox.choose().name)
+    async with backend.open(task) as box:
+        said = await box.exec(["sh", "-c", "cat src/shop/_fast.so lib/fast.h; python -c 'import sys; print(sys.shop)'"])
+        assert said.output.decode() == f"fastfast{box.workdir}/src\n"
+        again = "echo 2 >src/shop/_fast.so; rm src/shop/_version.py; mkdir build; echo 2 >build/other.o; git status -s"
+        assert (await box.exec(["sh", "-c", again])).output == b"" == await box.diff()
+        await box.write("src/shop/new.py", b"\n")
+        assert b"new.py" in await box.diff()
+    for name in ("src/fast.pyx", "src/fast.pxd.tp", "fast/a.cpp", "setupext.py"):
+        with pytest.raises(GraderFault, match=f"compiled without its change of {name}"):
+            async with backend.open(task) as box:
+                await grading.grade_patch(box, task, f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+a\n".encode())
     backend.close()
 
 
@@ -298,7 +332,8 @@ def hostile(act: str) -> dict[str, str]:
 
 async def test_what_a_build_prints_names_no_file_outside(cache: Path, tmp_path: Path, isolating: None) -> None:
     """The project lets the environment's Python print another account of what was built, as its last line."""
-    said = '{"imports": "", "modules": [], "built": {"../../../escaped": "eA=="}, "packages": {}, "left_out": []}'
+    said = '{"imports": "", "modules": [], "built": {"../../../escaped": "eA=="}, "made": [], "packages": {}, '
+    said += '"left_out": []}'
     line = f"import atexit; atexit.register(print, {said!r})\n"
     act = f"""
 [packages] = pathlib.Path("/tmp/env/lib").glob("python3*/site-packages")

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.environments import Specification, build, check_unchanged
-from coderepairrl.environments.index import find_mirrors, own_index, proxy, settings_inside
+from coderepairrl.environments.index import explain_failed_build, find_mirrors, own_index, proxy, settings_inside
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
@@ -331,3 +331,13 @@ async def test_this_machines_mirror_and_proxy_of_apt_are_those_of_dockerfiles(
         assert await answer("http://archive.ubuntu.com/ubuntu/x") == b"http://archive.ubuntu.com/ubuntu/x"
         server.shutdown()
     find_mirrors.cache_clear()
+
+
+def test_a_failed_build_names_the_package_and_what_the_machine_lacks() -> None:
+    printed = "  x Failed to build `psutil==5.4.2`\n  ├─▶ The build backend returned an error\n" + "x" * 900
+    with pytest.raises(TaskError, match=r"for git:a: psutil==5\.4\.2, which it needs, cannot be built: x"):
+        raise explain_failed_build("git:a", printed, [])
+    for said in ("error: command 'gcc' failed: No such file or directory", "No such file or directory: 'c++'"):
+        with pytest.raises(PrerequisiteError, match=r"no C compiler.*psutil==5\.4\.2") as caught:
+            raise explain_failed_build("git:a", printed + said, [])
+        assert caught.value.fix == "apt-get install build-essential"

@@ -140,6 +140,15 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
         prepare_workspace(f"dir:{place}", tmp_path / f"p{at}")
 
 
+def test_a_clone_without_the_content_of_a_file_is_named(repository: Path, tmp_path: Path) -> None:
+    """Git says "early EOF", as if the network had failed."""
+    head = sh(repository, "rev-parse", "HEAD")
+    blob = sh(repository, "rev-parse", "HEAD:app.py")
+    (repository / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(TaskError, match=f"no content of a file of {head}: unable to read {blob}"):
+        prepare_workspace(f"git:{repository}@{head}", tmp_path / "p")
+
+
 def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which folders those are is not looked up at every opening, but not once for all either."""
     home, keys = tmp_path / "home", tmp_path / "disk/keys"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.checks.task_source import study
-from coderepairrl.environments import Specification
+from coderepairrl.environments import Specification, build
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make_source
 from coderepairrl.tasks.prepare import prepare_tasks
@@ -22,6 +23,7 @@ from coderepairrl.tasks.sources.swe_bench import NATIVE
 from coderepairrl.tasks.sources.swe_bench_native import instance_environment, is_specified, native_checks, script
 from coderepairrl.types import Task
 from projects import cache, system_python, write
+from rewards.folder import DATA
 from rewards.folder import git as run_git
 
 START = ": '>>>>> Start Test Output'"
@@ -157,13 +159,61 @@ def test_an_environment_is_what_the_benchmark_specifies() -> None:
     about = {"repo": "pydata/xarray", "version": "0.12", "environment_setup_commit": "2" * 40}
     xarray = Specification.parse(instance_environment(row(**about), "https://example.org/r"))
     assert xarray.conda and xarray.conda.workspace == f"git:https://example.org/r@{'2' * 40}"
-    for other in (row(repo="scikit-learn/scikit-learn", version="1.3"), row(repo="a/b"), row(version="0.1")):
+    for other in (row(repo="a/b"), row(version="0.1")):
         assert not is_specified(other)
         with pytest.raises(TaskError, match="a__b-1 has no specification"):
             instance_environment(other, "https://example.org/r")
 
 
-def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> None:
+def test_compiled_projects_are_built_with_what_stays_for_agents() -> None:
+    """Their specifications, without what has no wheel; matplotlib with the FreeType that drew its expected images."""
+
+    def specified(repo: str, version: str) -> Specification:
+        asked = row(repo=repo, version=version)
+        return Specification.parse(instance_environment(asked, "https://example.org/{repository}"))
+
+    learn = specified("scikit-learn/scikit-learn", "1.3")
+    assert {"numpy==1.19.3", "cython==3.0.10", "joblib"} < set(learn.requirements)
+    assert "numpy==1.19.2" not in learn.requirements and learn.programs == ("gcc", "g++") and not learn.sources
+    assert learn.install.endswith("pip install --no-build-isolation .") and not learn.version
+    plots = specified("matplotlib/matplotlib", "3.6")
+    assert plots.sources["build/qhull-2020.2"].startswith("git:https://example.org/qhull/qhull@613debea")
+    assert not plots.conda and not plots.edits and "ghostscript" not in plots.requirements and "gs" in plots.programs
+    assert "make -j 4 -C build/freetype-2.6.1" in plots.install and "VERSION=3.6.0.dev0" in plots.install
+    stars = specified("astropy/astropy", "5.2")
+    assert stars.install.endswith(" .[test]") and not stars.extras and "extension-helpers" in stars.requirements
+
+
+MIRRORS = os.environ.get("CRRL_TEST_MIRRORS", "")
+COMPILED = (
+    "astropy__astropy-8707",
+    "astropy__astropy-12907",
+    "matplotlib__matplotlib-20676",
+    "matplotlib__matplotlib-24637",
+    "scikit-learn__scikit-learn-14141",
+    "scikit-learn__scikit-learn-25747",
+)
+"""One for each kind of recipe, with the fewest tests."""
+
+
+@pytest.mark.by_hand
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.skipif(not MIRRORS, reason="set CRRL_TEST_MIRRORS to a folder of repositories OWNER/NAME")
+@pytest.mark.parametrize("instance", COMPILED)
+async def test_a_compiled_project_is_built_and_judged(instance: str) -> None:
+    options = {"path": str(DATA / "swebench/swebench_verified.jsonl.gz"), "clone": f"{MIRRORS}/{{repository}}"}
+    source = make_source("swe_bench", workspace="native", all_native=True, **options)
+    [task] = [each for each in source if each.id == instance]
+    await build(Specification.parse(task.environment))
+    backend = sandbox.make_backend("bwrap", memory=4 << 30, tmp_bytes=2 << 30)
+    for patch, resolved in ((task.reference, True), (b"", False)):
+        async with backend.open(task) as box:
+            verdict = await grading.grade_patch(box, task, patch)
+        assert (not verdict.problem) is resolved, verdict
+    backend.close()
+
+
+def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def line(name: str, **values: Any) -> str:
         about = {"patch": "", "problem_statement": "p", "created_at": "2024-01-01", **row(**values).values}
         return json.dumps({**about, "instance_id": name}) + "\n"
@@ -177,6 +227,7 @@ def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> Non
     assert task.workspace == f"git:https://example.org/pytest-dev/pytest@{'0' * 40}"
     every = make_source("swe_bench", path=str(path), workspace="native", all_native=True)
     assert [task.id for task in every] == [held, "pytest-dev__pytest-0"]
+    assert "left out, since the benchmark specifies no environment for them: a__b-2" in caplog.text
     assert [task.environment for task in make_source("swe_bench", path=str(path))] == ["", "", ""]
     with pytest.raises(ConfigError, match="workspace"):
         make_source("swe_bench", path=str(path), workspace="nativ")

@@ -40,15 +40,14 @@ from coderepairrl.environments.index import (
 )
 from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.verify import check_unchanged, digest_tree, share
-from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, combine_errors
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError, combine_errors
 from coderepairrl.printable import printable, remove_login
-from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
+from coderepairrl.processes.caches import BUILT, ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import check_reachable, lock_in_turn, lock_installation, remove_partial
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.sandbox.contents import check_path
-from coderepairrl.sandbox.workspace import BUILT
+from coderepairrl.sandbox.contents import check_path, entries_of
 from coderepairrl.types import ExecResult, Task
 
 RENAMED = {
@@ -118,10 +117,17 @@ def _read_version(requirement: str) -> str:
     return ",".join(parts)
 
 
+PROGRAMS = {
+    "gcc": "apt-get install build-essential",
+    "g++": "apt-get install build-essential",
+    "make": "apt-get install build-essential",
+    "gs": "apt-get install ghostscript",
+}
+"""How to install programs that environments need."""
 KIND = "python"
 """Prefix of a specification's text: ``python:{...}``."""
 _DOCUMENTED = "docs/guides/tasks.md has its fields"
-_SECONDS = 1800.0
+_SECONDS = 7200.0
 _ROOM = 4 << 30
 _OUTPUT = 64 << 20
 _PIECE = 32 << 20
@@ -183,6 +189,10 @@ class Specification(BaseModel):
     """Date (``YYYY-MM-DD``) before which packages were uploaded; empty: the newest."""
     edits: tuple[str, ...] = ()
     """Shell commands that change the project's files before the build, not in a task's workspace."""
+    sources: dict[str, str] = {}
+    """Files of other projects to compile with, as `Task.workspace` by folder; in a task's workspace, too."""
+    programs: tuple[str, ...] = ()
+    """Programs of the machine that the build or the tests need, by `PROGRAMS`."""
     install: str = ""
     """Bash commands that install the project and its needs, not editable, with uv as pip; empty: the project with
     `extras`.
@@ -216,6 +226,7 @@ class _Stripped(BaseModel):
     imports: str
     modules: list[str]
     built: dict[str, Base64Bytes]
+    made: list[str]
     packages: dict[str, str]
     left_out: list[str]
 
@@ -287,6 +298,12 @@ async def prepare_environments(
 
 
 async def _make_environment(specification: Specification, partial: Path) -> None:
+    for program in specification.programs:
+        if shutil.which(program) is None:
+            raise PrerequisiteError(
+                f"this machine has no {program}, which the environment of {specification.workspace} needs",
+                fix=PROGRAMS.get(program, f"install {program}"),
+            )
     resolved = await _with_conda(specification) if specification.conda else specification
     python = await asyncio.to_thread(interpreter, resolved.python)
     partial.mkdir(mode=0o755)
@@ -368,12 +385,16 @@ async def _install(
         install = f"git tag {shlex.quote(spec.version)}\n{install}"
     elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
+    for folder, workspace in spec.sources.items():
+        for path, mode, data in await asyncio.to_thread(list, entries_of(workspace, None)):
+            if mode != "120000":
+                await box.write(f"{folder}/{path}", data)
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
     argv += [install, "\n".join(spec.frozen), *spec.requirements]
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:
         raise _explain_output(spec, built, refused)
-    stripping = ["/tmp/env/bin/python", "-", box.workdir]
+    stripping = ["/tmp/env/bin/python", "-", box.workdir, *spec.sources]
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
         raise _explain_output(spec, stripped, refused)
@@ -385,7 +406,7 @@ async def _install(
         place = target / BUILT / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-    return facts.model_dump(include={"imports", "modules", "packages", "left_out"})
+    return facts.model_dump(include={"imports", "modules", "made", "packages", "left_out"})
 
 
 def _read_build_output(output: bytes, target: Path) -> _Stripped:

@@ -37,11 +37,11 @@ TRANSPORT = "dockerfile"
 NAME = "Dockerfile"
 _LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
 _SHELL = ("/bin/sh", "-c")
-_HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_]\w*)(?P=quote)(?!\S)")
+_HERE = re.compile(r"(?<!\S)\d?<<(?P<dash>-?)(?P<quote>[\"']?)(?P<name>[A-Za-z_][\w.-]*)(?P=quote)(?!\S)")
 _OPTION = re.compile(r"--([\w-]+)(?:=(\S+))?\s+")
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
-_OWNERS = re.compile(r"\b(chown|chgrp|mknod|setcap|useradd|adduser|apt-get|apt|dpkg|apk)\b")
+_OWNERS = re.compile(r"\b(chown|chgrp|mknod|setcap|useradd|adduser|apt-get|apt|dpkg|apk)\b|\binstall\s(.*\s)?-o\s")
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
 
 

@@ -132,8 +132,8 @@ def find_mirrors() -> Mirrors:
     """Read this machine's settings of apt, if it has one. Raises `PrerequisiteError`."""
     if shutil.which("apt-get") is None:
         return Mirrors(_REGISTRIES, {}, None)
-    listed = _ask_apt("apt-get", "indextargets", "--format", "$(REPO_URI)")
-    urls = [url for url in listed if origin_of(urlsplit(url))]
+    files = (word.strip("'") for word in _ask_apt("apt-get", "update", "--print-uris") if word.startswith("'http"))
+    urls = list(dict.fromkeys(f"{file.partition('/dists/')[0]}/" for file in files))
     hosts = dict.fromkeys((*_REGISTRIES, *(urlsplit(url).netloc.rpartition("@")[2] for url in urls)))
     mirrors = {folder: url for url in urls if (folder := url.split("/")[-2]) in _REPOSITORIES}
     through = "".join(_ask_apt("apt-config", "dump", "--format", "%v%n", "Acquire::http::Proxy"))
@@ -231,6 +231,10 @@ _OF_THE_INDEX = (
 """Signs in uv's output, meanings, and fixes. A project that prints them deceives itself alone."""
 _OWN = "The build backend returned an error"
 """Text of uv when the project's own code failed."""
+_NO_COMPILER = re.compile(
+    r"(command|unable to execute) '?\S*(cc|\+\+)'?( failed)?: No such file|No such file or directory: '\S*(cc|\+\+)'"
+)
+_PACKAGE = re.compile(r"Failed to (?:download and )?build `([^`@ ]+)")
 _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|are) no versions? of|were not found")
 
 
@@ -243,6 +247,12 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
             return PrerequisiteError(f"{words}: {last}", fix=fix)
     if not is_project_error and "tunnel" in printed and not refused:
         return PrerequisiteError(f"the package index cannot be reached from here: {last}", fix=_OTHER)
+    package = f"{built[1]}, which it needs, cannot be built: " if (built := _PACKAGE.search(printed)) else ""
+    if _NO_COMPILER.search(printed):
+        return PrerequisiteError(
+            f"this machine has no C compiler, which the environment of {name} needs: {package}{last}",
+            fix="apt-get install build-essential",
+        )
     hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
     hosts = f" (it wanted {hosts}, which a build may not reach)" if hosts else ""
     fix = "correct its specification, or use its image"
@@ -250,7 +260,7 @@ def explain_failed_build(name: str, printed: str, refused: Sequence[str]) -> Cod
         fix += "; setuptools<81 has pkg_resources: among the requirements of a project, it holds for its build, too"
     if _GONE.search(printed):
         fix += "; UV_FIND_LINKS=FOLDER adds wheels that the index does not have"
-    return TaskError(f"no environment can be built for {name}{hosts}: {last}", fix=fix)
+    return TaskError(f"no environment can be built for {name}{hosts}: {package}{last}", fix=fix)
 
 
 @asynccontextmanager

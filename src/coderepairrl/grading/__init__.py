@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import GraderFault, SandboxFault
 from coderepairrl.grading import harness, programs, witness
 from coderepairrl.grading.collect import carry_files
 from coderepairrl.grading.harness import RULES, rules_of
@@ -28,6 +28,7 @@ from coderepairrl.grading.steering import (
     touched_files,
 )
 from coderepairrl.grading.witness import results_of
+from coderepairrl.processes.caches import has_extensions
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
@@ -61,6 +62,8 @@ _MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$
 _APPLY_SECONDS = 60.0
 _REFUSED = (1, 128)
 """Exit codes of a git that read the patch and rejects it."""
+_COMPILED = re.compile(r"\.(pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp)(\.(in|tp|templ|tpl))?$|(^|/)setup\w*\.py$")
+"""Names of files that compiled modules are made of, or that say how."""
 _SHOWN = 200
 _LOG_BYTES = 16 << 20
 """Limit of a command's parsed output. Tests reported beyond count as missing, and fail."""
@@ -116,7 +119,17 @@ async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verd
 
 
 async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
-    """Apply the graded part of `patch`; return why it does not apply, or ""."""
+    """Apply the graded part of `patch`; return why it does not apply, or "".
+
+    Raises `GraderFault` for a patch of sources that the environment's extensions were compiled from.
+    """
+    changed = sorted(filter(_COMPILED.search, touched_files(patch)))
+    if changed and has_extensions(task.environment):
+        raise GraderFault(
+            f"{task.id}: it cannot be judged natively, since its modules are compiled without its change of "
+            f"{', '.join(changed[:_NAMED])}",
+            fix="judge it in the benchmark's image: workspace=image",
+        )
     rules = harness.judged_by(task.checks)
     if rules is not None and rules.apply:
         return await harness.apply_as_benchmark(sandbox, patch, rules)

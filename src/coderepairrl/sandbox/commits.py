@@ -25,6 +25,8 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
 _NOT_THERE = ("not our ref", "couldn't find remote ref", "does not exist", "not found", "unadvertised object")
 """Messages of git and servers for a commit that is missing or not served."""
+_UNREADABLE = re.compile(r"unable to read [0-9a-f]{40,}|missing blob object '[0-9a-f]+'")
+"""Message of a repository that lacks a blob of a commit."""
 _LATER = "run it again, where that host can be reached: what was fetched is kept"
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
@@ -106,6 +108,11 @@ def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> Non
                 f"{named} has no commit {some}: {cause}",
                 fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
                 "task out",
+            ) from None
+        if lost := _UNREADABLE.search(printed):
+            raise TaskError(
+                f"{named} has no content of a file of {some}: {lost[0]}",
+                fix="name a clone that was made without a filter and has all files: clone=FOLDER/{repository}",
             ) from None
         fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
         raise SandboxFault(f"cannot fetch {some} of {named}: {cause}", fix=fix) from None

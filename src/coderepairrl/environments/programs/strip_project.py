@@ -1,9 +1,10 @@
 """Removes the project's modules from its virtual environment, so that Python imports them from the workspace.
 
-Runs in the project's folder with the environment's interpreter (Python 3.6 or later). Argument: the workspace's path in
-sandboxes. Prints JSON: ``imports``, the project folder to put on the path; ``modules``, its installed Python files;
-``built``, files that only the build has (``_version.py``), in base64 by path; ``packages``, versions by name;
-``left_out``, requirements that could not be installed.
+Runs in the project's folder with the environment's interpreter (Python 3.6 or later). Arguments: the workspace's path
+in sandboxes, then folders of other projects' files. Prints JSON: ``imports``, the project folder to put on the path;
+``modules``, its installed Python files; ``built``, files that only the build has (``_version.py``, extensions, those of
+the folders), in base64 by path; ``made``, paths that the build made in the project's folder; ``packages``, versions by
+name; ``left_out``, requirements that could not be installed.
 """
 
 import base64
@@ -12,6 +13,7 @@ import json
 import os
 import py_compile
 import re
+import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -76,12 +78,23 @@ def remove_metadata(record, name):
     )
 
 
-def main(workspace):
+def encode_file(path):
+    """Read a file as base64."""
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def main(workspace, *sources):
     """Remove the project, and print JSON."""
     packages = Path(sysconfig.get_paths()["purelib"])
     left_out = Path("/tmp/left-out")
     missing = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
-    facts = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": missing}
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--others", "--directory"], stdout=subprocess.PIPE, check=True
+    ).stdout
+    made = [os.fsdecode(path).rstrip("/") for path in listing.split(b"\0") if path]
+    facts = {"imports": "", "modules": [], "built": {}, "made": made, "packages": {}, "left_out": missing}
+    for path in (each for folder in sources for each in Path(folder).rglob("*") if each.is_file()):
+        facts["built"][str(path)] = encode_file(path)
     # committed files, without those that the build wrote
     project_files = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
     for name, version, record, from_project in find_distributions(packages):
@@ -94,9 +107,13 @@ def main(workspace):
         for file_name, folder in folders.items():
             if folder is not None and file_name.endswith(".py"):
                 facts["modules"].append(str(Path(folder, file_name)))
-            if folder is None:
-                content = (packages / file_name).read_bytes()
-                facts["built"][str(Path(facts["imports"], file_name))] = base64.b64encode(content).decode()
+            if folder is None and file_name.endswith("-nspkg.pth"):  # works in a folder of packages alone
+                where = repr(str(Path(workspace, facts["imports"])))
+                text = (packages / file_name).read_text(encoding="utf-8")
+                text = text.replace("sys._getframe(1).f_locals['sitedir']", where)
+                (packages / ("workspace-" + file_name)).write_text(text, encoding="utf-8")
+            elif folder is None:
+                facts["built"][str(Path(facts["imports"], file_name))] = encode_file(packages / file_name)
             remove_file(packages, file_name)
         for name in ("direct_url.json", "uv_cache.json"):  # they hold paths of this sandbox and times of this build
             remove_metadata(record, name)
@@ -112,4 +129,4 @@ def main(workspace):
     print("\n" + json.dumps(facts))  # on a line by itself, after whatever compiling printed
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

@@ -177,7 +177,7 @@ DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cac
 
 
 class Walk:
-    """Files and links under `root` for a diff, without `.git` and caches of tools.
+    """Files and links under `root` for a diff, without `.git`, caches of tools and the paths that are None in `base`.
 
     Visits at most `strays` entries outside `base`, as agents can create too many. `left_out` lists what was skipped.
     """
@@ -230,7 +230,7 @@ class Walk:
                     yield path, mode
 
     def _counts(self, path: str, name: str) -> bool:
-        if name.lower() == ".git":
+        if name.lower() == ".git" or self.base.get(path, "") is None:
             return False
         if path in self.base or path in self.homes:
             return True

@@ -230,7 +230,7 @@ class Guest:
         return {}, b"", None
 
     def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
-        """Send files that differ from the manifest (``{path: [mode, blob id]}``), then the deleted paths.
+        """Send files that differ from the manifest (`Prepared.manifest`), then the deleted paths.
 
         Omits what exceeds the limits and what cannot be opened by its path.
         """
@@ -249,7 +249,7 @@ class Guest:
                 max_bytes -= len(data)
                 new += base_entry is None
                 self.control.send({"path": path, "mode": mode}, data)
-        gone = [path for path in base if path not in present]
+        gone = [path for path, entry in base.items() if entry is not None and path not in present]
         return {"done": True, "deleted": gone, "left_out": walk.left_out[:20]}, b"", None
 
     # -- processes

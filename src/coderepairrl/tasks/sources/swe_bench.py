@@ -5,6 +5,7 @@ Reads tables of the hub and of ``SWE-bench/SWE-bench`` (``data/`` of 2026).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from importlib import resources
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources import swe_bench_native
 from coderepairrl.types import Task
 
+_log = logging.getLogger(__name__)
 Name = Literal["verified", "lite", "multilingual", "full"]
 
 
@@ -95,15 +97,21 @@ class SweBench(Repositories):
             return replace(task, checks=swe_bench_native.native_checks(row, image=True))
         if not self.native:
             return task
-        environment = swe_bench_native.instance_environment(row, self.clone.format(repository=row.text("repo")))
+        environment = swe_bench_native.instance_environment(row, self.clone)
         return replace(task, environment=environment, checks=swe_bench_native.native_checks(row, image=False))
 
     def _read(self) -> list[Row]:
         rows = super()._read()
         if not self.native:
             return rows
-        held = swe_bench_native.is_specified if self.all_native else (lambda row: row.text("instance_id") in NATIVE)
-        return [row for row in rows if held(row)]
+        if not self.all_native:
+            return [row for row in rows if row.text("instance_id") in NATIVE]
+        if left_out := [row.text("instance_id") for row in rows if not swe_bench_native.is_specified(row)]:
+            _log.warning(
+                "left out, since the benchmark specifies no environment for them: %s (workspace=image has them)",
+                ", ".join(left_out),
+            )
+        return [row for row in rows if swe_bench_native.is_specified(row)]
 
     def image(self, row: Row) -> str:
         """Image of `images`, the row, or the harness (``swebench`` 4.1.0, ``TestSpec.instance_image_key``)."""

@@ -13,7 +13,7 @@ import subprocess
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
@@ -84,6 +84,72 @@ _KEEP_BYTECODE = "unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$(mk
 """Django's tests start ``manage.py`` often, which otherwise compiles Django each time (2.5 times slower)."""
 _LOCALE = "en_US.UTF-8"
 """Locale of the harness's containers, which few machines have; Python treats ``C.UTF-8`` alike."""
+_COMPILE = """\
+export CFLAGS="-g0 -O1" CXXFLAGS="-g0 -O1" LDFLAGS=-s SETUPTOOLS_SCM_PRETEND_VERSION={version} MPLLOCALFREETYPE=1
+pip install --no-build-isolation .{extras}"""
+"""Installation of a project with compiled modules: small ones, and quickly."""
+_FREETYPE = """\
+make -C build/freetype-2.6.1 setup ansi
+make -j 4 -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
+(cd build/freetype-2.6.1 && mkdir objs/.libs && mv objs/libfreetype.a objs/.libs && rm -r docs src objs/*.o)
+"""
+"""Compiles the FreeType that drew matplotlib's expected images, whose archive the project would download."""
+
+
+class _Recipe(NamedTuple):
+    """What a project with compiled modules needs beyond its specification."""
+
+    requirements: tuple[str, ...]
+    """Build requirements, which stay so that agents can compile, and packages that replace `without`."""
+    without: tuple[str, ...] = ()
+    """Specified packages that have no wheel, or belong to a conda environment."""
+    sources: dict[str, str] = {}  # noqa: RUF012 - never changed
+    """``REPOSITORY@COMMIT`` by folder: files of other projects to compile with."""
+    prepare: str = ""
+    """Bash commands before the project is compiled."""
+    programs: tuple[str, ...] = ("gcc", "g++")
+
+
+_TESTING = ("pytest<8", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist", "tornado", "psutil", "certifi")
+_MATPLOTLIB = _Recipe(
+    ("pybind11<2.12", "pandas<2.1", *_TESTING),
+    ("ghostscript",),
+    {
+        "build/freetype-2.6.1": "freetype/freetype@8cabd919ca63f0e6c12e8405e8542a45d910fa62",
+        "build/qhull-2020.2": "qhull/qhull@613debeaea72ee66626dace9ba1a2eff11b5d37d",
+    },
+    _FREETYPE,
+    ("gcc", "g++", "make", "gs"),
+)
+_OLDER = ("setuptools<66", "setuptools_scm>=4,<8", "setuptools_scm_git_archive", "numpy<1.25")
+_HELPERS = "astropy/astropy-helpers@"
+_OFFLINE = "sed -i 's/^auto_use = True/&\\noffline = True/' setup.cfg\n"
+_RECIPES: dict[str, dict[str, _Recipe]] = {
+    "scikit-learn/scikit-learn": {
+        "0.20 0.21 0.22": _Recipe(("cython==0.29.24", "pytest<7"), ("cython",)),
+        "1.3": _Recipe(("numpy==1.19.3", "scipy==1.5.4"), ("numpy==1.19.2", "scipy==1.5.2")),
+    },
+    "matplotlib/matplotlib": {
+        "3.0 3.1 3.4": _MATPLOTLIB._replace(requirements=("pandas", *_OLDER, *_TESTING)),
+        "3.5 3.6 3.7": _MATPLOTLIB,
+    },
+    "astropy/astropy": {
+        "1.3": _Recipe(
+            ("setuptools>=40.8,<46", "MarkupSafe==1.1.1"),
+            ("setuptools==38.2.4", "MarkupSafe==1.0"),
+            {"astropy_helpers": f"{_HELPERS}ca630405b54d40695b7bbd2824cb0f142b5811b6"},
+            _OFFLINE,
+        ),
+        "3.1": _Recipe(
+            ("cython<3", "jinja2"),
+            (),
+            {"astropy_helpers": f"{_HELPERS}d2a6304a3e801bc2cb053ccf1cf09a9f1e62036c"},
+            _OFFLINE,
+        ),
+        "4.3 5.0 5.1 5.2": _Recipe(("cython==0.29.34", "extension-helpers", "setuptools_scm>=6.2,<8")),
+    },
+}
+"""Recipes by repository and versions."""
 
 
 @cache
@@ -104,16 +170,21 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
 def is_specified(row: Row) -> bool:
     """Whether `instance_environment` can build the instance's specification."""
     spec = _published_specification()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
-    return spec is not None and "no-build-isolation" not in spec["install"]
+    return spec is not None and (row.text("repo") not in _RECIPES or _recipe_of(row) is not None)
 
 
-def instance_environment(row: Row, url: str) -> str:
-    """`Task.environment` of an instance whose repository is at `url`.
+def _recipe_of(row: Row) -> _Recipe | None:
+    recipes = _RECIPES.get(row.text("repo"), {})
+    return next((each for versions, each in recipes.items() if row.text("version") in versions.split()), None)
+
+
+def instance_environment(row: Row, clone: str) -> str:
+    """`Task.environment` of an instance; repositories are at `clone`, a URL with ``{repository}``.
 
     Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError`.
     """
     published = _published_specification()
-    instance, version = row.text("instance_id"), row.text("version")
+    instance, version, url = row.text("instance_id"), row.text("version"), clone.format(repository=row.text("repo"))
     if not is_specified(row):
         raise TaskError(f"{instance} has no specification of an environment that needs packages alone", fix=_IMAGE)
     spec = published["specifications"][row.text("repo")][version]
@@ -134,7 +205,25 @@ def instance_environment(row: Row, url: str) -> str:
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
         version=f"{version}.0.dev0",
     )
-    return str(specification)
+    recipe = _recipe_of(row)
+    return str(_compiled(specification, recipe, clone) if recipe else specification)
+
+
+def _compiled(specification: Specification, recipe: _Recipe, clone: str) -> Specification:
+    kept = [each for each in specification.requirements if each not in recipe.without]
+    sources = {folder: named.partition("@")[::2] for folder, named in recipe.sources.items()}
+    changed = {
+        "requirements": (*kept, *recipe.requirements),
+        "conda": None,
+        "files": (),
+        "edits": (),
+        "sources": {folder: f"git:{clone.format(repository=name)}@{sha}" for folder, (name, sha) in sources.items()},
+        "programs": recipe.programs,
+        "install": recipe.prepare + _COMPILE.format(version=specification.version, extras=specification.extras),
+        "extras": "",
+        "version": "",
+    }
+    return specification.model_copy(update=changed)
 
 
 def _words(packages: str) -> list[str]:

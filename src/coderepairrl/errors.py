@@ -200,6 +200,10 @@ class GraderFault(RewardFault):
     """Checks cannot run with any patch: a needed program or module is missing."""
 
 
+class UnjudgedPatch(GraderFault):
+    """The checks cannot judge this patch, as they can others. What an attempt earns for it is 0."""
+
+
 class WorkerFault(Fault):
     """A worker that makes episodes, or its machine, was lost."""
 

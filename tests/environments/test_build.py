@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -29,14 +30,15 @@ from coderepairrl.environments import (
 from coderepairrl.environments.build import _unpack, conda_requirements
 from coderepairrl.environments.pythons import _copy
 from coderepairrl.environments.verify import digest_tree, share
-from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
+from coderepairrl.errors import PrerequisiteError, TaskError, UnjudgedPatch
 from coderepairrl.plan.tasks import check_workspaces
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import lock_installation
+from coderepairrl.rewards import TestsReward
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Ending, Episode, Task
 from projects import SHOP, cache, system_python, wheel, write
 
 from .made import Made, archive, entry, folder, hard, link
@@ -109,9 +111,14 @@ async def test_what_a_build_makes_is_in_no_diff_and_a_change_of_what_it_compiles
         await box.write("src/shop/new.py", b"\n")
         assert b"new.py" in await box.diff()
     for name in ("src/fast.pyx", "src/fast.pxd.tp", "fast/a.cpp", "setupext.py"):
-        with pytest.raises(GraderFault, match=f"compiled without its change of {name}"):
+        with pytest.raises(UnjudgedPatch, match=f"compiled without its change of {name}"):
             async with backend.open(task) as box:
                 await grading.grade_patch(box, task, f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+a\n".encode())
+    patch = b"--- /dev/null\n+++ b/setup.py\n@@ -0,0 +1 @@\n+a\n"
+    attempt = Episode("e", "shop", "train", 0, "g", 0, Ending.DONE, patch=patch)
+    checked = replace(task, checks=Checks((Command(("true",)),)))
+    score = await TestsReward()(checked, attempt, backend)
+    assert score.value == 0 and not score.passed and "cannot be judged natively" in score.note
     backend.close()
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
-from coderepairrl.errors import GraderFault, SandboxFault
+from coderepairrl.errors import SandboxFault, UnjudgedPatch
 from coderepairrl.grading import harness, programs, witness
 from coderepairrl.grading.collect import carry_files
 from coderepairrl.grading.harness import RULES, rules_of
@@ -121,11 +121,11 @@ async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verd
 async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
     """Apply the graded part of `patch`; return why it does not apply, or "".
 
-    Raises `GraderFault` for a patch of sources that the environment's extensions were compiled from.
+    Raises `UnjudgedPatch` for a patch of sources that the environment's extensions were compiled from.
     """
     changed = sorted(filter(_COMPILED.search, touched_files(patch)))
     if changed and has_extensions(task.environment):
-        raise GraderFault(
+        raise UnjudgedPatch(
             f"{task.id}: it cannot be judged natively, since its modules are compiled without its change of "
             f"{', '.join(changed[:_NAMED])}",
             fix="judge it in the benchmark's image: workspace=image",

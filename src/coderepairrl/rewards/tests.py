@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import PurePosixPath
 
 from coderepairrl import grading
-from coderepairrl.errors import GraderFault, TaskError
+from coderepairrl.errors import GraderFault, TaskError, UnjudgedPatch
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.text import reward_faults
 from coderepairrl.sandbox.wrapped import Standing
@@ -69,7 +69,10 @@ class TestsReward(Reward):
         async with self._busy[key]:  # of attempts that end alike at once, the first runs the tests
             if key in self._known:
                 return self._known[key]
-            verdict = await grading.grade_apart(sandbox, task, patch)
+            try:
+                verdict = await grading.grade_apart(sandbox, task, patch)
+            except UnjudgedPatch as error:  # the policy's choice, so a score
+                verdict = grading.Verdict(str(error))
             if verdict.doubtful:
                 await self._control(task, sandbox, verdict if patch == task.reference else None)
             value = self.value(verdict, task.checks)

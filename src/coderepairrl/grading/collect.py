@@ -64,4 +64,5 @@ def _keep_inside(archive: bytes, name: str) -> bytes:
                 raise ValueError(f"its files have more than {_BYTES >> 20} MiB")
             entry.type = tarfile.REGTYPE if is_file else member.type
             target.addfile(entry, source.extractfile(original) if is_file else None)
-    return kept.getvalue() if target.getmembers() else b""
+        is_empty = not target.getmembers()
+    return b"" if is_empty else kept.getvalue()

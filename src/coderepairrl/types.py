@@ -465,6 +465,10 @@ class Checks:
     """Tests that pass on both."""
     workspace: str = ""
     """Workspace of the checks, if not the task's: the image with hidden tests."""
+    collect: Mapping[str, str] = field(default_factory=dict)
+    """What the last command gets of the attempt, in a fresh sandbox of `workspace`: by absolute path, the shell script
+    that writes it as a tar archive (`grading.collect`). Earlier commands run in the attempt's sandbox.
+    """
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -526,6 +530,10 @@ class Task:
     """Text that the last reply must contain, such as ``CWE-79``, if the task is a question."""
     verified: tuple[Verified, ...] = ()
     """Further references on the rewards' copy of the task; agents never see them."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Limits below the run's: ``seconds`` of an attempt; ``memory`` and ``disk_bytes`` in bytes, and ``cpus``, of a
+    sandbox.
+    """
 
 
 @dataclass(frozen=True, slots=True)

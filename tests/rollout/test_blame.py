@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -162,12 +163,20 @@ async def source(agent: Breaks, model: Path) -> PolicySource:
     return PolicySource(tokens.load_codec(model), engine)
 
 
-async def attempted(agent: Breaks, model: Path, standing: Any = None) -> Attempt:
+async def attempted(
+    agent: Breaks, model: Path, standing: Any = None, task: Task = TASK, limits: Limits = LIMITS
+) -> Attempt:
     gateway = Gateway(await source(agent, model), sampling=Sampling(), on_turn=lambda *_: None)
     async with gateway.listening() as made:
         return await make_attempt(
-            made, TASK, agent, ScriptedBackend(), name="one", limits=LIMITS, seed=0, at_end=standing
+            made, task, agent, ScriptedBackend(), name="one", limits=limits, seed=0, at_end=standing
         )
+
+
+async def test_the_time_of_a_task_ends_its_attempt_before_that_of_the_run(miniature: Path) -> None:
+    limited = replace(TASK, limits={"seconds": 0.3})
+    made = await attempted(Breaks("overruns"), miniature, task=limited, limits=replace(LIMITS, seconds=30.0))
+    assert (made.ending, made.reason) == (Ending.LIMIT, "time") and made.seconds < 20
 
 
 async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +19,21 @@ from coderepairrl.checks.audit import trials
 from coderepairrl.checks.task_source import verify_tasks
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.grading.reports import Outcome, harbor
+from coderepairrl.grading import collect
+from coderepairrl.grading.reports import Outcome
+from coderepairrl.grading.reports import harbor as parse_rewards
 from coderepairrl.rewards.simple import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.wrapped import Standing
 from coderepairrl.tasks import HandmadeSource, make_source
 from coderepairrl.tasks.prepare import image_names
+from coderepairrl.tasks.select import Selected, Selection
+from coderepairrl.tasks.sources import harbor
 from coderepairrl.tasks.sources.harbor import export_harbor
 from coderepairrl.types import Checks, Task
 from environments.conftest import open_folder, open_overlays
-from environments.made import layout, packed
+from environments.made import archive, entry, folder, hard, layout, link, packed
 from grading.test_attacks import made_for_junit, made_for_node
 from projects import write
 from rewards.folder import Repository, git
@@ -121,7 +128,7 @@ def opened(path: Path, base: Path, **options: Any) -> tuple[Any, list[Task]]:
 
 async def verdict(backend: Bubblewrap, task: Task, checks: Checks) -> str:
     async with backend.open(task) as box:
-        return (await grading.judge(box, checks)).problem
+        return (await grading.judge_state(backend, replace(task, checks=checks), box)).problem
 
 
 async def test_a_task_is_read_built_and_judged_by_its_own_script(
@@ -201,6 +208,13 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
     assert [[getattr(task, name) for name in kept] for task in sorted(read, key=lambda task: task.id)] == [
         [task.prompt.rstrip("\n") + "\n" if name == "prompt" else getattr(task, name) for name in kept] for task in ours
     ]
+    limited = replace(ours[0], limits={"seconds": 9.0, "cpus": 2.0, "memory": float(1 << 30)})
+    export_harbor([limited], home / "limited")
+    copied = make_source("harbor", path=str(home / "limited"))
+    assert export_harbor(Selected(copied, Selection()), home / "copied") == 1
+    for name in ("limited", "copied"):
+        [again] = make_source("harbor", path=str(home / name))
+        assert again.limits == limited.limits and again.checks == next(iter(copied)).checks
     export_harbor(ours[::4], home / "some")
     source, tasks = opened(home / "some", base)
     assert len(tasks) == 2
@@ -209,6 +223,182 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
         assert await verdict(backend, task, source.oracle(task.id)) == "", task.id
         reward = TestsReward()
         assert (await reward(task, with_patch(task, task.reference, "g"), backend)).value == 1, task.id
+
+
+SEPARATE = """
+artifacts = [{ source = "/app/out", exclude = ["*.tmp"] }]
+[task]
+name = "org/separate"
+[verifier]
+environment_mode = "separate"
+env = { SAID = "it" }
+[[verifier.collect]]
+command = "cp /app/note.txt /logs/artifacts/"
+"""
+JUDGE = """#!/bin/sh
+[ "$(cat /app/out/deep/answer)" = 42 ] && [ "$(cat /logs/artifacts/note.txt)" = noted ] && right=1
+[ -e /app/out/x.tmp ] || [ -e /app/out/given ] || [ -e /app/other ] || [ "$SAID" != it ] && right=0
+echo "{\\"reward\\": ${right:-0}, \\"style\\": 0.5}" > /logs/verifier/reward.json
+"""
+LEFT = (
+    "mkdir -p out/deep && echo 42 >out/deep/answer && touch out/x.tmp other && rm -f out/given && echo noted >note.txt"
+)
+FORGED = """
+mkdir -p bin tests logs/verifier /logs/verifier
+echo '{"reward": 1}' | tee /logs/verifier/reward.json >logs/verifier/reward.json
+printf '#!/bin/sh\\necho 1 >/logs/verifier/reward.txt' | tee tests/test.sh >bin/sh && chmod +x tests/test.sh bin/sh
+tar -cf all.tar bin tests logs && printf '#!/bin/sh\\ncat /app/all.tar' >"$(command -v tar)"
+"""
+
+
+@pytest.mark.parametrize("own_image", [True, False])
+async def test_a_verifier_in_its_own_environment_gets_the_artifacts_alone(
+    tmp_path: Path, base: Path, backend: Bubblewrap, own_image: bool
+) -> None:
+    """From its own image with the tests, or a fresh one of the agent's; what an attempt forges does not arrive."""
+    solve = {"solution/solve.sh": f"#!/bin/sh\n{LEFT}\n", "tests/test.sh": JUDGE, "task.toml": SEPARATE}
+    images = {"environment/Dockerfile": "FROM base:1\nWORKDIR /app\n"}
+    if own_image:
+        images["tests/Dockerfile"] = (
+            "FROM base:1\nWORKDIR /app\nCOPY test.sh /tests/\nRUN mkdir -p out && touch out/given\n"
+        )
+    source, [task] = opened(write(written(tmp_path / "t"), solve | images), base)
+    assert (task.checks.workspace == task.workspace) is not own_image and "tests" not in task.workspace
+    assert "reward failed" in await verdict(backend, task, task.checks)
+    assert await verdict(backend, task, source.oracle(task.id)) == ""
+    for left, value in ((LEFT, 1), ("echo 42 >answer", 0), (LEFT.replace("noted", "x"), 0), (FORGED, 0)):
+        async with backend.open(task) as box:
+            assert (await box.exec(["sh", "-c", left])).ok
+            scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
+        assert scored.value == value, (left, scored.note)
+
+
+def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:
+    entries = [
+        folder("out"), entry("out/a", b"a", mode=0o4755), link("out/in", "a"), link("out/up", "../x"),
+        link("out/far", "/etc"), entry("out/../b", b"b"), entry("b", b"b"), entry("/tests/test.sh", b"b"),
+        hard("out/again", "out/a"), entry("out/pipe", type=tarfile.FIFOTYPE),
+    ]  # fmt: skip
+    kept = collect._keep_inside(archive(entries), "out")
+    with tarfile.open(fileobj=io.BytesIO(kept)) as tar:
+        assert [(each.name, oct(each.mode)) for each in tar] == [
+            ("out", "0o755"), ("out/a", "0o755"), ("out/in", "0o777"), ("out/again", "0o644"),
+        ]  # fmt: skip
+        again = tar.extractfile("out/again")
+        assert again is not None and again.read() == b"a"
+    huge = entry("out/huge", size=1 << 40)[0].tobuf(tarfile.GNU_FORMAT)
+    for data in (huge + bytes(1024), archive([hard("out/x", "none")]), b"sh: no tar\n"):
+        with pytest.raises((tarfile.TarError, KeyError, ValueError)):
+            collect._keep_inside(data, "out")
+    for data in (archive([link("out", "/etc")]), archive([]), b""):
+        assert collect._keep_inside(data, "out") == b""
+
+
+async def test_limits_of_a_task_are_kept_below_those_of_the_sandbox(
+    tmp_path: Path, base: Path, backend: Bubblewrap, caplog: pytest.LogCaptureFixture
+) -> None:
+    [task] = opened(written(tmp_path / "t"), base)[1]
+    assert task.limits == {"seconds": 40, "memory": 512 << 20}
+    older = written(tmp_path / "o", task_0toml="[environment]\nmemory = '100M'\nstorage = '32M'\ncpus = 0.5")
+    [small] = opened(older, base)[1]
+    assert small.limits == {"cpus": 0.5, "memory": 100 << 20, "disk_bytes": 32 << 20}
+    for each, memory in ((task, 256), (small, 100), (task, 256)):
+        async with backend.open(each) as box:
+            assert (await box.exec(["sh", "-c", "ulimit -d"])).output.strip() == b"%d" % (memory << 10)
+    assert caplog.text.count(f"sandbox.options.memory={512 << 20}") == 1
+
+
+def test_a_task_that_asks_for_a_network_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, asks in {"a": "allow_internet = true", "b": "network_mode = 'no-network'", "c": ""}.items():
+        written(tmp_path / "t" / name, task_0toml=f"[environment]\n{asks}")
+    assert len(list(make_source("harbor", path=str(tmp_path / "t")))) == 3
+    assert caplog.text.count("ask for a network") == 1 and "t/a" in caplog.text and "t/b" not in caplog.text
+
+
+PATCH = "diff --git a/seed.txt b/seed.txt\n--- a/seed.txt\n+++ b/seed.txt\n@@ -1 +1 @@\n-seed\n+corn\n"
+
+
+@pytest.mark.parametrize("file", [False, True])
+async def test_the_patch_of_a_solution_is_the_reference(
+    tmp_path: Path, base: Path, backend: Bubblewrap, file: bool
+) -> None:
+    """From a file, or within the script; similarity gives it 1, and nothing 0."""
+    solve = "#!/bin/sh\ngit apply /solution/the.patch" if file else f"#!/bin/sh\ngit apply - <<'END'\n{PATCH}END\n"
+    test = "#!/bin/sh\ngrep -q corn seed.txt && echo 1 >/logs/verifier/reward.txt\n"
+    files = {"solution/solve.sh": solve, "tests/test.sh": test} | ({"solution/the.patch": PATCH} if file else {})
+    source, [task] = opened(write(written(tmp_path / "t"), files), base)
+    assert task.reference.decode() == PATCH
+    [_, exam] = await verify_tasks(source, backend)
+    assert exam.ok and {"the reference applies", "the checks pass on the reference"} <= {
+        finding.name for finding in exam.findings
+    }
+    assert any("patch_edits" in finding.name for finding in exam.findings)
+
+
+FIELDS = """
+schema_version task task.name task.version task.description task.authors task.authors.name task.authors.email
+task.keywords metadata verifier verifier.network_mode verifier.allowed_hosts verifier.timeout_sec verifier.env
+verifier.user verifier.environment_mode verifier.environment verifier.collect verifier.collect.command
+verifier.collect.service verifier.collect.timeout_sec verifier.collect.user agent agent.network_mode
+agent.allowed_hosts agent.timeout_sec agent.user environment environment.network_mode environment.allowed_hosts
+environment.build_timeout_sec environment.docker_image environment.os environment.cpus environment.memory_mb
+environment.storage_mb environment.gpus environment.gpu_types environment.tpu environment.tpu.type
+environment.tpu.topology environment.mcp_servers environment.mcp_servers.name environment.mcp_servers.transport
+environment.mcp_servers.url environment.mcp_servers.command environment.mcp_servers.args
+environment.mcp_servers.headers environment.env environment.skills_dir environment.healthcheck
+environment.healthcheck.command environment.healthcheck.interval_sec environment.healthcheck.timeout_sec
+environment.healthcheck.start_period_sec environment.healthcheck.start_interval_sec environment.healthcheck.retries
+environment.workdir environment.allow_internet solution solution.env source multi_step_reward_strategy steps
+artifacts artifacts.source artifacts.destination artifacts.exclude artifacts.service
+"""
+"""Of harbor 0.26.0; tables come before their fields."""
+
+
+def test_every_field_is_used_refused_or_ignored() -> None:
+    """Harbor's own list: a field of a new version makes the test by hand fail, and then this one."""
+    stated = [*harbor.USED.split(), *harbor.REFUSED.split(), *" ".join(harbor.IGNORED).split()]
+    assert len(stated) == len(set(stated))
+    whole = tuple(f"{name}." for name in (*harbor.REFUSED.split(), *" ".join(harbor.IGNORED).split()))
+    tables = {name.rpartition(".")[0] for name in FIELDS.split()}
+    assert {name for name in FIELDS.split() if not name.startswith(whole)} - tables == set(stated) - tables
+    page = (Path(__file__).parents[2] / "docs/guides/harbor.md").read_text()
+    for names in (harbor.USED.split(), harbor.REFUSED.split()):
+        assert all(name.rpartition(".")[2] in page for name in names)
+
+
+WALK = """
+import typing
+from pydantic import BaseModel
+from harbor.models.task import config
+
+def walk(model, prefix=""):
+    for name, field in model.model_fields.items():
+        print(prefix + name)
+        for inner in () if prefix + name in ("steps", "verifier.environment") else models(field.annotation):
+            walk(inner, prefix + name + ".")
+
+def models(kind):
+    kind = getattr(config, kind, None) if isinstance(kind, str) else kind
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for part in typing.get_args(kind):
+        yield from models(part)
+
+walk(config.TaskConfig)
+"""
+EXPORTED = "import sys; from harbor.models.task.task import Task; [Task(folder) for folder in sys.argv[1:]]"
+
+
+@pytest.mark.by_hand
+@pytest.mark.skipif("HARBOR_PYTHON" not in os.environ, reason="HARBOR_PYTHON: a Python with the package harbor")
+def test_harbors_own_package_has_these_fields_and_reads_what_we_write(tmp_path: Path) -> None:
+    def asked(program: str, *arguments: str) -> str:
+        command = [os.environ["HARBOR_PYTHON"], "-c", program, *arguments]
+        return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+    assert asked(WALK).split() == FIELDS.split()
+    export_harbor([replace(next(iter(HandmadeSource())), limits={"seconds": 9, "memory": 1 << 30})], tmp_path / "made")
+    asked(EXPORTED, *map(str, (tmp_path / "made").iterdir()))
 
 
 DOCKERFILES = [
@@ -227,10 +417,17 @@ DOCKERFILES = [
     ("# nothing", "no FROM"),
 ]
 TOMLS = [
-    ('[[steps]]\nname = "a"', "several steps"),
-    ('[environment]\nos = "windows"', "Windows"),
-    ('[verifier]\nenvironment_mode = "separate"', "separate environment"),
-    ("[environment]\ngpus = 1", "GPUs"),
+    ('[[steps]]\nname = "a"', "steps"),
+    ('[environment]\nos = "windows"', "environment.os"),
+    ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1", "a shared verifier"),
+    ("[verifier.environment]\ngpus = 1", "environment.gpus"),
+    ("[environment]\ngpus = 1", "environment.gpus"),
+    ("[environment.tpu]\ntype = 'v6e'", "environment.tpu"),
+    ("[[environment.mcp_servers]]\nname = 'a'", "mcp_servers"),
+    ("[environment.healthcheck]\ncommand = 'true'", "healthcheck"),
+    ("[[verifier.collect]]\ncommand = 'true'\nservice = 'db'", "service"),
+    ("[[artifacts]]\nsource = '/x'\nservice = 'db'", "service"),
+    ("artifacts = ['out/x']\nverifier.environment_mode = 'separate'", "not an absolute path"),
     ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
     ("[environment", "task.toml"),
     ("environment = 1", "is not a table"),
@@ -242,6 +439,9 @@ TOMLS = [
     [
         *(("environment__Dockerfile", *each) for each in DOCKERFILES),
         *(("task_0toml", *each) for each in TOMLS),
+        ("trajectory_0json", "{}", "trajectory.json"),
+        ("tests___0harborignore", "x", "harborignore"),
+        ("environment__docker-compose_0yaml", "", "docker-compose"),
     ],
 )
 def test_what_no_files_can_make_and_what_is_not_there_is_refused_by_name(
@@ -283,12 +483,12 @@ def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
 def test_rewards_are_read_as_harbor_reads_them() -> None:
     passed, failed = {"reward": Outcome.PASSED}, {"reward": Outcome.FAILED}
     for text in ("1", "1.0\n", " 1. ", '{"reward": 1, "x": 0}', "2", "true"):
-        assert harbor(text) == passed, text
+        assert parse_rewards(text) == passed, text
     for text in ("0", "0.99", "-1", '{"reward": 0.5}'):
-        assert harbor(text) == failed, text
+        assert parse_rewards(text) == failed, text
     for text in ("", "nan", "inf", '{"reward": "1"}', '{"reward": NaN}', "[1]", "yes", "[" * 10_000, "1" * 400):
-        assert harbor(text) == {}, text
-    assert harbor('{"a": 1, "b": 0.5}') == {"a": Outcome.PASSED, "b": Outcome.FAILED}
+        assert parse_rewards(text) == {}, text
+    assert parse_rewards('{"a": 1, "b": 0.5}') == {"a": Outcome.PASSED, "b": Outcome.FAILED}
 
 
 @pytest.mark.parametrize("language", ["java", "javascript"])

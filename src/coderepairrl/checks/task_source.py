@@ -94,14 +94,18 @@ async def grade(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
     if patch:
         return await grading.grade_apart(backend, task, patch)
     async with backend.open(grading.judged_in(task)) as fresh:
-        return await grading.judge(fresh, task.checks)
+        return await grading.judge_state(backend, task, fresh)
 
 
 async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
-    """`study` a task whose repair is a program, the first command of `solution`."""
+    """`study` a task whose repair is a program, the first command of `solution`; it may have a reference, too."""
     bug = [await grade(task, backend, b"") for _ in range(repeat)]
     repaired = [await grade(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
+    if task.reference:
+        async with backend.open(task) as fresh:
+            refused = await grading.apply_patch(fresh, task.reference)
+        findings.append(Finding("the reference applies", not refused, refused))
     lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
     return Study(findings, task if all(finding.ok for finding in findings) else None, lacks)
 
@@ -207,7 +211,7 @@ async def verify_tasks(
     exams = [TaskExam("", tuple(findings))]
     for number, task in enumerate(chosen, 1):
         say(f"[{number}/{len(chosen)}] {task.id}")
-        solution = None if task.reference else source.oracle(task.id)
+        solution = source.oracle(task.id)
         if solution is not None:
             studied = await study_solution(task, solution, sandbox, repeat)
         else:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault, UnjudgedPatch
 from coderepairrl.grading import harness, programs, witness
+from coderepairrl.grading.collect import carry_files
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import PARSERS, RESULTS, Outcome, Outcomes, lacking, worst
 from coderepairrl.grading.steering import (
@@ -41,6 +42,7 @@ __all__ = [
     "grade_apart",
     "grade_patch",
     "judge",
+    "judge_state",
     "judged_in",
     "lacking",
     "restore",
@@ -90,8 +92,8 @@ class Verdict(NamedTuple):
 
 
 def judged_in(task: Task) -> Task:
-    """`task` in the workspace of its checks, for the sandbox of `grade_patch` and `judge`."""
-    return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
+    """`task` in the workspace that is patched, that of its checks if they collect nothing: for `judge_state`."""
+    return task if task.checks.collect else replace(task, workspace=task.checks.workspace or task.workspace)
 
 
 async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
@@ -105,6 +107,10 @@ async def grade_patch(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
 
 async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verdict:
     """Grade `patch` with a fresh sandbox for each command. Raises `SandboxFault`."""
+    if task.checks.collect:
+        async with backend.open(task) as box:
+            refused = await apply_graded(box, task, patch)
+            return Verdict(refused) if refused else await judge_state(backend, task, box)
 
     async def prepare(sandbox: Sandbox) -> str:
         return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
@@ -187,6 +193,21 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] =
 async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
     """Run the checks in `sandbox` as it is, restoring their files before each command."""
     return await run_checks(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
+
+
+async def judge_state(backend: SandboxBackend, task: Task, box: Sandbox) -> Verdict:
+    """Run the checks on `box` as it is; those that collect its files run in a fresh sandbox. Raises `SandboxFault`."""
+    if not task.checks.collect:
+        return await judge(box, task.checks)
+    *before, last = task.checks.commands
+    verdict = await judge(box, replace(task.checks, commands=tuple(before)))
+    if verdict.problem:
+        return verdict
+    place = task.checks.workspace or task.workspace
+    async with backend.open(replace(task, workspace=place, limits={})) as fresh:
+        if refused := await carry_files(box, fresh, task.checks):
+            return Verdict(refused, doubtful=True)
+        return await judge(fresh, replace(task.checks, commands=(last,)))
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:

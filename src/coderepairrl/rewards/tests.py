@@ -112,7 +112,7 @@ class _Control:
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
         async with sandbox.open(grading.judged_in(task)) as fresh:
-            verdict = await grading.judge(fresh, task.checks)
+            verdict = await grading.judge_state(sandbox, task, fresh)
             can_start = [await _starts(fresh, command) for command in task.checks.commands] if verdict.doubtful else []
         return verdict._replace(doubtful=verdict.doubtful and not all(can_start))
 
@@ -157,11 +157,12 @@ class StateTests(Reward):
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
+        backend = sandbox.backend if isinstance(sandbox, Standing) else sandbox
         with reward_faults("checks", task):
             async with sandbox.open(task) as box:
-                verdict = await grading.judge(box, task.checks)
+                verdict = await grading.judge_state(backend, task, box)
             if verdict.doubtful:
-                await self._control(task, sandbox.backend if isinstance(sandbox, Standing) else sandbox)
+                await self._control(task, backend)
         return Score(self.name, 0.0 if verdict.problem else 1.0, note=verdict.problem, passed=not verdict.problem)
 
 

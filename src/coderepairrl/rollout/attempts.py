@@ -9,7 +9,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
@@ -64,6 +64,7 @@ async def make_attempt(
     The result names a broken part; no `Fault` is raised.
     """
     clock, timings = time.monotonic, dict[str, float]()
+    limits = replace(limits, seconds=min(limits.seconds, task.limits.get("seconds", limits.seconds)))
     outcome: AgentOutcome | None = None
     broken: Fault | None = None
     patch, seconds, began = b"", 0.0, clock()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import copy
 import fcntl
 import logging
+import math
 import os
 import shutil
 import signal
@@ -18,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +169,7 @@ class GuestBackend(SandboxBackend, ABC):
         self._state: StateFolder | None = None
         self._workspaces: Workspaces | None = None
         self._opened = 0
+        self._told = False
 
     @property
     def user(self) -> int | None:
@@ -248,11 +251,14 @@ class GuestBackend(SandboxBackend, ABC):
         prepared = workspaces.ready(workspace, environment)
         if prepared is None:
             prepared = await asyncio.to_thread(workspaces.acquire, workspace, environment)
+        limited = self._limited(task)
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
         in_memory = prepared.packed * prepared.size if self.held else 0
-        grouping = asyncio.create_task(asyncio.to_thread(self._group, box.name, in_memory))  # the kernel takes its time
+        grouping = asyncio.create_task(
+            asyncio.to_thread(limited._group, box.name, in_memory)
+        )  # the kernel takes its time
         try:
             try:
                 box.mkdir()
@@ -262,14 +268,14 @@ class GuestBackend(SandboxBackend, ABC):
                     if self.user is not None:
                         os.chown(box / "work", self.user, self.user)
                 group = await asyncio.shield(grouping)
-                guest = self.launch(box, prepared, group, environment)
+                guest = limited.launch(box, prepared, group, environment)
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
-            sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), self.limits, self.user, self.reader(box))
+            sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), limited.limits, self.user, self.reader(box))
             # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._fill, prepared, box),
-                sandbox.configure(_in(environment, self._settings(box, prepared)), self.startup_seconds),
+                sandbox.configure(_in(environment, limited._settings(box, prepared)), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
@@ -277,6 +283,18 @@ class GuestBackend(SandboxBackend, ABC):
             yield sandbox
         finally:  # to its end, even if it is cancelled meanwhile
             await asyncio.shield(self._end(sandbox, box, prepared, grouping))
+
+    def _limited(self, task: Task) -> GuestBackend:
+        """Backend with the `task`'s limits where they are below ours; says once that they are above."""
+        asked = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
+        ours = asdict(self.limits)
+        above = [f"sandbox.options.{name}={value}" for name, value in asked.items() if value > ours[name]]
+        if above and not self._told:
+            self._told = True
+            _log.warning("task %s asks for more than sandboxes have, as others may: %s", task.id, " ".join(above))
+        limited = copy.copy(self)
+        limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in asked.items()})
+        return limited if asked else self
 
     @property
     def groups(self) -> Groups:

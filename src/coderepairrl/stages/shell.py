@@ -9,6 +9,7 @@ import termios
 import tty
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from coderepairrl import grading
 from coderepairrl.errors import SandboxFault, TaskError, UsageError
@@ -57,7 +58,9 @@ def find_task(tasks: Iterable[Task], source: str, task_id: str, *, checks: bool 
     by_id = {task.id: task for task in tasks}
     if task_id not in by_id:
         raise UsageError(f"{source} has no task {task_id}", fix=near_tasks(task_id, list(by_id)))
-    task = grading.judged_in(by_id[task_id]) if checks else by_id[task_id]
+    task = by_id[task_id]
+    if checks:
+        task = replace(task, workspace=task.checks.workspace or task.workspace)
     if not task.workspace:
         raise UsageError(f"{task_id} is a question without a workspace", fix="choose a task with a repository")
     if lacks := lacking([task])[task_id]:

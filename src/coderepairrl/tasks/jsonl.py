@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import date
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -80,6 +80,7 @@ class _Checks(_Record):
     fail_to_pass: list[str] = []
     pass_to_pass: list[str] = []
     workspace: _Word = ""
+    collect: dict[str, str] = {}
 
     @field_validator("restore")
     @classmethod
@@ -111,6 +112,7 @@ class _Task(_Record):
     created: str = ""
     kind: str = ""
     answer: str = ""
+    limits: dict[Literal["seconds", "memory", "cpus", "disk_bytes"], Annotated[float, Field(gt=0)]] = {}
 
     @field_validator("created")
     @classmethod
@@ -213,6 +215,7 @@ def _task_line(task: Task, home: Path) -> _Task:
         fail_to_pass=list(task.checks.fail_to_pass),
         pass_to_pass=list(task.checks.pass_to_pass),
         workspace=_relative(task.checks.workspace, home),
+        collect=dict(task.checks.collect),
     )
     plain = {name: getattr(task, name) for name in _PLAIN}
     return _Task(workspace=_relative(task.workspace, home), reference=reference, checks=checks, **plain)
@@ -320,6 +323,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
             tuple(checks.fail_to_pass),
             tuple(checks.pass_to_pass),
             _workspace(checks.workspace, home, where),
+            checks.collect,
         ),
         **{name: getattr(record, name) for name in _PLAIN},
     )

@@ -1,9 +1,9 @@
 """`harbor`: tasks in the format of Harbor (harbor-framework/harbor), one folder each.
 
-Follows harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``, ``verifier/verifier.py``,
-``agents/oracle.py``, ``environments/definition.py``. ``/tests/test.sh`` writes a number to
-``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. Never tested with a published task
-that has an image.
+Follows harbor 0.26.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths,verifier_mode}.py``, ``trial/trial.py``,
+``trial/artifact_handler.py``, ``verifier/verifier.py``, ``agents/oracle.py``. ``/tests/test.sh`` writes a number to
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier with an environment of
+its own gets the task's artifacts. Never tested with a published image.
 
 `export_harbor` writes such folders. Unlike a fresh sandbox, Harbor judges the machine that the agent left, including
 files that steer test runners or replace Python's modules.
@@ -21,18 +21,21 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coderepairrl.environments import dockerfile
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading import witness
 from coderepairrl.grading.reports import Outcome
+from coderepairrl.printable import join_first
 from coderepairrl.sandbox.workspace import prepare_workspace
 from coderepairrl.tasks.benchmark import Benchmark, image_workspace
 from coderepairrl.tasks.benchmark import copy_build_context as context_image
 from coderepairrl.tasks.patches import detect_language
 from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.select import Selected
 from coderepairrl.types import Checks, Command, Task
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,40 @@ elif [ -f /logs/verifier/reward.txt ]; then cp /logs/verifier/reward.txt "$1"
 fi
 exit 0
 """
+USED = """
+task.name metadata agent.timeout_sec agent.user solution.env artifacts.source artifacts.exclude verifier.timeout_sec
+verifier.env verifier.user verifier.environment_mode verifier.environment verifier.collect.command
+verifier.collect.timeout_sec environment.docker_image environment.cpus environment.memory_mb environment.storage_mb
+environment.env environment.workdir
+"""
+"""Fields of ``task.toml`` that are read; those of ``verifier.environment`` are as those of ``environment``."""
+REFUSED = """
+steps environment.os environment.gpus environment.tpu environment.mcp_servers environment.healthcheck
+verifier.collect.service artifacts.service
+"""
+"""Fields of tasks that are refused, unless they say Linux, the main service, or nothing."""
+IGNORED = {
+    "schema_version": "fields have kept their meaning",
+    "task.version task.description task.authors task.keywords source": "about the package",
+    "multi_step_reward_strategy environment.gpu_types": "of fields that are refused",
+    "environment.skills_dir": "no agent reads it",
+    "environment.build_timeout_sec": "builds have a limit of their own",
+    "artifacts.destination": "a place on Harbor's machine",
+    "verifier.collect.user": "a sandbox has one user",
+    "environment.network_mode environment.allowed_hosts environment.allow_internet agent.network_mode "
+    "agent.allowed_hosts verifier.network_mode verifier.allowed_hosts": "sandboxes have no network",
+}
+"""Fields that change nothing, with the reason."""
+_UNSUPPORTED_FILES = """
+environment/docker-compose.yaml tests/docker-compose.yaml tests/.harborignore solution/.harborignore trajectory.json
+"""
+_SIZES = {"memory": "memory", "storage": "disk_bytes"}
+_HOOK = "pre_artifacts.sh"
+"""DeepSWE's script that writes artifacts in the attempt's sandbox."""
+_ARTIFACTS = "/logs/artifacts"
+"""Folder that a verifier with an environment of its own always gets."""
+_DIFF = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(diff --git .*?\n)\1\n", re.DOTALL)
+"""Diff that a script gives to a command."""
 IMAGE = "python:3.12"
 """Default image, with Python, git and a shell."""
 WORKDIR = "/workspace"
@@ -81,20 +118,21 @@ class Harbor(Benchmark):
         settings = _Settings(row)
         settings.check(folder)
         metadata = settings.table("metadata")
-        reference = _read_bytes(folder / str(metadata["reference"])) if "reference" in metadata else b""
+        reference = _read_reference(folder, metadata)
         return Task(
             id=str(settings.table("task").get("name") or folder.name),
             prompt=_read_instruction(folder / "instruction.md"),
             language=str(metadata.get("language") or detect_language(reference, "text")),
-            workspace=_choose_workspace(folder, settings),
+            workspace=_make_image(settings, folder / "environment", settings.table("agent").get("user"), "environment"),
             reference=reference,
-            checks=Checks(*_make_tests(folder, settings)),
+            checks=_make_checks(folder, settings),
             split=self.split or str(metadata.get("split") or "train"),
             licence=str(metadata.get("license") or ""),
             difficulty=_parse_difficulty(metadata.get("difficulty")),
             repository=str(metadata.get("repository") or ""),
             created=str(metadata.get("created") or ""),
             kind=str(metadata.get("kind") or self.kind),
+            limits=_read_limits(settings),
         )
 
     def oracle(self, task_id: str) -> Checks | None:
@@ -105,11 +143,13 @@ class Harbor(Benchmark):
             return None
         settings = _Settings(Row(self.name, str(folder), row))
         files, script = _stage_files(folder / "solution", "/solution")
-        script += f"{_export(settings, 'solution')}export DEBIAN_FRONTEND=noninteractive\n/solution/solve.sh\nexit 0\n"
+        script += f"rm -rf {FOLDER}\n{_export(settings, 'solution')}export DEBIAN_FRONTEND=noninteractive\n"
+        script += "/solution/solve.sh\nexit 0\n"
         seconds = float(settings.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
         solve = Command(("sh", f"{FOLDER}/solve"), seconds)
-        commands, restore = _make_tests(folder, settings)
-        return Checks((solve, *commands), {**files, f"{FOLDER}/solve": script, **restore})
+        checks = _make_checks(folder, settings)
+        restored = {**files, f"{FOLDER}/solve": script, **checks.restore}
+        return replace(checks, commands=(solve, *checks.commands), restore=restored)
 
     def _read(self) -> list[Row]:
         assert self.path is not None
@@ -117,6 +157,8 @@ class Harbor(Benchmark):
         if not folders:
             raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
         rows = [_read_row(folder.absolute()) for folder in folders]
+        if online := [row.where for row in rows if _Settings(row).asks_for_network()]:
+            _log.warning("harbor: tasks ask for a network, which no sandbox has: %s", join_first(online, 3))
         return [row for row in rows if self._is_usable(row)] if self.usable else rows
 
     def _is_usable(self, row: Row) -> bool:
@@ -144,25 +186,42 @@ class _Settings:
         checked: Mapping[str, Any] = table
         return checked
 
+    def entries(self, *names: str) -> list[Mapping[str, Any]]:
+        """Tables of a list; a text stands for a table with ``source``."""
+        *parents, last = names
+        listed = self.table(*parents).get(last) or []
+        return [each if isinstance(each, Mapping) else {"source": str(each)} for each in listed]
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether the verifier has an environment of its own."""
+        verifier = self.table("verifier")
+        return str(verifier.get("environment_mode") or ("environment" in verifier and "separate")) == "separate"
+
+    def asks_for_network(self) -> bool:
+        """Whether a network is asked for by name; Harbor's default is one, too."""
+        tables = map(self.table, ("environment", "agent", "verifier"))
+        return any(
+            each.get("network_mode", "no-network") != "no-network" or each.get("allow_internet") for each in tables
+        )
+
     def check(self, folder: Path) -> None:
         """Raise `TaskError` for unsupported settings."""
-        environment, verifier = self.table("environment"), self.table("verifier")
-        wrong = {
-            "several steps": self.row.values.get("steps"),
-            "Windows": str(environment.get("os", "linux")).lower() != "linux",
-            "a separate environment of the verifier": verifier.get("environment")
-            or str(verifier.get("environment_mode", "shared")) != "shared",
-            "commands of verifier.collect": verifier.get("collect"),
-            "GPUs": environment.get("gpus") or environment.get("tpu"),
-            "MCP servers": environment.get("mcp_servers"),
-            "a health check": environment.get("healthcheck"),
-            "docker-compose.yaml": (folder / "environment/docker-compose.yaml").exists(),
-        }
-        if unsupported := [name for name, value in wrong.items() if value]:
+        unsupported = [name for name in REFUSED.split() if self._is_refused(name)]
+        unsupported += [name for name in _UNSUPPORTED_FILES.split() if (folder / name).exists()]
+        if "environment" in self.table("verifier") and not self.is_separate:
+            unsupported.append("another environment of a shared verifier")
+        if unsupported:
             raise TaskError(
                 f"harbor: {folder} needs {', '.join(unsupported)}, which is not supported",
                 fix="remove the task's folder, or leave such tasks out with usable=true",
             )
+
+    def _is_refused(self, name: str) -> bool:
+        *parents, last = name.split(".")
+        tables = self.entries(*parents) if last == "service" else [self.table(*parents)]
+        tables += [self.table("verifier", *parents)] if parents == ["environment"] else []
+        return any(str(each.get(last) or "linux").lower() not in ("linux", "main") for each in tables)
 
 
 def _find_task_folders(root: Path) -> list[Path]:
@@ -193,6 +252,18 @@ def _read_instruction(path: Path) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def _read_reference(folder: Path, metadata: Mapping[str, Any]) -> bytes:
+    """Read the patch that the solution applies: named in the metadata, its one patch file, or within its script."""
+    if "reference" in metadata:
+        return _read_bytes(folder / str(metadata["reference"]))
+    solution = folder / "solution"
+    diffs = [_read_bytes(path) for path in (*solution.glob("*.patch"), *solution.glob("*.diff"))]
+    if not diffs and (solution / "solve.sh").is_file():
+        script = _read_bytes(solution / "solve.sh").decode("utf-8", "surrogateescape")
+        diffs = [diff.encode("utf-8", "surrogateescape") for _, diff in _DIFF.findall(script)]
+    return diffs[0] if len(diffs) == 1 else b""
+
+
 def _parse_difficulty(value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
@@ -202,20 +273,32 @@ def _parse_difficulty(value: object) -> float | None:
 # -- the workspace
 
 
-def _choose_workspace(folder: Path, about: _Settings) -> str:
-    """Choose the prebuilt image, else the Dockerfile's.
+def _choose_verifier(folder: Path, about: _Settings) -> tuple[str, bool]:
+    """Choose the workspace of a verifier with an environment of its own, and whether its image has the tests."""
+    verifier = about.table("verifier")
+    names = ("verifier", "environment") if "environment" in verifier else ("environment",)
+    prebuilt = about.table("verifier", "environment").get("docker_image")
+    is_bundled = bool(prebuilt or (folder / "tests" / dockerfile.NAME).is_file())
+    context = folder / ("tests" if is_bundled else "environment")
+    return _make_image(about, context, verifier.get("user"), *names), is_bundled
 
-    Files beside a prebuilt image without a Dockerfile are copied to its working directory.
+
+def _make_image(about: _Settings, context: Path, user: object, *names: str) -> str:
+    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, as the table `names` says.
+
+    Files of ``environment`` beside a prebuilt image without a Dockerfile are copied to its working directory.
     """
-    settings, context = about.table("environment"), folder / "environment"
-    prebuilt = str(settings.get("docker_image") or "")
+    is_agents = context.name == "environment"
+    prebuilt = str(about.table(*(() if is_agents else ("verifier",)), "environment").get("docker_image") or "")
+    settings = about.table(*names)
     has_dockerfile = (context / dockerfile.NAME).is_file()
     if not prebuilt and not has_dockerfile:
-        raise TaskError(f"harbor: {folder} has neither environment/Dockerfile nor docker_image")
-    lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(about, "environment").items()]
+        raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
+    lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(about, *names).items()]
     lines += [f"WORKDIR {settings['workdir']}"] if settings.get("workdir") else []
-    lines += [f"USER {user}"] if (user := about.table("agent").get("user")) is not None else []
-    copies_files = bool(prebuilt and not has_dockerfile and context.is_dir() and any(context.iterdir()))
+    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if about.is_separate and is_agents else []
+    lines += [f"USER {user}"] if user is not None else []
+    copies_files = bool(prebuilt and is_agents and not has_dockerfile and context.is_dir() and any(context.iterdir()))
     if prebuilt:
         lines = [f"FROM {prebuilt}", *lines, *(["COPY . ./"] if copies_files else [])]
         if len(lines) == 1:
@@ -228,11 +311,28 @@ def _choose_workspace(folder: Path, about: _Settings) -> str:
     try:
         return context_image("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
     except OSError as error:
-        raise TaskError(f"harbor: {folder}: {error}", fix="set CRRL_CACHE") from error
+        raise TaskError(f"harbor: {context.parent}: {error}", fix="set CRRL_CACHE") from error
 
 
-def _read_variables(about: _Settings, section: str) -> dict[str, str]:
-    variables = {str(name): str(value) for name, value in about.table(section, "env").items()}
+def _read_limits(about: _Settings) -> dict[str, float]:
+    environment = about.table("environment")
+    limits = {
+        "seconds": about.table("agent").get("timeout_sec"),
+        "cpus": environment.get("cpus"),
+        **{limit: _read_size(environment, name) for name, limit in _SIZES.items()},
+    }
+    return {name: float(value) for name, value in limits.items() if value}
+
+
+def _read_size(environment: Mapping[str, Any], name: str) -> float:
+    """Bytes of ``NAME_mb``, or of the older ``NAME``, such as ``2G``; 0 for none."""
+    text = str(environment.get(name) or f"{environment.get(f'{name}_mb') or 0}M").strip().upper()
+    return float(text[:-1]) * {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}[text[-1]]
+
+
+def _read_variables(about: _Settings, *names: str) -> dict[str, str]:
+    section = ".".join(names)
+    variables = {str(name): str(value) for name, value in about.table(*names, "env").items()}
     for name, value in variables.items():
         if not _VARIABLE_NAME.fullmatch(name):
             raise about.row.wrong(f"[{section}.env] {name!r} is not a variable name")
@@ -255,15 +355,40 @@ def _export(about: _Settings, section: str) -> str:
 # -- tests and solution
 
 
-def _make_tests(folder: Path, about: _Settings) -> tuple[tuple[Command, ...], dict[str, str]]:
-    if not (folder / "tests/test.sh").is_file():
+def _make_checks(folder: Path, about: _Settings) -> Checks:
+    workspace, is_bundled = _choose_verifier(folder, about) if about.is_separate else ("", False)
+    if not (is_bundled or (folder / "tests/test.sh").is_file()):
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
-    files, script = _stage_files(folder / "tests", "/tests")
-    script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent /logs/artifacts || exit 1\n"
-    script += f"{_export(about, 'verifier')}/tests/test.sh{_COPY_REWARD}"
+    files, script = ({}, "chmod +x /tests/test.sh\n") if is_bundled else _stage_files(folder / "tests", "/tests")
+    script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent {_ARTIFACTS} || exit 1\n"
+    script += ("" if workspace else _list_hooks(folder, about)) + _export(about, "verifier")
+    script += f"/tests/test.sh{_COPY_REWARD}"
     seconds = float(about.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
     command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
-    return (command,), {**files, f"{FOLDER}/test": script}
+    collect = _list_artifacts(folder, about) if workspace else {}
+    return Checks((command,), {**files, f"{FOLDER}/test": script}, workspace=workspace, collect=collect)
+
+
+def _list_hooks(folder: Path, about: _Settings) -> str:
+    """Script with what runs in the attempt's sandbox before files are collected: DeepSWE's file, Harbor's hooks."""
+    hooks = [(300.0, "bash", _read_bytes(folder / _HOOK).decode())] if (folder / _HOOK).is_file() else []
+    for hook in about.entries("verifier", "collect"):
+        hooks.append((float(hook.get("timeout_sec", 60)), "sh", str(hook["command"])))
+    silent = ">/dev/null 2>&1\n"
+    return "".join(f"timeout {most:g} {shell} -c {shlex.quote(text)} {silent}" for most, shell, text in hooks)
+
+
+def _list_artifacts(folder: Path, about: _Settings) -> dict[str, str]:
+    """`Checks.collect` of the task's artifacts, after its hooks."""
+    scripts = dict[str, str]()
+    for entry in [{"source": _ARTIFACTS}, *about.entries("artifacts")]:
+        path = PurePosixPath(str(entry["source"]))
+        if not path.is_absolute() or ".." in path.parts or not path.name:
+            raise about.row.wrong(f"the artifact {path} is not an absolute path below /")
+        excluded = "".join(f"--exclude={shlex.quote(str(pattern))} " for pattern in entry.get("exclude") or ())
+        parent, name = shlex.quote(str(path.parent)), shlex.quote(path.name)
+        scripts[str(path)] = f"{{ cd {parent} && tar {excluded}-cf - -- {name}; }} 2>/dev/null"
+    return scripts | {_ARTIFACTS: _list_hooks(folder, about) + scripts[_ARTIFACTS]}
 
 
 def _stage_files(source: Path, target: str) -> tuple[dict[str, str], str]:
@@ -294,6 +419,8 @@ def _read_bytes(path: Path) -> bytes:
 def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     """Write each task to a folder in the new folder `target`, all or none; return the number of tasks.
 
+    Folders of Harbor tasks are copied.
+
     Raises `UsageError` if `target` exists or cannot be written, `TaskError` for tasks that the format cannot express.
     """
     if target.exists():
@@ -304,12 +431,16 @@ def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> i
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
             staging = Path(scratch) / "tasks"
             staging.mkdir()
+            origin = source.source if isinstance(source, Selected) else source
             for task in source:
                 name = _harbor_name(task.id)
                 if name in names:
                     raise TaskError(f"two tasks would have the folder {name}", fix="give each task a different id")
                 names.add(name)
-                _write_harbor_task(task, staging / name, image)
+                if isinstance(origin, Harbor):
+                    shutil.copytree(origin.row(task.id)["folder"], staging / name, symlinks=True)
+                else:
+                    _write_harbor_task(task, staging / name, image)
             staging.rename(target)
     except OSError as error:
         raise UsageError(f"{target}: {error}", fix="name a folder in one that you may write to") from error
@@ -325,14 +456,18 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
         raise TaskError(f"task {task.id} has no {'checks' if task.workspace else 'workspace'}", fix=_FIX)
     if task.environment.startswith(("venv:", "python:")):
         raise TaskError(f"task {task.id} needs an environment that only this machine has", fix=_FIX)
+    if task.checks.workspace or task.checks.collect:
+        raise TaskError(f"task {task.id} is judged in another image than the agent's", fix=_FIX)
     for part in ("environment", "tests", "solution"):
         (folder / part).mkdir(parents=True)
-    settings = ""
+    limits = {"cpus": task.limits.get("cpus", 0)}
+    limits |= {f"{key}_mb": task.limits.get(name, 0) / (1 << 20) for key, name in _SIZES.items()}
+    settings = "".join(f"{name} = {math.ceil(value)}\n" for name, value in limits.items() if value)
     if task.workspace.startswith("image:"):
         name = task.workspace.removeprefix("image:")
         if name.startswith(("oci:", "docker-archive:", "dockerfile:")):
             raise TaskError(f"task {task.id}: its image {name} is only on this machine, not in a registry", fix=_FIX)
-        settings = f"docker_image = {_quote_toml(name)}\n"
+        settings += f"docker_image = {_quote_toml(name)}\n"
     else:
         with tempfile.TemporaryDirectory() as scratch:
             prepare_workspace(task.workspace, Path(scratch) / "made")
@@ -363,11 +498,12 @@ def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
     }
     lines = [f"{name} = {_quote_toml(value)}" for name, value in metadata.items() if value]
     lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
+    agent = f"[agent]\ntimeout_sec = {task.limits['seconds']}\n\n" if "seconds" in task.limits else ""
     org, _, name = task.id.partition("/")
     named = "/".join(map(_harbor_name, (org, name))) if name else f"coderepairrl/{_harbor_name(org)}"
     text = (
         f'schema_version = "1.4"\n\n[task]\nname = {_quote_toml(named)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
-        f"[verifier]\ntimeout_sec = {float(seconds)}\n\n[environment]\n{environment}"
+        f"[verifier]\ntimeout_sec = {float(seconds)}\n\n{agent}[environment]\n{environment}"
     )
     tomllib.loads(text)
     return text

@@ -1,0 +1,68 @@
+"""Files of an attempt, for checks that run in a sandbox of another workspace (`Checks.collect`)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from pathlib import PurePosixPath
+
+from coderepairrl.protocols import Sandbox
+from coderepairrl.types import Checks
+
+_BYTES = 64 << 20
+"""Limit of a path's archive, and of its files together."""
+_SECONDS = 600.0
+_PUT = """mkdir -p -- "$1" && cd -- "$1" || exit 1
+if [ -d "$2" ] && [ ! -L "$2" ]; then rm -rf -- "$2"/..?* "$2"/.[!.]* "$2"/*; else rm -rf -- "$2"; fi
+tar -xof -"""
+"""Unpacks into folder $1 what replaces $2 there, a file or the content of a folder."""
+
+
+async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
+    """Put what `checks.collect` writes in `sandbox` into `fresh`; return why that is impossible, or "".
+
+    Paths that the attempt does not have are left as they are in `fresh`.
+    """
+    for path, script in checks.collect.items():
+        parent, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
+        packed = await sandbox.exec(["sh", "-c", script], timeout=_SECONDS, max_bytes=_BYTES)
+        if packed.timed_out or packed.truncated:
+            return f"{path} could not be collected: more than {_SECONDS:g} s, or {_BYTES >> 20} MiB"
+        try:
+            archive = await asyncio.to_thread(_keep_inside, packed.output, name)
+        except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError) as error:
+            return f"{path} could not be collected: {error}"
+        if archive:
+            done = await fresh.exec(["sh", "-c", _PUT, "sh", parent, name], stdin=archive, timeout=_SECONDS)
+            if not done.ok:
+                return f"{path} does not fit into the checks' sandbox: {done.output[-200:].decode(errors='replace')}"
+    return ""
+
+
+def _keep_inside(archive: bytes, name: str) -> bytes:
+    """Rewrite a hostile tar archive: files, folders, and links to below their folder, of the entry `name` alone.
+
+    Empty if there is none. Raises TarError, KeyError, OSError, OverflowError, and ValueError for more than `_BYTES`.
+    """
+    kept, total = io.BytesIO(), 0
+    if not archive:
+        return b""
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as source, tarfile.open(fileobj=kept, mode="w") as target:
+        for member in source:
+            path, link = PurePosixPath(member.name), PurePosixPath(member.linkname)
+            is_link = member.issym() and len(path.parts) > 1 and not link.is_absolute() and ".." not in link.parts
+            is_file = member.isreg() or member.islnk()
+            if path.parts[:1] != (name,) or ".." in path.parts or not (is_file or is_link or member.isdir()):
+                continue
+            entry = tarfile.TarInfo(member.name)
+            entry.linkname, entry.mode = member.linkname * is_link, member.mode & 0o777
+            original = source.getmember(member.linkname) if member.islnk() else member
+            entry.size = original.size if is_file else 0
+            total += entry.size
+            if total > _BYTES:
+                raise ValueError(f"its files have more than {_BYTES >> 20} MiB")
+            entry.type = tarfile.REGTYPE if is_file else member.type
+            target.addfile(entry, source.extractfile(original) if is_file else None)
+        is_empty = not target.getmembers()
+    return b"" if is_empty else kept.getvalue()

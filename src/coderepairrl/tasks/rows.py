@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import TaskError
+from coderepairrl.printable import visible
 from coderepairrl.processes.installs import require_extra
 from coderepairrl.runs import codec
 
@@ -166,7 +167,7 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
     require_extra("hub", f"{benchmark}, read from the hub,")
     datasets = importlib.import_module("datasets")
     importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()  # each retry is two warnings
-    print(f"reading {name} from the hub", file=sys.stderr)
+    print(visible(f"reading {name} from the hub"), file=sys.stderr)
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # of every layer below: network, hub, cache, format

@@ -271,6 +271,10 @@ async def test_a_verifier_in_its_own_environment_gets_the_artifacts_alone(
             assert (await box.exec(["sh", "-c", left])).ok
             scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
         assert scored.value == value, (left, scored.note)
+    async with backend.open(task) as box:
+        assert (await box.exec(["sh", "-c", 'rm "$(command -v tar)"'])).ok
+        judged = await grading.judge_state(backend, task, box)
+    assert judged.doubtful and "has no tar" in judged.problem, "a control says whose fault that is"
 
 
 def test_of_a_forged_archive_only_what_is_inside_arrives() -> None:

@@ -13,6 +13,8 @@ from coderepairrl.types import Checks
 _BYTES = 64 << 20
 """Limit of a path's archive, and of its files together."""
 _SECONDS = 600.0
+_NO_PROGRAM = 127
+"""Exit code of a shell that does not find a program."""
 _PUT = """mkdir -p -- "$1" && cd -- "$1" || exit 1
 if [ -d "$2" ] && [ ! -L "$2" ]; then rm -rf -- "$2"/..?* "$2"/.[!.]* "$2"/*; else rm -rf -- "$2"; fi
 tar -xof -"""
@@ -29,6 +31,8 @@ async def carry_files(sandbox: Sandbox, fresh: Sandbox, checks: Checks) -> str:
         packed = await sandbox.exec(["sh", "-c", script], timeout=_SECONDS, max_bytes=_BYTES)
         if packed.timed_out or packed.truncated:
             return f"{path} could not be collected: more than {_SECONDS:g} s, or {_BYTES >> 20} MiB"
+        if packed.exit_code == _NO_PROGRAM:  # else an image without tar would look like an attempt without files
+            return f"{path} could not be collected: the image has no tar"
         try:
             archive = await asyncio.to_thread(_keep_inside, packed.output, name)
         except (tarfile.TarError, KeyError, OSError, ValueError, OverflowError) as error:

@@ -256,9 +256,8 @@ class GuestBackend(SandboxBackend, ABC):
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
         in_memory = prepared.packed * prepared.size if self.held else 0
-        grouping = asyncio.create_task(
-            asyncio.to_thread(limited._group, box.name, in_memory)
-        )  # the kernel takes its time
+        # the kernel takes its time
+        grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, in_memory))
         try:
             try:
                 box.mkdir()

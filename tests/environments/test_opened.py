@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,10 +248,7 @@ async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, f
 
 SOMEBODY = 12345
 PROGRAM = """
-import asyncio, os, sys, types
-import coderepairrl
-sys.modules["coderepairrl.environments"] = room = types.ModuleType("coderepairrl.environments")
-room.__path__ = [os.path.dirname(coderepairrl.__file__) + "/environments"]
+import asyncio, os
 from coderepairrl.environments import prepare_images
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
@@ -272,6 +271,22 @@ asyncio.run(ask(True))
 """
 
 
+def copy_imported_packages(target: Path) -> None:
+    """Copy this package and the installed packages that it imports: other users cannot read root's folders."""
+    program = "import sys, coderepairrl.environments; print(*{name.partition('.')[0] for name in sys.modules})"
+    names = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    sources = {Path(coderepairrl.__file__).parent}
+    for spec in filter(None, map(importlib.util.find_spec, set(names) - sys.stdlib_module_names - {"__main__"})):
+        file = Path(spec.origin or "")
+        if "site-packages" in file.parts:
+            sources.add(file.parent if file.name == "__init__.py" else file)
+    for source in sources:
+        if source.is_dir():
+            shutil.copytree(source, target / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 def test_an_ordinary_user_prepares_and_opens_images(
     oci: Path, programs: bytes, testbed: bytes, isolating: None, cache: Path
@@ -279,8 +294,7 @@ def test_an_ordinary_user_prepares_and_opens_images(
     hidden = archive([entry("etc/hidden", b"mode 000\n", mode=0, uid=5)])
     with open_folder() as home:
         made = layout(home / "oci", [programs, testbed, hidden], compress=lambda data: data)
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(coderepairrl.__file__).parent, home / "coderepairrl", ignore=ignored)
+        copy_imported_packages(home)
         subprocess.run(["chown", "-R", f"{SOMEBODY}:{SOMEBODY}", home], check=True)
         ids = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
         program = PROGRAM.replace("NAME", repr(f"oci:{home}/oci@{made}"))

@@ -388,7 +388,7 @@ def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path
         path.write_text(json.dumps({**row, **change}))
         made: Any = make_source(source, path=str(path), workspace="image", **options)
         with pytest.raises(TaskError, match=problem):
-            made.described()
+            made.describe_tasks()
 
 
 def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:

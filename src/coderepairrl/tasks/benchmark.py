@@ -54,7 +54,7 @@ class Benchmark(LoadedSource):
                 )
         return self._rows
 
-    def described(self) -> list[Task]:
+    def describe_tasks(self) -> list[Task]:
         """Tasks of all rows before `ready`. Raises as `rows`."""
         if not self._described:
             self._described = self._describe()
@@ -64,7 +64,7 @@ class Benchmark(LoadedSource):
         by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
-                task = self.task(row)
+                task = self.make_task(row)
             except OSError as error:
                 raise self._unwritten(error) from error
             except (LookupError, TypeError, AttributeError, ValueError) as error:  # of values within its columns
@@ -78,7 +78,7 @@ class Benchmark(LoadedSource):
         return by_id
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """Put selected, possibly changed `described` tasks into images. Raises `TaskError`."""
+        """Put selected, possibly changed described tasks into images. Raises `TaskError`."""
         try:
             task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
@@ -99,15 +99,15 @@ class Benchmark(LoadedSource):
 
     def load(self) -> list[Task]:
         """Read rows and write workspaces. Raises as `rows`."""
-        return self.ready(self.described())
+        return self.ready(self.describe_tasks())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """Row of a task. Raises KeyError."""
-        self.described()
+        self.describe_tasks()
         return self._described[task_id][1].values
 
     @abstractmethod
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row. Raises `TaskError` that names row and column."""
 
     def _read(self) -> list[Row]:
@@ -135,7 +135,7 @@ class Repositories(Benchmark):
         self.workspace, self.clone = workspace, clone or GITHUB
         self.task_split = split or "train"
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row with SWE-bench's columns."""
         reference = patch_bytes(row.text("patch"))
         repository = row.text("repo")

@@ -47,7 +47,12 @@ class Row:
         """Text in the first present column. Raises `TaskError` without any."""
         for column in columns:
             if column in self:
-                return self._of(column, str)
+                text: str = self._checked(column, self.values[column], str)
+                try:
+                    text.encode("utf-8", "surrogateescape")
+                except UnicodeEncodeError as error:
+                    raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
+                return text
         raise self.wrong(f"no column {' or '.join(map(repr, columns))}")
 
     def maybe(self, column: str) -> str:
@@ -59,9 +64,10 @@ class Row:
         if column not in self:
             raise self.wrong(f"no column {column!r}")
         value = self.values[column]
-        decoded = self._decoded(column) if isinstance(value, str) else value
-        checked: Mapping[str, Any] = self._checked(column, decoded, dict)
-        return checked
+        if isinstance(value, str):
+            value = self._decoded(column)
+        mapping: Mapping[str, Any] = self._checked(column, value, dict)
+        return mapping
 
     def names(self, column: str) -> tuple[str, ...]:
         """Texts in `column`, possibly as JSON or Python; empty without it."""
@@ -108,14 +114,6 @@ class Row:
         columns = ", ".join(self.values)
         fix = f"name rows of {self.benchmark}; these have the columns {columns}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
-
-    def _of(self, column: str, kind: type[str]) -> str:
-        text: str = self._checked(column, self.values[column], kind)
-        try:
-            text.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
-        return text
 
     def _checked(self, column: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):

@@ -45,7 +45,7 @@ class AiderPolyglot(Files):
         super().__init__(path, cache=cache)
         self.language = language
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")

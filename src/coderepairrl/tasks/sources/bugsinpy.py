@@ -68,7 +68,7 @@ class BugsInPy(Repositories):
         self.native, self.all_native = workspace == "native", all_native
         self.projects = frozenset(project.split(",") if isinstance(project, str) else project) - {""}
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         commands = "\n".join(row.names("run_test"))
         if not commands.strip():

@@ -46,7 +46,7 @@ class Defects4J(Benchmark):
         self.active = active
         self.checkouts = checkouts
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         project, bug = row.text("project"), row.values["bug_id"]
         root = Path(self.checkouts).expanduser() if self.checkouts else user_cache() / "defects4j"

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
-from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
+from coderepairrl.tasks.base import LeftOut, LoadedSource, check_day, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, History, open_history
 from coderepairrl.tasks.patches import detect_language, is_test, is_test_module
 from coderepairrl.tasks.project_environment import PYTEST, extra_of, needs_of
@@ -79,7 +79,7 @@ class GitHistory(LoadedSource):
         repository: str = "",
     ) -> None:
         for name, day in (("since", since), ("before", before), ("packages_before", packages_before)):
-            _check_day(name, str(day))
+            check_day(f"tasks.options.{name}", str(day))
         if min(n, max_files - 1, max_lines - 1) < 0:
             raise ConfigError("tasks.options.n, max_files and max_lines count: n from 0, the others from 1")
         if not 0 < timeout <= LONGEST:
@@ -245,10 +245,3 @@ def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change])
 def _starts_python(command: Sequence[str]) -> bool:
     names = [PurePosixPath(word).name for word in command]
     return bool(results_of(command)) or any(name.startswith("python") for name in names[:1])
-
-
-def _check_day(name: str, day: str) -> None:
-    try:
-        _ = day and date.fromisoformat(day)
-    except ValueError:
-        raise ConfigError(f"tasks.options.{name}={day!r}: no date", fix="write YYYY-MM-DD") from None

@@ -40,9 +40,9 @@ class GitBugJava(Repositories):
         super().__init__(path, split=split, workspace="git", clone=clone)
         self.image_name, self.command = image, command
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
-        task = super().task(row)
+        task = super().make_task(row)
         if self.image_name:
             bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")
             task = replace(task, workspace=image_workspace(self.image_name.format(id=bug)))

@@ -112,7 +112,7 @@ class Harbor(Benchmark):
         super().__init__(path)
         self.split, self.kind, self.usable = split, kind, usable
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Make the task of a folder."""
         folder = Path(row.text("folder"))
         settings = _Settings(row)
@@ -163,7 +163,7 @@ class Harbor(Benchmark):
 
     def _is_usable(self, row: Row) -> bool:
         try:
-            self.task(row)
+            self.make_task(row)
         except TaskError as error:
             _log.warning("left out: %s", error)
             return False

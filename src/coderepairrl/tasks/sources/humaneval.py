@@ -62,13 +62,13 @@ class HumanEval(Files):
         self.bug, self.seed, self.sandbox = bug, seed, sandbox
         self._broken: dict[str, str] = {}
 
-    def described(self) -> list[Task]:
+    def describe_tasks(self) -> list[Task]:
         """Tasks of all rows, with bugs. Raises `TaskError` and `PrerequisiteError`."""
         if self.bug == "mutant" and not self._broken:
             self._broken = self._mutants()
-        return super().described()
+        return super().describe_tasks()
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         fixed, function = _fix(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"

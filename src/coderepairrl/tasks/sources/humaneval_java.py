@@ -32,7 +32,7 @@ class HumanEvalJava(Files):
         super().__init__(path, cache=cache)
         self.jars = jars
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}

@@ -53,9 +53,9 @@ class MultiSweBench(Repositories):
         self.task_split = "test" if measured else "train"
         self.evaluation_set = "Multi-SWE-bench" if measured else ""
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
-        task = super().task(_as_swe_bench(row))
+        task = super().make_task(_as_swe_bench(row))
         return replace(task, checks=_instance_checks(row)) if self._is_judged(row) else task
 
     def _is_judged(self, row: Row) -> bool:

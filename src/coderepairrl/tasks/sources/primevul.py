@@ -16,14 +16,7 @@ from cydifflib import SequenceMatcher
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks.patches import language_of
 from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read_rows
-from coderepairrl.tasks.vulnerabilities import (
-    Ask,
-    Form,
-    Pair,
-    Vulnerabilities,
-    check_direction,
-    label,
-)
+from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, check_direction, label
 
 TOP = (
     "CWE-20",
@@ -64,10 +57,8 @@ class PrimeVul(Vulnerabilities):
         revision: str = "",
         cache: str = "",
     ) -> None:
-        super().__init__(
-            path, hub=hub, revision=revision, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache
-        )
-        self.inverted = inverted
+        super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
+        self.hub, self.revision, self.inverted = hub, revision, inverted
         if not classes and ask == "weakness":
             self.classes = TOP
 
@@ -89,15 +80,15 @@ class PrimeVul(Vulnerabilities):
             return
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         files = [file for file in files if file.name.endswith(ENDINGS)]
-        named = {file: split for file in files for split in SPLITS if f"{split}_paired" in file.name}
+        splits = {file: split for file in files for split in SPLITS if f"{split}_paired" in file.name}
         if self.path.is_file():
-            named = {self.path: named.get(self.path, "train")}
-        if not named:
+            splits = {self.path: splits.get(self.path, "train")}
+        if not splits:
             raise TaskError(
                 f"{self.name}: {self.path} has no file of pairs",
                 fix="name a folder with primevul_train_paired.jsonl and the others",
             )
-        yield from ((split, read_rows(self.name, file)) for file, split in named.items())
+        yield from ((split, read_rows(self.name, file)) for file, split in splits.items())
 
     def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
@@ -123,15 +114,16 @@ class PrimeVul(Vulnerabilities):
         if len(vulnerable) == 1:
             yield vulnerable[0], fixed[0]
             return
-        near = sorted(
+        by_similarity = sorted(
             (-_similarity(one, other), one.text("func"), other.text("func"), at, to)
             for at, one in enumerate(vulnerable)
             for to, other in enumerate(fixed)
         )
-        used: set[tuple[str, int]] = set()
-        for _, _, _, at, to in near:
-            if not {("v", at), ("f", to)} & used:
-                used |= {("v", at), ("f", to)}
+        left, right = set(range(len(vulnerable))), set(range(len(fixed)))
+        for *_, at, to in by_similarity:
+            if at in left and to in right:
+                left.remove(at)
+                right.remove(to)
                 yield vulnerable[at], fixed[to]
 
     def _vulnerable(self, row: Row) -> bool:
@@ -165,7 +157,7 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     code = vulnerable.text("func")
     match = _NAMED.search(code)
     function = match[1] if match else ""
-    described = vulnerable.values.get("cwe_description") or ""
+    descriptions = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
     return Pair(
         key=f"{split}-{vulnerable.values['idx'] if 'idx' in vulnerable else digest}",
@@ -178,5 +170,5 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
         function=function,
         path=vulnerable.maybe("file_name") or f"{re.sub(r'[^A-Za-z0-9_]+', '_', function) or 'function'}.c",
         split=split,
-        described=str(described[0]) if isinstance(described, list) and described else str(described or ""),
+        description=str(descriptions[0] if isinstance(descriptions, list) else descriptions),
     )

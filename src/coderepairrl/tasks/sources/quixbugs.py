@@ -45,7 +45,7 @@ class QuixBugs(Files):
         super().__init__(path, cache=cache)
         self.language, self.environment, self.jars = language, environment, jars
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         files = row.texts("files")
         buggy = row.text("buggy_file")

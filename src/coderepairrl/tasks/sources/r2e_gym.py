@@ -62,7 +62,7 @@ class R2EGym(Benchmark):
     ) -> None:
         super().__init__(path, hub=_HUB[name], split=split, revision=revision)
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         commit = row.mapping("parsed_commit_content")
         diffs = [_file_patch(row, each) for each in commit.get("file_diffs", ()) if _changes_code(row, each)]

@@ -9,7 +9,7 @@ import re
 
 from coderepairrl.tasks.patches import language_of
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, label
+from coderepairrl.tasks.vulnerabilities import Pair, Vulnerabilities, label
 
 _COMMIT = re.compile(r"https?://[^/]+/(?P<repository>[^/]+/[^/]+)/commit/(?P<commit>\w+)")
 
@@ -22,18 +22,6 @@ class Sven(Vulnerabilities):
     """
 
     name = "sven"
-
-    def __init__(
-        self,
-        path: str = "",
-        *,
-        ask: Ask = "weakness",
-        form: Form = "think",
-        confidence: bool = False,
-        classes: str = "",
-        cache: str = "",
-    ) -> None:
-        super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
 
     def pairs(self) -> list[tuple[Row, Pair]]:
         """Published pairs with rows. Raises as `read_rows`."""

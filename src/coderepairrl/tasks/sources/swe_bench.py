@@ -84,9 +84,9 @@ class SweBench(Repositories):
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
-        task = super().task(row)
+        task = super().make_task(row)
         if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
             raise row.wrong(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.maybe("difficulty")

@@ -48,14 +48,14 @@ class SweBenchPro(Repositories):
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training else "SWE-bench Pro"
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
         parts = [row.text("problem_statement")]
         for title, column in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
             if text := row.maybe(column).strip():
                 parts.append(f"{title}:\n{text}")
         checks = self._checks(row, self.scripts) if self.scripts and self.workspace == "image" else Checks()
-        return replace(super().task(row), prompt="\n\n".join(parts), checks=checks)
+        return replace(super().make_task(row), prompt="\n\n".join(parts), checks=checks)
 
     def _checks(self, row: Row, scripts: Path) -> Checks:
         folder = scripts / row.text("instance_id")

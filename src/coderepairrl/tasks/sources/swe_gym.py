@@ -62,9 +62,9 @@ class SweGym(Repositories):
             raise ConfigError("workspace=native needs SWE-Gym's own specifications, which are not shipped", fix=_FIX)
         self.specifications = Path(specifications).expanduser().resolve()
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
-        task = super().task(row)
+        task = super().make_task(row)
         if not self.native:
             return task
         spec, conda = self._specified(row)

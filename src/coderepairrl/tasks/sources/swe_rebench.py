@@ -46,9 +46,9 @@ class SweRebench(Repositories):
         self.task_split = "test" if measured and not for_training else "train"
         self.evaluation_set = "SWE-rebench's leaderboard" if measured and not for_training else ""
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Task of a row."""
-        task = super().task(row)
+        task = super().make_task(row)
         if self.workspace != "image" or "install_config" not in row:
             return task
         settings = Row(row.benchmark, row.where, row.mapping("install_config"))

@@ -50,12 +50,12 @@ class SweSmith(Repositories):
         super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
         self._profiles: dict[str, dict[str, Any]] = {}
 
-    def task(self, row: Row) -> Task:
+    def make_task(self, row: Row) -> Task:
         """Make the task of a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(reverse_patch(row.text("patch")))
-        task = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
+        task = super().make_task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
         task = replace(task, reference=reference, language=detect_language(reference))
         if self.workspace != "image":
             return task

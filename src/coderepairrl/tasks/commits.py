@@ -1,4 +1,4 @@
-"""Commits of a local repository, read without a checkout and without using its git configuration."""
+"""Commits of a local repository, read without a checkout and without its git configuration."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from coderepairrl.processes import hostgit
 from coderepairrl.processes.hostgit import DIFF, explain_git_error, git
 
 _LINK, _SUBMODULE = "120000", "160000"
+_LOG = (
+    "log", "-z", "--min-parents=1", "--max-parents=1", "--no-notes", "--no-mailmap", "--encoding=UTF-8",
+    "--format=%H%n%P%n%ct%n%B",
+)  # fmt: skip
 _CHANGES = (
     "diff-tree", "--stdin", "-r", "-z", "--raw", "--numstat", "--no-abbrev", "--no-renames", "--no-ext-diff",
     "--no-textconv",
@@ -61,16 +65,7 @@ class History:
 
     def commits(self) -> list[Commit]:
         """List commits with exactly one parent, newest first."""
-        arguments = (
-            "log",
-            "-z",
-            "--min-parents=1",
-            "--max-parents=1",
-            "--no-notes",
-            "--no-mailmap",
-            "--encoding=UTF-8",
-        )
-        entries = self._git(*arguments, "--format=%H%n%P%n%ct%n%B", "HEAD").decode("utf-8", "replace").split("\0")
+        entries = self._git(*_LOG, "HEAD").decode("utf-8", "replace").split("\0")
         commits = []
         for entry in filter(None, entries):
             sha, parent, when, message = entry.split("\n", 3)
@@ -82,22 +77,23 @@ class History:
         pairs = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
         tokens = iter(self._git(*_CHANGES, stdin=pairs).split(b"\0")[:-1])
         by_commit: dict[str, list[Change]] = {}
-        modes: dict[bytes, tuple[str, bool]] = {}
+        blobs: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
         commit_changes: list[Change] = []
-        for token in tokens:
+        for token in tokens:  # of each commit its id, then modes and blobs of all paths, then line counts
             if token in ids:
                 commit_changes = by_commit.setdefault(token.decode(), [])
-                modes = {}
+                blobs = {}
             elif token.startswith(b":"):
                 before, after, _, blob, _ = token[1:].decode().split()
-                is_deleted = after == "000000"
-                modes[next(tokens)] = "" if is_deleted else blob, bool({before, after} & {_LINK, _SUBMODULE})
+                special = bool({before, after} & {_LINK, _SUBMODULE})
+                blobs[next(tokens)] = ("" if after == "000000" else blob, special)
             else:
                 added, removed, path = token.split(b"\t", 2)
                 binary = added == b"-"
                 lines = 0 if binary else int(added) + int(removed)
-                commit_changes.append(Change(os.fsdecode(path), modes[path][0], lines, binary, modes[path][1]))
+                blob, special = blobs[path]
+                commit_changes.append(Change(os.fsdecode(path), blob, lines, binary, special))
         return by_commit
 
     def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
@@ -157,5 +153,5 @@ def open_history(path: Path) -> Iterator[History]:
     if (repository.common / "shallow").exists():
         raise TaskError(f"{path} is a shallow clone, which lacks most of the history", fix="git fetch --unshallow")
     with hostgit.view(repository) as view:
-        view.head()  # raises if there is no commit
+        view.head()  # raises without a commit
         yield History(repository.name, view.folder)

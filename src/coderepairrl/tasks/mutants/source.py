@@ -27,12 +27,12 @@ from coderepairrl.version import __version__
 
 CHECK_SECONDS = 5.0
 BUGS = 16
-"""How many are looked for in a package, if `n` does not say."""
+"""Number of bugs to find in a package by default."""
 LONGEST = 86_400.0
-"""Seconds that one's own tests may take."""
+"""Most seconds that a package's tests may take."""
 LICENCE = "Apache-2.0"
 _KIND = "bugs that were verified in a sandbox"
-"""Part of the cache's key: bugs that an earlier version found in another way are searched for again."""
+"""Part of the cache's key, so that bugs which earlier versions found in another way are not used."""
 
 
 class MutantSource(LoadedSource):
@@ -107,13 +107,12 @@ class MutantSource(LoadedSource):
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
-        root = code_folder(self.path)
-        candidates = documented.documented_functions(root)
+        candidates = documented.documented_functions(code_folder(self.path))
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
         key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
-        find = partial(documented.verified, root, empty)
-        verified = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
+        find = partial(documented.verified, candidates, empty)
+        verified = documented.mutants(candidates, cached_json(self.cache / "documented", key, find, *where))
         return verified, list(dict.fromkeys(mutant.function for mutant in verified))
 
     def _corpus_split(self, split: str, mutants: Sequence[Mutant], among: Sequence[Function] | None) -> list[Task]:

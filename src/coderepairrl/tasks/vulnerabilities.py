@@ -147,7 +147,7 @@ class Vulnerabilities(Files):
         ]
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row of `read_rows`."""
+        """Convert a row of `_read`."""
         pair, ask = self._pairs[row.text("pair")], row.text("asked")
         task = Task(
             id=f"{self.name}/{pair.key}/{ask}",

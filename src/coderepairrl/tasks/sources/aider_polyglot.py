@@ -46,7 +46,7 @@ class AiderPolyglot(Files):
         self.language = language
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
         files = {name: text for name, text in row.texts("files").items() if not _is_hidden(name)}

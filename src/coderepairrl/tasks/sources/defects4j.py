@@ -47,7 +47,7 @@ class Defects4J(Benchmark):
         self.checkouts = checkouts
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         project, bug = row.text("project"), row.values["bug_id"]
         root = Path(self.checkouts).expanduser() if self.checkouts else user_cache() / "defects4j"
         failing = [f"{each['test']}: {each.get('error') or 'fails'}" for each in row.values.get("trigger_tests", ())]

@@ -41,7 +41,7 @@ class GitBugJava(Repositories):
         self.image_name, self.command = image, command
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         task = super().make_task(row)
         if self.image_name:
             bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")

@@ -69,7 +69,7 @@ class HumanEval(Files):
         return super().describe_tasks()
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         fixed, function = _fix(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
         problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"

@@ -33,7 +33,7 @@ class HumanEvalJava(Files):
         self.jars = jars
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
         checks = witness.junit_checks(

@@ -54,7 +54,7 @@ class MultiSweBench(Repositories):
         self.evaluation_set = "Multi-SWE-bench" if measured else ""
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         task = super().make_task(_as_swe_bench(row))
         return replace(task, checks=_instance_checks(row)) if self._is_judged(row) else task
 

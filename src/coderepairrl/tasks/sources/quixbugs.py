@@ -46,7 +46,7 @@ class QuixBugs(Files):
         self.language, self.environment, self.jars = language, environment, jars
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         files = row.texts("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}

@@ -63,7 +63,7 @@ class R2EGym(Benchmark):
         super().__init__(path, hub=_HUB[name], split=split, revision=revision)
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         commit = row.mapping("parsed_commit_content")
         diffs = [_file_patch(row, each) for each in commit.get("file_diffs", ()) if _changes_code(row, each)]
         reference = patch_bytes("".join(diffs))

@@ -85,7 +85,7 @@ class SweBench(Repositories):
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         task = super().make_task(row)
         if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
             raise row.wrong(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")

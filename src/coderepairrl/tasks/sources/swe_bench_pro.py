@@ -49,7 +49,7 @@ class SweBenchPro(Repositories):
         self.evaluation_set = "" if for_training else "SWE-bench Pro"
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         parts = [row.text("problem_statement")]
         for title, column in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
             if text := row.maybe(column).strip():

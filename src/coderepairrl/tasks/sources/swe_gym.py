@@ -63,7 +63,7 @@ class SweGym(Repositories):
         self.specifications = Path(specifications).expanduser().resolve()
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         task = super().make_task(row)
         if not self.native:
             return task

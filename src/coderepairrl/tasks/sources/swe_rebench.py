@@ -47,7 +47,7 @@ class SweRebench(Repositories):
         self.evaluation_set = "SWE-rebench's leaderboard" if measured and not for_training else ""
 
     def make_task(self, row: Row) -> Task:
-        """Task of a row."""
+        """Convert a row."""
         task = super().make_task(row)
         if self.workspace != "image" or "install_config" not in row:
             return task

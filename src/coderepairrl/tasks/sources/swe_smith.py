@@ -29,7 +29,7 @@ _BUG = "bug.patch"
 
 
 class SweSmith(Repositories):
-    """Tasks of SWE-smith. A row's patch makes the bug, so the reference is its inverse.
+    """SWE-smith's tasks. A row's patch makes the bug, so the reference is its inverse.
 
     `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without tests that the bug
     breaks; ``image`` is ``image_name`` with the bug, without these tests and history. Other options: see `swe_gym`.
@@ -51,7 +51,7 @@ class SweSmith(Repositories):
         self._profiles: dict[str, dict[str, Any]] = {}
 
     def make_task(self, row: Row) -> Task:
-        """Make the task of a row."""
+        """Convert a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(reverse_patch(row.text("patch")))

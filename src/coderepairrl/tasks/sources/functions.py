@@ -1,6 +1,6 @@
-"""`find_functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
+"""`functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
 
-Docstring examples check the answer.
+The docstring's examples check the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ran = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(tes
 assert ran.attempted and not ran.failed, f"{{ran.failed}} of {{ran.attempted}} examples fail"
 """
 _PROGRAM = resources.files(__package__) / "programs/examples.py"
-"""Runs functions' examples, with and without the function."""
+"""Program that runs functions' examples, with and without the function."""
 
 
 class _Tree(NamedTuple):
@@ -104,7 +104,8 @@ class Functions(LoadedSource):
         try:
             tasks = [task for tree in self._trees() for task in self._of(tree)]
         except OSError as error:
-            raise TaskError(f"{self.path}: {error}", fix="give what you may read; the cache: set CRRL_CACHE") from error
+            fix = "name readable code; if it is the cache, set CRRL_CACHE to a writable folder"
+            raise TaskError(f"{self.path}: {error}", fix=fix) from error
         fix = "quality=false takes poor docstrings, too, examples=false those without examples"
         log_left_out(str(self.path), "function", tasks, self.left_out, fix=fix)
         return tasks
@@ -158,14 +159,14 @@ class Functions(LoadedSource):
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
     ) -> list[str]:
-        probed = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
+        functions = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
-        key = [_PROGRAM.read_text(), folder_digest(files), probed, imports, environment, where]
+        key = [_PROGRAM.read_text(), folder_digest(files), functions, imports, environment, where]
 
         async def find(backend: SandboxBackend) -> list[str]:
             healthy = f"dir:{store_folder(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
-            return await _probe(backend, task, json.dumps([imports or ".", probed]))
+            return await _probe(backend, task, json.dumps([imports or ".", functions]))
 
         problems: list[str] = cached_json(self.cache / "examples", key, find, *where)
         return problems

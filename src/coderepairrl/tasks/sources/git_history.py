@@ -45,8 +45,8 @@ None is before the first setuptools that builds without ``pyproject.toml`` (40.8
 """
 _READ = ("pyproject.toml", "setup.cfg")
 _TEST_BYTES = 8 << 20
-_AT_ONCE = 64
-"""Commits whose changes are listed by one git."""
+_BATCH = 64
+"""Commits whose changes one git command lists."""
 
 
 class GitHistory(LoadedSource):
@@ -124,11 +124,10 @@ class GitHistory(LoadedSource):
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
         recent = [commit for commit in commits if self._of_that_time(commit)]
         patches = set[bytes]()
-        count = 0
-        for start in range(0, len(recent), _AT_ONCE):
-            some = [commit for commit in recent[start : start + _AT_ONCE] if self._matches(commit, reverted)]
-            changes = history.changes(some)
-            for commit in some:
+        for start in range(0, len(recent), _BATCH):
+            batch = [commit for commit in recent[start : start + _BATCH] if self._matches(commit, reverted)]
+            changes = history.changes(batch)
+            for commit in batch:
                 try:
                     task = self._task(history, commit, changes.get(commit.sha, []), name)
                     if task.reference in patches:
@@ -138,8 +137,7 @@ class GitHistory(LoadedSource):
                     continue
                 patches.add(task.reference)
                 yield task
-                count += 1
-                if count == self.n:
+                if len(patches) == self.n:
                     return
 
     def _of_that_time(self, commit: Commit) -> bool:
@@ -153,7 +151,8 @@ class GitHistory(LoadedSource):
             reason = "were reverted later"
         elif not self.match.search(commit.message):
             reason = "have no such message"
-        self.left_out.update([reason] if reason else [])
+        if reason:
+            self.left_out[reason] += 1
         return not reason
 
     def _task(self, history: History, commit: Commit, changes: Sequence[Change], name: str) -> Task:
@@ -169,13 +168,13 @@ class GitHistory(LoadedSource):
         if not prompt:
             raise LeftOut("have no message")
         reference = history.patch(commit, [change.path for change in rest])
-        if not (main := detect_language(reference, "")):
+        if not (language := detect_language(reference, "")):
             raise LeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
         return Task(
             id=f"{name}/{commit.sha[:12]}",
             prompt=prompt,
-            language=main,
+            language=language,
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
             checks=Checks((Command(argv, self.timeout, results_of(argv)),), _files_to_restore(history, commit, tests)),
@@ -243,5 +242,4 @@ def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change])
 
 
 def _starts_python(command: Sequence[str]) -> bool:
-    names = [PurePosixPath(word).name for word in command]
-    return bool(results_of(command)) or any(name.startswith("python") for name in names[:1])
+    return bool(results_of(command)) or PurePosixPath(command[0]).name.startswith("python")

@@ -66,17 +66,14 @@ class Repair(LoadedSource):
         if self._source is not None:
             self._source.prepare()
         origin = self._source.name if self._source else str(self.path)
-        given = self._source or read_rows(self.name, self.path)
-        tasks = [task for each in given if (task := self._make_task(each)) is not None]
+        tasks: list[Task] = []
+        for each in self._source or read_rows(self.name, self.path):
+            try:
+                tasks.append(self._convert_task(each) if isinstance(each, Task) else self._convert_row(each))
+            except LeftOut as left:
+                self.left_out[str(left)] += 1
         log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
         return tasks
-
-    def _make_task(self, given: Task | Row) -> Task | None:
-        try:
-            return self._convert_task(given) if isinstance(given, Task) else self._convert_row(given)
-        except LeftOut as left:
-            self.left_out[str(left)] += 1
-            return None
 
     def _convert_task(self, task: Task) -> Task:
         changed = changed_paths(task.reference)
@@ -97,10 +94,8 @@ class Repair(LoadedSource):
         if not task_id:
             raise row.wrong("no column 'id'")
         before = row.text("before").encode("utf-8", "surrogateescape")
-        if "after" in row:
-            after: bytes | None = row.text("after").encode("utf-8", "surrogateescape")
-        else:
-            after = apply_to_text(before, row.text("patch").encode("utf-8", "surrogateescape"))
+        change = row.text("after" if "after" in row else "patch").encode("utf-8", "surrogateescape")
+        after = change if "after" in row else apply_to_text(before, change)
         if after is None:
             raise LeftOut("have a patch that does not apply")
         issue = _read_first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."

@@ -62,12 +62,12 @@ class MultiSweBench(Repositories):
         return self.workspace == "image" and "test_patch_result" in row
 
     def made_images(self, row: Row) -> Images | None:
-        """Images without what agents must not see, and without the repair."""
+        """Build an image without hidden files for the agent, and one without the repair for the checks."""
         if not self._is_judged(row):
             return None
-        base, go = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
-        visible = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
-        return Images(visible, derived_image(base, "RUN rm -rf /home/fix.patch", go))
+        image, workdir = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
+        visible = derived_image(image, f"RUN rm -rf {_HIDDEN}", workdir)
+        return Images(visible, derived_image(image, "RUN rm -rf /home/fix.patch", workdir))
 
     def image(self, row: Row) -> str:
         """Published image."""

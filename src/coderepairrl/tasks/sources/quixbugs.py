@@ -1,6 +1,6 @@
 """`quixbugs`: 40 classic algorithms with one-line bugs, in Python and Java (``jkoppel/QuixBugs``).
 
-Tests may loop; upstream's limits are 5 s in Python, 3 s in Java.
+Programs may loop; upstream's limits per test are 5 s in Python, 3 s in Java.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
 TEST_SECONDS = 5.0
-_MORE_SECONDS = 30.0
+_START_SECONDS = 30.0
 _PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _JAVA_TESTS = "java_testcases/junit"
-_LICENCE = "MIT"
 
 
 class QuixBugs(Files):
-    """QuixBugs in `language`: a workspace is a program, its tests and their classes.
+    """QuixBugs in `language`: a workspace is a program with its tests and the modules that they import.
 
     `path` is a checkout, or a file of rows. Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
@@ -50,23 +49,22 @@ class QuixBugs(Files):
         files = row.texts("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}
-        names = (row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS"))
-        seconds = _MORE_SECONDS + TEST_SECONDS * (len(names[0]) + len(names[1]) or 20)
+        fail_to_pass, pass_to_pass = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
         environment = ""
         if self.language == "java":
             test_class = f"java_testcases.junit.{Path(buggy).stem}_TEST"
             checks = witness.junit_checks(
-                tests, list(files), test_class, fail_to_pass=names[0], pass_to_pass=names[1], jars=self.jars
+                tests, list(files), test_class, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, jars=self.jars
             )
         else:
             test = next(name for name in tests if Path(name).name == f"test_{Path(buggy).name}")
+            seconds = _START_SECONDS + TEST_SECONDS * (len(fail_to_pass) + len(pass_to_pass) or 20)
             command = Command((*_PYTEST, test), seconds, "pytest", TEST_SECONDS)
-            checks = Checks((command,), tests, *names)
+            checks = Checks((command,), tests, fail_to_pass, pass_to_pass)
             if self.environment:
                 environment = str(Specification(python=sandbox_version(), requirements=("pytest",)))
-        reference = patch_bytes(row.text("patch"))
-        fields = {"licence": _LICENCE, "environment": environment, "language": self.language}
-        return self.file_task(row, files, reference, checks, **fields)
+        fields = {"licence": "MIT", "environment": environment, "language": self.language}
+        return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
         if self.path is not None and (self.path / "python_programs").is_dir():
@@ -142,7 +140,7 @@ def _split_source(source: str) -> tuple[str, str]:
 
 def _first(source: str) -> str:
     tree = ast.parse(source)
-    # alternatives stand in docstrings behind the first solution, or define its function again
+    # alternatives follow the first solution in docstrings, or define its function again
     lines, seen, last = source.split("\n"), set[str](), 0
     for node in tree.body:
         name = getattr(node, "name", "")

@@ -84,13 +84,13 @@ class R2EGym(Benchmark):
         )
 
     def made_images(self, row: Row) -> Images:
-        """Image as upstream shows it to agents, and unchanged."""
+        """Build the image that upstream shows to agents; checks run in the published one."""
         image = row.text("docker_image")
         return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
 
 def _r2e_checks(row: Row) -> Checks:
-    """Checks, empty without expected results."""
+    """Checks of the row; none without expected results."""
     if "expected_output_json" not in row:
         return Checks()
     expected = row.mapping("expected_output_json")
@@ -122,9 +122,9 @@ def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:
         out.append(misc)
     out += [f"--- {sides[0]}", f"+++ {sides[1]}"]
     for hunk in diff.get("hunks", ()):
-        described = hunk["descriptor"]
-        old, new = (_range(described[side]) for side in ("old_range", "new_range"))
-        section = described.get("section") or ""
+        header = hunk["descriptor"]
+        old, new = (_range(header[side]) for side in ("old_range", "new_range"))
+        section = header.get("section") or ""
         out.append(f"@@ -{old} +{new} @@{' ' if section else ''}{section}")
         out += [f"{_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
     return "\n".join(out) + "\n"

@@ -88,8 +88,8 @@ class SweGym(Repositories):
     def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
         published, repository = _read_specifications(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
-        named = spec.get("packages") == "environment.yml"
-        return spec, tuple(published["environments"].get(repository, ())) if named else ()
+        in_file = spec.get("packages") == "environment.yml"
+        return spec, tuple(published["environments"].get(repository, ())) if in_file else ()
 
     def _can_build(self, row: Row) -> bool:
         """Whether packages suffice, and the fork's pytest parser reads the log."""

@@ -23,7 +23,7 @@ from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.types import Checks, Command, Task
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox", "target"})
-_DESELECTED = 20
+_MAX_DESELECTED = 20
 SHOWN_LINES = 6
 """Lines of the failing tests' output that an issue quotes."""
 
@@ -57,36 +57,29 @@ def read_tree(root: Path) -> dict[str, bytes]:
     Raises `TaskError`.
     """
     try:
-        return _read_tree(root)
+        if not root.is_dir():
+            raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
+        if (root / ".git").exists():
+            with hostgit.view(hostgit.find_repository(root)) as view:
+                paths = [root / name for name in view.files(view.head())]
+                if view.changes(untracked=False):
+                    raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
+        else:
+            paths = [path for path in root.rglob("*") if not SKIPPED & set(path.relative_to(root).parts)]
+        files = sorted(path for path in paths if path.is_file() and not path.is_symlink())
+        base = root.parent if (root / "__init__.py").exists() else root
+        return {str(path.relative_to(base)): path.read_bytes() for path in files}
     except OSError as error:
         raise TaskError(f"{root} cannot be read: {error}", fix="give a folder that you may read") from error
 
 
-def _read_tree(root: Path) -> dict[str, bytes]:
-    if not root.is_dir():
-        raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
-    if (root / ".git").exists():
-        with hostgit.view(hostgit.find_repository(root)) as view:
-            names = view.files(view.head())
-            if view.changes(untracked=False):
-                raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
-        paths = [root / name for name in names]
-    else:
-        paths = [path for path in root.rglob("*") if not SKIPPED & set(path.relative_to(root).parts)]
-    files = sorted(path for path in paths if path.is_file() and not path.is_symlink())
-    base = root.parent if (root / "__init__.py").exists() else root
-    return {str(path.relative_to(base)): path.read_bytes() for path in files}
-
-
-def candidates(
-    files: Mapping[str, bytes], only: str = "*", modules: Collection[str] = ()
-) -> list[tuple[str, str, Mutation]]:
+def candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) -> list[tuple[str, str, Mutation]]:
     """All (path, source, mutation) of non-test Python code that matches the glob `only`.
 
     `modules`, if known, limits them to installed files. Raises `TaskError`.
     """
     mutated: list[tuple[str, str, Mutation]] = []
-    broken: list[str] = []
+    unreadable: list[str] = []
     for path, data in files.items():
         installed = path.endswith(".py") and path in (modules or files)
         if installed and fnmatch(path, only) and not is_test(path):
@@ -94,9 +87,9 @@ def candidates(
                 source = data.decode("utf-8")
                 mutated += [(path, source, mutation) for mutation in mutations(source)]
             except (SyntaxError, ValueError) as error:
-                broken.append(f"{path}: {error}")
+                unreadable.append(f"{path}: {error}")
     if not mutated:
-        reason = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
+        reason = f"; unreadable: {'; '.join(unreadable[:3])}" if unreadable else ""
         raise TaskError(
             f"no mutable function of Python in {len(files)} files (only={only!r}){reason}",
             fix="point path at Python code",
@@ -150,8 +143,8 @@ async def bugs(
 async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
     """Runner to use, and the tests that pass reliably without a bug."""
     ran = await runner.run()
-    if leave_out and ran.problem and ran.failing and (less := await runner.without_failing()):
-        runner = runner.with_command(less)
+    if leave_out and ran.problem and ran.failing and (reduced := await runner.without_failing()):
+        runner = runner.with_command(reduced)
         ran = await runner.run()
     steady = ran.passing
     if runner.results and not ran.problem:
@@ -175,8 +168,8 @@ class _Ran(NamedTuple):
     output: str
     passing: frozenset[str]
     failing: tuple[str, ...]
-    startable: bool = True
-    """False where the program may be missing."""
+    startable: bool
+    """Whether the program exists."""
 
     @property
     def shown(self) -> str:
@@ -186,11 +179,10 @@ class _Ran(NamedTuple):
 
 _MODULE = re.compile(r"(?:No module named|cannot import name .* from) '?([A-Za-z0-9_]+)")
 _CAUSES = (
-    (re.compile(r"unrecognized arguments: (.*)"), "the option {!r} is of a plugin that is not there: {name_it}"),
-    (re.compile(r"fixture '(\w+)' not found"), "the fixture {!r} is of a plugin that is not there: {name_it}"),
-    (re.compile(r"Missing required plugins: (.*)"), "the plugin {!r} is not there: {name_it}"),
+    (re.compile(r"unrecognized arguments: (.*)"), "the option {!r} belongs to a plugin that is not installed"),
+    (re.compile(r"fixture '(\w+)' not found"), "the fixture {!r} belongs to a plugin that is not installed"),
+    (re.compile(r"Missing required plugins: (.*)"), "the plugin {!r} is not installed"),
 )
-_NAME_IT = "name its package in the option requirements, as in requirements='pytest-mock'"
 
 
 class _Runner:
@@ -213,9 +205,8 @@ class _Runner:
         async with self._sandbox.open(self._healthy) as fresh:
             for path, content in changed.items():
                 await fresh.write(path, content)
-            workdir = fresh.workdir
             ran = await try_command(fresh, full_command, Checks())
-        output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
+            output = ran.result.output.decode("utf-8", "replace").replace(f"{fresh.workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
         startable = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
@@ -226,7 +217,7 @@ class _Runner:
         if self.results != "pytest":
             return ()
         ran = await self.run(command=[word for word in self.command if word not in ("-x", "--exitfirst")])
-        few = 0 < len(ran.failing) <= min(_DESELECTED, len(ran.passing))
+        few = 0 < len(ran.failing) <= min(_MAX_DESELECTED, len(ran.passing))
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
     async def refusal(self, ran: _Ran) -> TaskError:
@@ -244,32 +235,32 @@ class _Runner:
                 f"{command} cannot be run in the sandbox: {ran.shown}", fix="name a program in the option command"
             )
         problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.shown}"
-        if lacking := _MODULE.search(ran.output):
+        if missing := _MODULE.search(ran.output):
             return TaskError(
                 problem,
-                fix=f"the module {lacking[1]!r} is not there: name its package in the option requirements, as in "
-                f"requirements={lacking[1]}; if it is the project's own, start the option command with "
+                fix=f"the module {missing[1]!r} is not installed: name its package in the option requirements, as in "
+                f"requirements={missing[1]}; if it is the project's own, start the option command with "
                 "env PYTHONPATH=FOLDER",
             )
-        for pattern, words in _CAUSES:
+        for pattern, cause in _CAUSES:
             if match := pattern.search(ran.output):
-                return TaskError(problem, fix=words.format(match[1], name_it=_NAME_IT))
-        if ran.failing and (less := await self.without_failing()):
-            left_out = len(less) - len(self.command)
+                advice = "name its package in the option requirements, as in requirements='pytest-mock'"
+                return TaskError(problem, fix=f"{cause.format(match[1])}: {advice}")
+        if ran.failing and (reduced := await self.without_failing()):
+            left_out = len(reduced) - len(self.command)
             return TaskError(
                 f"{left_out} tests fail before any bug is injected: {command}\n{ran.shown}",
-                fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(less))}",
+                fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(reduced))}",
             )
         return TaskError(problem, fix="give the command that passes in the sandbox: the option command")
 
 
 def is_test(path: str) -> bool:
-    """Whether a package file is not its code: tests, documentation or setup."""
-    parts = path.split("/")
-    name = parts[-1]
+    """Whether a package file is test, documentation or setup instead of code."""
+    *folders, name = path.split("/")
     return (
         name.startswith(("test_", "check_"))
         or name.endswith("_test.py")
         or name in ("conftest.py", "setup.py")
-        or bool({"tests", "test", "docs", "examples"} & set(parts[:-1]))
+        or bool({"tests", "test", "docs", "examples"} & set(folders))
     )

@@ -95,8 +95,8 @@ class MutantSource(LoadedSource):
         try:
             if self.path and not self.documented:
                 return self._package()
-            pool, among = self._documented() if self.documented else (mutants(), None)
-            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
+            pool, neighbours = self._documented() if self.documented else (mutants(), None)
+            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, neighbours)]
             if not tasks:
                 raise TaskError(
                     f"{self.path} has no function of split {self._splits} whose docstring's examples notice a bug",
@@ -115,7 +115,7 @@ class MutantSource(LoadedSource):
         verified = documented.mutants(candidates, cached_json(self.cache / "documented", key, find, *where))
         return verified, list(dict.fromkeys(mutant.function for mutant in verified))
 
-    def _corpus_split(self, split: str, mutants: Sequence[Mutant], among: Sequence[Function] | None) -> list[Task]:
+    def _corpus_split(self, split: str, mutants: Sequence[Mutant], neighbours: Sequence[Function] | None) -> list[Task]:
         pool = [mutant for mutant in mutants if mutant.split == split]
         Random(f"{split}/{self.seed}").shuffle(pool)
         tasks: list[Task] = []
@@ -126,7 +126,7 @@ class MutantSource(LoadedSource):
             for quoted in variants:
                 if self.n and len(tasks) == self.n:
                     return tasks
-                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
+                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, neighbours)
                 if candidate is not None:
                     tasks.append(self._exercise_task(candidate))
         return tasks
@@ -161,23 +161,13 @@ class MutantSource(LoadedSource):
             for bug in chosen
         ]
 
-    def _verified(self, files: Mapping[str, bytes], command: list[str], built: Environment | None) -> list[Bug]:
+    def _verified(self, files: Mapping[str, bytes], command: list[str], project: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, cached because tests are slow."""
-        environment, modules = (str(built.specification), built.modules) if built else ("", ())
-        folder = built.specification.folder.name if built else ""
+        environment, modules = (str(project.specification), project.modules) if project else ("", ())
+        folder = project.specification.folder.name if project else ""
         where = (self.sandbox, self.sandbox_options)
-        key = (
-            _KIND,
-            __version__,
-            folder_digest(files),
-            command,
-            self.only,
-            self.seed,
-            self.timeout,
-            self.n,
-            folder,
-            where,
-        )
+        options = (self.only, self.seed, self.timeout, self.n)
+        key = (_KIND, __version__, folder_digest(files), command, *options, folder, where)
 
         async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
             verified = await bugs(

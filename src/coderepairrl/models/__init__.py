@@ -188,7 +188,7 @@ def find_cached(name: str) -> Path | None:
 
 
 def fetch(name: str) -> str:
-    """Download the files of the model `name` that runs read; return ``org/name@commit``. Cached commits need no network.
+    """Download what runs read of the model `name`; return ``org/name@commit``. Cached commits need no network.
 
     Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
     """

@@ -63,7 +63,7 @@ class History:
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
 
-    def commits(self) -> list[Commit]:
+    def list_commits(self) -> list[Commit]:
         """List commits with exactly one parent, newest first."""
         entries = self._git(*_LOG, "HEAD").decode("utf-8", "replace").split("\0")
         commits = []
@@ -72,7 +72,7 @@ class History:
             commits.append(Commit(sha, parent, min(int(when or 0), _LATEST), message))
         return sorted(commits, key=lambda commit: (commit.when, commit.sha), reverse=True)
 
-    def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
+    def list_changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
         """List changes by commit id; leaves out commits without changes."""
         pairs = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
         tokens = iter(self._git(*_CHANGES, stdin=pairs).split(b"\0")[:-1])
@@ -96,18 +96,18 @@ class History:
                 commit_changes.append(Change(os.fsdecode(path), blob, lines, binary, special))
         return by_commit
 
-    def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
+    def diff_commit(self, commit: Commit, paths: Sequence[str]) -> bytes:
         """Diff of `paths` in `commit`, in the form that sandboxes write."""
         return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
 
-    def files(self, commit: str) -> dict[str, str]:
+    def list_blobs(self, commit: str) -> dict[str, str]:
         """List blob ids of a commit's regular files, by path."""
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
         entries = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
         return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK}
 
-    def read(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
+    def read_blobs(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
         """Read the contents of `blobs`, by path."""
         answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())
         contents, at = dict[str, bytes](), 0
@@ -120,7 +120,7 @@ class History:
             at = start + size + 1
         return contents
 
-    def version(self, commit: str) -> str:
+    def find_version(self, commit: str) -> str:
         """Read the version number in the last tag before `commit`, else ``0``."""
         try:
             tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)

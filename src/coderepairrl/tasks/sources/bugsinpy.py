@@ -240,8 +240,8 @@ def _read_at_base(row: Row, url: str, names: Sequence[str]) -> tuple[list[str], 
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)
-        blobs = history.files(commit)
-        return list(blobs), history.read({name: blobs[name] for name in names if name in blobs})
+        blobs = history.list_blobs(commit)
+        return list(blobs), history.read_blobs({name: blobs[name] for name in names if name in blobs})
 
 
 def _files_to_restore(row: Row, url: str) -> dict[str, str]:
@@ -249,12 +249,12 @@ def _files_to_restore(row: Row, url: str) -> dict[str, str]:
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     test_files = [name.strip() for name in row.names("test_files") if name.strip()]
     with commit_folder(url, base) as folder:
-        before = History(Path(url), folder).files(base)
+        before = History(Path(url), folder).list_blobs(base)
     with commit_folder(url, fixed) as folder:
         history = History(Path(url), folder)
-        blobs = history.files(fixed)
+        blobs = history.list_blobs(fixed)
         if missing := next((name for name in test_files if name not in blobs), None):
             raise row.wrong(f"its repaired commit has no {missing}")
         changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test(name)]
-        contents = history.read({name: blobs[name] for name in (*test_files, *changed)})
+        contents = history.read_blobs({name: blobs[name] for name in (*test_files, *changed)})
     return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

@@ -115,7 +115,7 @@ class GitHistory(LoadedSource):
         return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
 
     def _mined(self, history: History, name: str) -> Iterator[Task]:
-        if not (commits := history.commits()):
+        if not (commits := history.list_commits()):
             raise TaskError(
                 f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",
                 fix="name a repository with a history (of a shallow clone: git fetch --unshallow); without one, "
@@ -126,7 +126,7 @@ class GitHistory(LoadedSource):
         patches = set[bytes]()
         for start in range(0, len(recent), _BATCH):
             batch = [commit for commit in recent[start : start + _BATCH] if self._matches(commit, reverted)]
-            changes = history.changes(batch)
+            changes = history.list_changes(batch)
             for commit in batch:
                 try:
                     task = self._task(history, commit, changes.get(commit.sha, []), name)
@@ -167,7 +167,7 @@ class GitHistory(LoadedSource):
         prompt = clean_message(commit.message)
         if not prompt:
             raise LeftOut("have no message")
-        reference = history.patch(commit, [change.path for change in rest])
+        reference = history.diff_commit(commit, [change.path for change in rest])
         if not (language := detect_language(reference, "")):
             raise LeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
@@ -196,8 +196,8 @@ class GitHistory(LoadedSource):
             raise LeftOut("are larger than max_files or max_lines")
 
     def _specified(self, history: History, commit: Commit) -> str:
-        blobs = history.files(commit.parent)
-        contents = history.read({path: blobs[path] for path in _READ if path in blobs})
+        blobs = history.list_blobs(commit.parent)
+        contents = history.read_blobs({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()
         taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
         try:
@@ -215,7 +215,7 @@ class GitHistory(LoadedSource):
                 extras=extras,
                 before=self.packages_before or max(commit.day, taken_up),
                 edits=self.edits,
-                version=history.version(commit.parent),
+                version=history.find_version(commit.parent),
             )
         )
 
@@ -232,10 +232,10 @@ def clean_message(message: str) -> str:
 def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
     """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
-    for path, blob in history.files(commit.sha).items():
+    for path, blob in history.list_blobs(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
             blobs.setdefault(path, blob)
-    contents = history.read(blobs)
+    contents = history.read_blobs(blobs)
     if sum(map(len, contents.values())) > _TEST_BYTES:
         raise LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}

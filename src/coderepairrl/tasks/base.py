@@ -63,7 +63,7 @@ def check_day(option: str, day: str) -> None:
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log the numbers of tasks and of left-out ones by reason. Raises `TaskError` with `fix` without tasks."""
+    """Log numbers of tasks, and of those left out. Raises `TaskError` with `fix` without tasks."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -88,7 +88,7 @@ def cached_json(
     sandbox: str,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Call `find` with a backend of the kind `sandbox`; cache its result as JSON in `folder` under `key`."""
+    """Result of `find` in the backend `sandbox`, cached as JSON in `folder` under `key`."""
     cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
     if not cache_file.exists():
         backend = sandboxes.make_backend(sandboxes.choose(sandbox).name, **options)

@@ -75,7 +75,7 @@ class Benchmark(LoadedSource):
         return by_id
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """Build the images of described tasks, possibly changed, and set their workspaces. Raises `TaskError`."""
+        """Build images of described tasks, possibly changed, as their workspaces. Raises `TaskError`."""
         try:
             task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
@@ -99,7 +99,7 @@ class Benchmark(LoadedSource):
         return self.ready(self.describe_tasks())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
-        """Published row of a task, with columns that have no field in `Task`. Raises KeyError."""
+        """Row of a task, including columns without a field in `Task`. Raises KeyError."""
         self.describe_tasks()
         return self._described[task_id][1].values
 
@@ -121,15 +121,23 @@ class Benchmark(LoadedSource):
 class Repositories(Benchmark):
     """Tasks from the history of public repositories.
 
-    `workspace` ``git`` is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME``; ``image`` is the
-    benchmark's image.
+    `workspace` ``git`` is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME``; ``native`` adds an
+    environment built here; ``image`` is the benchmark's image.
     """
 
     def __init__(
-        self, path: str, *, hub: str = "", split: str = "", revision: str = "", workspace: Workspace, clone: str = ""
+        self,
+        path: str,
+        *,
+        hub: str = "",
+        split: str = "",
+        revision: str = "",
+        workspace: Workspace | Literal["native"],
+        clone: str = "",
     ) -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)
         self.workspace, self.clone = workspace, clone or GITHUB
+        self.native = workspace == "native"
         self.task_split = split or "train"
 
     def make_task(self, row: Row) -> Task:
@@ -195,7 +203,7 @@ def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = No
 
 
 def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
-    """Store a build context of `folder`, `files` and the Dockerfile `text`, named by content; return its workspace.
+    """Store a build context of `folder`, `files` and the Dockerfile `text`; return its workspace.
 
     Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
     """

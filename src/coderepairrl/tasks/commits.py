@@ -26,7 +26,7 @@ _CHANGES = (
     "--no-textconv",
 )  # fmt: skip
 _LATEST = 253_402_300_799
-"""Last second of the year 9999, the latest that `datetime` knows; dates of broken commits can be later."""
+"""Last second of `datetime`; broken commits can be later."""
 _SECONDS = 1800.0
 
 

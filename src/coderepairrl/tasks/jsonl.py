@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import date
 from pathlib import Path, PurePosixPath
@@ -272,11 +273,10 @@ class _DuplicateKey(Exception):
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _DuplicateKey(repr(next(key for key in keys if keys.count(key) > 1)))
-    return fields
+    counts = Counter(key for key, _ in pairs)
+    if duplicates := [key for key, count in counts.items() if count > 1]:
+        raise _DuplicateKey(repr(duplicates[0]))
+    return dict(pairs)
 
 
 def _explain(error: ValidationError, where: str) -> TaskError:

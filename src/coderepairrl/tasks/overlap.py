@@ -12,9 +12,9 @@ from coderepairrl.types import Task
 Key = TypeVar("Key")
 ALIKE = 0.8
 """Least Jaccard index of near-duplicate issues or patches."""
-_WORDS = 5
+_WORDS, _SHOWN = 5, 5
 _COMMON = 50
-"""Most tasks in which a sequence suggests a pair; more common ones (a licence, a form) count only within pairs."""
+"""Most tasks with a sequence that suggests a pair; more common ones (a licence) count only within pairs."""
 
 
 class Overlap(NamedTuple):
@@ -125,12 +125,13 @@ def _days(tasks: Iterable[Task]) -> tuple[str, str]:
     return (days[0], days[-1]) if days else ("", "")
 
 
-def report(overlap: Overlap, names: tuple[str, str], most: int = 5) -> str:
-    """Format an overlap, with the first `most` pairs of each kind."""
-    sides = zip(("first", "second"), names, overlap.counts, strict=True)
-    lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
-    for (start, end), at in zip(overlap.days, (0, 1), strict=True):
-        lines[at] += f", {start} to {end}" if start else ", without dates"
+def report(overlap: Overlap, names: tuple[str, str]) -> str:
+    """Format an overlap, with the first `_SHOWN` pairs of each kind."""
+    sides = zip(("first", "second"), names, overlap.counts, overlap.days, strict=True)
+    lines = [
+        f"{side:<6} {name}, {count} tasks, " + (f"{start} to {end}" if start else "without dates")
+        for side, name, count, (start, end) in sides
+    ]
     for shared, pairs in (
         ("the same id", [(name, name) for name in overlap.ids]),
         (f"the same repository and commit ({overlap.places} commits)", overlap.commits),
@@ -139,9 +140,9 @@ def report(overlap: Overlap, names: tuple[str, str], most: int = 5) -> str:
     ):
         tasks = len({one for one, _ in pairs})
         lines.append(f"{tasks:>6} of the first have {shared}")
-        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:most]]
-        if len(pairs) > most:
-            lines.append(f"         and {len(pairs) - most} more pairs")
+        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:_SHOWN]]
+        if len(pairs) > _SHOWN:
+            lines.append(f"         and {len(pairs) - _SHOWN} more pairs")
     if all(start for start, _ in overlap.days):
         lines.append(f"{overlap.later:>6} of the first were created on or after the first day of the second")
     return "\n".join(lines)

@@ -103,7 +103,7 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one changed file in a plain folder, all with one git repository; by `id` of the task."""
+    """Rewrite one-file references of plain folders, in one git repository; by `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:

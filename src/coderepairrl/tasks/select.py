@@ -119,7 +119,7 @@ class Selection:
     max_hunks: int | None = None
     """Places that the reference changes, at most."""
     quarantine: str = ""
-    """File that `crrl tasks verify --quarantine FILE` wrote: excludes bad tasks, and unreliable tests of others."""
+    """File of `crrl tasks verify --quarantine FILE`: excludes bad tasks, and unreliable tests of others."""
     seed: int | None = None
     """Seed of the order; None keeps the source's."""
     skip: int = 0

@@ -117,7 +117,7 @@ def _read_exercise(folder: Path, language: str) -> Row:
 
 
 def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
-    """Example texts by solution file: that of equal name, else the first with its ending, else a new one."""
+    """Example texts by solution file: of equal name, else with its ending, else a new one."""
     matched: dict[str, str] = {}
     for name, text in examples.items():
         path = PurePosixPath(name)

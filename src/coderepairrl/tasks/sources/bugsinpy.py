@@ -40,7 +40,7 @@ _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 _SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
 _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
-"""Lines of tox.ini that name requirement files (which are found anyway) or hold for some environments only."""
+"""Lines of tox.ini with requirement files (found anyway), or for some environments only."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -63,8 +63,8 @@ class BugsInPy(Repositories):
         all_native: bool = False,
         project: str | Sequence[str] = (),
     ) -> None:
-        super().__init__(path, split=split, workspace="git", clone=clone)
-        self.native, self.all_native = workspace == "native", all_native
+        super().__init__(path, split=split, workspace=workspace, clone=clone)
+        self.all_native = all_native
         self.projects = frozenset(project.split(",") if isinstance(project, str) else project) - {""}
 
     def make_task(self, row: Row) -> Task:
@@ -172,9 +172,9 @@ def _bug_environment(row: Row, url: str) -> str:
 
 
 def _bug_checks(row: Row, url: str) -> Checks:
-    """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files.
+    """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files, with the repaired commit's tests.
 
-    Restores the repaired commit's tests. Raises `TaskError` and `SandboxFault`.
+    Raises `TaskError` and `SandboxFault`.
     """
     setup = [
         _one_command(line, row)
@@ -236,7 +236,7 @@ def _writes(row: Row, url: str) -> bool:
 
 
 def _read_at_base(row: Row, url: str, names: Sequence[str]) -> tuple[list[str], dict[str, bytes]]:
-    """Names of all files of the bug's commit, and contents of those among `names`."""
+    """All file names of the bug's commit, and contents of `names`."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)

@@ -22,7 +22,7 @@ mkdir "$0" && find . '(' -path '*/target/surefire-reports/*.xml' -o -path '*/bui
   xargs -0 -r cp --backup=numbered -t "$0"
 cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 """
-"""Script that runs COMMAND and copies its reports, of which two modules' may have one name."""
+"""Script that copies reports, of which two modules' may have one name."""
 
 
 class GitBugJava(Repositories):
@@ -73,7 +73,6 @@ def _gitbug_rows(bugs: Path) -> Iterator[Row]:
 
 
 def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a row; tests are those of the repaired commit, run with its bug and without."""
     before, after = (_read_passed(bug["actions_runs"][at]) for at in (1, 2))
     repaired = bug["actions_runs"][2][0]
     passing = [name for name, passed in after.items() if passed]

@@ -62,7 +62,7 @@ class MultiSweBench(Repositories):
         return self.workspace == "image" and "test_patch_result" in row
 
     def made_images(self, row: Row) -> Images | None:
-        """Build an image without hidden files for the agent, and one without the repair for the checks."""
+        """Build images without hidden files (agent) and without the repair (checks)."""
         if not self._is_judged(row):
             return None
         image, workdir = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"

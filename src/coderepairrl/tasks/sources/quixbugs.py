@@ -25,7 +25,7 @@ _JAVA_TESTS = "java_testcases/junit"
 
 
 class QuixBugs(Files):
-    """QuixBugs in `language`: a workspace is a program with its tests and the modules that they import.
+    """QuixBugs in `language`: a workspace is a program, its tests and modules that they import.
 
     `path` is a checkout, or a file of rows. Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """

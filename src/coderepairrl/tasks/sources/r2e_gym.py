@@ -84,13 +84,12 @@ class R2EGym(Benchmark):
         )
 
     def made_images(self, row: Row) -> Images:
-        """Build the image that upstream shows to agents; checks run in the published one."""
+        """Build the image for agents; checks run in the published one."""
         image = row.text("docker_image")
         return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
 
 def _r2e_checks(row: Row) -> Checks:
-    """Checks of the row; none without expected results."""
     if "expected_output_json" not in row:
         return Checks()
     expected = row.mapping("expected_output_json")

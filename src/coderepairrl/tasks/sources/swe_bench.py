@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import Literal, NamedTuple
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import Repositories
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources import swe_bench_native
 from coderepairrl.types import Task
@@ -77,10 +77,8 @@ class SweBench(Repositories):
         for_training: bool = False,
     ) -> None:
         chosen = _SETS[name]
-        place: Workspace = "image" if workspace == "image" else "git"
-        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=place, clone=clone)
-        self.native, self.all_native = workspace == "native", all_native
-        self.variant, self.images = name, images
+        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        self.variant, self.images, self.all_native = name, images, all_native
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 

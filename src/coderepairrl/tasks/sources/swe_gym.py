@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import ConfigError
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import Repositories
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench_native import BEFORE, TIMEOUT, constants
 from coderepairrl.types import Checks, Command, Task
@@ -55,9 +55,7 @@ class SweGym(Repositories):
         specifications: str = "",
         clone: str = "",
     ) -> None:
-        place: Workspace = "image" if workspace == "image" else "git"
-        super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=place, clone=clone)
-        self.native = workspace == "native"
+        super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
         if self.native and not specifications:
             raise ConfigError("workspace=native needs SWE-Gym's own specifications, which are not shipped", fix=_FIX)
         self.specifications = Path(specifications).expanduser().resolve()

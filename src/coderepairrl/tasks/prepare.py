@@ -276,29 +276,24 @@ class _Commits:
         at_hand = commits_at_hand(url, commits)
         self._done += len(at_hand)
         missing = [commit for commit in commits if commit not in at_hand]
-        for start in range(0, len(missing), _BATCH):
+        batches = [missing[start : start + _BATCH] for start in range(0, len(missing), _BATCH)]
+        while batches:
+            batch = batches.pop(0)
             try:
-                self._some(url, missing[start : start + _BATCH])
-            except CodeRepairError as error:  # the next batch would fail likewise
+                _patiently(url, batch, self._say)
+            except CodeRepairError as error:
+                if isinstance(error, TaskError) and len(batch) > 1:  # search for the commit that cannot be fetched
+                    half = len(batch) // 2
+                    batches = [batch[:half], batch[half:], *batches]
+                    continue
+                if not isinstance(error, TaskError):  # the other batches would fail likewise
+                    batch, batches = [commit for each in (batch, *batches) for commit in each], []
                 self._problems.append(error)
-                self._say(f"{counted(len(missing) - start, 'commit')} of {remove_login(url)} not fetched")
-                break
+                self._say(f"{counted(len(batch), 'commit')} of {remove_login(url)} not fetched")
+                continue
+            self._done += len(batch)
+            self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(batch)} more)")
         return commits_at_hand(url, commits)
-
-    def _some(self, url: str, commits: list[str]) -> None:
-        try:
-            _patiently(url, commits, self._say)
-        except TaskError as error:
-            if len(commits) == 1:
-                self._problems.append(error)
-                self._say(f"1 commit of {remove_login(url)} not fetched")
-                return
-            half = len(commits) // 2  # find the commit that cannot be fetched
-            self._some(url, commits[:half])
-            self._some(url, commits[half:])
-            return
-        self._done += len(commits)
-        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(commits)} more)")
 
 
 def _patiently(url: str, commits: list[str], say: Say) -> None:

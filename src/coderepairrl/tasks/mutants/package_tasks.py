@@ -121,7 +121,8 @@ async def bugs(
     with scratch("mutants") as folder:
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
-        runner, steady = await _healthy(_Runner(command, timeout, sandbox, healthy), leave_out)
+        runner = _Runner(command, timeout, sandbox, healthy)
+        steady = await _healthy(runner, leave_out)
         tries = pool[: 4 * most]
         for path, source, mutation in tries:
             broken = mutation.apply(source)
@@ -140,11 +141,11 @@ async def bugs(
     return list(by_key.values())
 
 
-async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
-    """Runner to use, and the tests that pass reliably without a bug."""
+async def _healthy(runner: _Runner, leave_out: bool) -> frozenset[str]:
+    """Tests that pass twice without a bug; `leave_out` may reduce the runner's command."""
     ran = await runner.run()
     if leave_out and ran.problem and ran.failing and (reduced := await runner.without_failing()):
-        runner = runner.with_command(reduced)
+        runner.command = reduced
         ran = await runner.run()
     steady = ran.passing
     if runner.results and not ran.problem:
@@ -157,7 +158,7 @@ async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset
             f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.shown}",
             fix="give the command that runs the tests: the option command (docs/guides/mutants.md)",
         )
-    return runner, steady
+    return steady
 
 
 class _Ran(NamedTuple):
@@ -192,10 +193,6 @@ class _Runner:
         self._timeout = timeout
         self._sandbox = sandbox
         self._healthy = healthy
-
-    def with_command(self, command: Sequence[str]) -> _Runner:
-        """Copy with another command."""
-        return _Runner(command, self._timeout, self._sandbox, self._healthy)
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
         """Run the tests with the files `changed`."""

@@ -95,7 +95,7 @@ class GitHistory(LoadedSource):
         self.since, self.before, self.n = str(since), str(before), n
         self.max_files, self.max_lines, self.timeout = max_files, max_lines, timeout
         self.python = python
-        self.in_python = _starts_python(self.command)
+        self.in_python = bool(results_of(self.command)) or PurePosixPath(self.command[0]).name.startswith("python")
         self.environment = environment and self.in_python
         self.requirements = tuple(requirements.split() if isinstance(requirements, str) else requirements)
         self.extras = f"[{extras.strip('[]')}]" if extras else ""
@@ -239,7 +239,3 @@ def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change])
     if sum(map(len, contents.values())) > _TEST_BYTES:
         raise LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}
-
-
-def _starts_python(command: Sequence[str]) -> bool:
-    return bool(results_of(command)) or PurePosixPath(command[0]).name.startswith("python")

@@ -34,7 +34,7 @@ _FILES = re.compile(
 
 
 class Needs(NamedTuple):
-    """Installation needs: whether to build the project, and further pip arguments."""
+    """Installation needs: whether to build the project, requirements, and requirement files."""
 
     project: bool
     requirements: tuple[str, ...]

@@ -202,7 +202,7 @@ class Selected(LoadedSource):
     def row(self, task_id: str) -> Mapping[str, Any]:
         """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""
         if not isinstance(self.source, Benchmark):
-            raise TaskError(f"{self.name} has no rows", fix="read what its tasks hold")
+            raise TaskError(f"{self.name} has no rows", fix="read the fields of its tasks")
         return self.source.row(task_id)
 
     def oracle(self, task_id: str) -> Checks | None:

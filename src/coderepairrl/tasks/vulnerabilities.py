@@ -261,9 +261,8 @@ def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
     if len(unequal) >= _ENOUGH and shorter > 2 / 3 * len(unequal):
         raise TaskError(
             f"{benchmark}: in {shorter} of {len(unequal)} pairs the repaired function is the shorter one: the labels "
-            "are the wrong way round",
-            fix="read some; then inverted=true takes those labelled safe for the vulnerable ones, and inverted=false "
-            "takes all as they are",
+            "seem to be swapped",
+            fix="read some pairs; then set inverted=true to swap the labels, or inverted=false to keep them",
         )
 
 

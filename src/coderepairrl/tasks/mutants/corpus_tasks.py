@@ -126,7 +126,7 @@ class _Plain(ast.NodeTransformer):
 Split = Literal["train", "test", "unseen"]
 HELD_OUT_PERCENT = 25
 VERIFIED = CORPUS / "verified.json"
-"""Key of each verified mutant to ``[check that fails, what it gives]``; key ``corpus``: a digest of the corpus."""
+"""``[number of the failing check, its value]`` by key of each verified mutant, and a digest of the corpus."""
 
 LONGEST = 40
 """Characters of a value in an issue; longer ones are cut."""
@@ -227,7 +227,7 @@ def pair_key(function: Function, mutation: Mutation) -> str:
 def mutants() -> tuple[Mutant, ...]:
     """Verified mutants of the corpus, in order, without hanging and equivalent ones.
 
-    Verdicts are shipped, so they depend on no machine's speed. Raises RuntimeError if they are of another corpus.
+    Verdicts ship, so that machine speed decides nothing. Raises RuntimeError if they are of another corpus.
     """
     verdicts = json.loads(VERIFIED.read_text(encoding="utf-8"))
     all_pairs = pairs()
@@ -273,7 +273,7 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function
 
 
 def issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random) -> str:
-    """Text of an issue, with `line` as a quote unless None.
+    """Text of an issue that quotes `line`, if any.
 
     >>> issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
@@ -315,7 +315,7 @@ def _text_digest(text: str) -> str:
 
 
 def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
-    """Failure by key of each mutation (of `keys`, if set) that fails a check in time.
+    """Failures by key of the mutations (of `keys`, if set) that fail a check in time.
 
     Raises RuntimeError if a corpus function fails its own checks.
     """

@@ -30,9 +30,9 @@ SHOWN_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A verified bug; `output` is the end of what the failing tests of `command` printed.
+    """A verified bug; `output` is the end of the output of `command`.
 
-    Without the bug both lists pass; with it the first fail or are not reached. Empty without reports of single tests.
+    With the bug, tests in `fail_to_pass` fail or are not reached; lists are empty without reports of single tests.
     """
 
     path: str

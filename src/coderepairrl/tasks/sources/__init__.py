@@ -69,8 +69,8 @@ def check_trainable(evaluation_set: str) -> None:
     """Raise `ConfigError` for an evaluation-only source."""
     if evaluation_set:
         raise ConfigError(
-            f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
-            fix="train on another source; if you mean it, for_training=true among the options of this one",
+            f"{evaluation_set} is an evaluation set: a policy trained on it cannot be measured with it",
+            fix="train on another source, or set this one's option for_training=true",
         )
 
 

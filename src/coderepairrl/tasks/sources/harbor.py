@@ -2,8 +2,8 @@
 
 Follows harbor 0.26.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths,verifier_mode}.py``, ``trial/trial.py``,
 ``trial/artifact_handler.py``, ``verifier/verifier.py``, ``agents/oracle.py``. ``/tests/test.sh`` writes a number to
-``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier with an environment of
-its own gets the task's artifacts. Never tested with a published image.
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier in a separate
+environment gets the task's artifacts. Never tested with a published image.
 
 `export_harbor` writes such folders. Unlike a fresh sandbox, Harbor judges the machine that the agent left, including
 files that steer test runners or replace Python's modules.
@@ -83,7 +83,7 @@ _SIZES = {"memory": "memory", "storage": "disk_bytes"}
 _HOOK = "pre_artifacts.sh"
 """DeepSWE's script that writes artifacts in the attempt's sandbox."""
 _ARTIFACTS = "/logs/artifacts"
-"""Folder that a verifier with an environment of its own always gets."""
+"""Folder that a verifier in a separate environment always gets."""
 _DIFF = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(diff --git .*?\n)\1\n", re.DOTALL)
 """Diff that a script gives to a command."""
 IMAGE = "python:3.12"
@@ -186,14 +186,14 @@ class _Settings:
         return checked
 
     def entries(self, *names: str) -> list[Mapping[str, Any]]:
-        """Tables of a list; a text stands for a table with ``source``."""
+        """Tables of a list; a text is short for a table with ``source``."""
         *parents, last = names
         listed = self.table(*parents).get(last) or []
         return [each if isinstance(each, Mapping) else {"source": str(each)} for each in listed]
 
     @property
     def is_separate(self) -> bool:
-        """Whether the verifier has an environment of its own."""
+        """Whether the verifier runs in a separate environment."""
         verifier = self.table("verifier")
         return str(verifier.get("environment_mode") or ("environment" in verifier and "separate")) == "separate"
 
@@ -273,7 +273,7 @@ def _parse_difficulty(value: object) -> float | None:
 
 
 def _choose_verifier(folder: Path, settings: _Settings) -> tuple[str, bool]:
-    """Choose the workspace of a verifier with an environment of its own, and whether its image has the tests."""
+    """Workspace of a verifier in a separate environment, and whether its image has the tests."""
     verifier = settings.table("verifier")
     names = ("verifier", "environment") if "environment" in verifier else ("environment",)
     prebuilt = settings.table("verifier", "environment").get("docker_image")
@@ -283,9 +283,9 @@ def _choose_verifier(folder: Path, settings: _Settings) -> tuple[str, bool]:
 
 
 def _make_image(settings: _Settings, context: Path, user: object, *names: str) -> str:
-    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, as the table `names` says.
+    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, with the settings of table `names`.
 
-    Files of ``environment`` beside a prebuilt image without a Dockerfile are copied to its working directory.
+    Without a Dockerfile, files of ``environment`` are copied to a prebuilt image's working directory.
     """
     is_agents = context.name == "environment"
     prebuilt = str(settings.table(*(() if is_agents else ("verifier",)), "environment").get("docker_image") or "")

@@ -46,12 +46,12 @@ _OF_SWE_BENCH = frozenset(
         "sympy/sympy",
     ]
 )
-"""Repositories of the test split, which no wrong name makes training data."""
+"""Repositories of the test split, which a wrong `name` must not turn into training data."""
 _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
 
 
 NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_text().split())
-"""Instances that their reference, and nothing but a repair, resolves in a native environment."""
+"""Instances that repairs alone, such as the reference, resolve in a native environment."""
 
 
 class SweBench(Repositories):

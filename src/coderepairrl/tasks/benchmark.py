@@ -52,12 +52,12 @@ class Benchmark(LoadedSource):
         return self._rows
 
     def describe_tasks(self) -> list[Task]:
-        """Tasks of all rows, before images are built (`ready`). Raises as `rows`."""
+        """Tasks of all rows, before images are built (`attach_images`). Raises as `rows`."""
         if not self._described:
-            self._described = self._describe()
+            self._described = self._parse_rows()
         return [task for task, _ in self._described.values()]
 
-    def _describe(self) -> dict[str, tuple[Task, Row]]:
+    def _parse_rows(self) -> dict[str, tuple[Task, Row]]:
         by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
@@ -65,7 +65,7 @@ class Benchmark(LoadedSource):
             except OSError as error:
                 raise self._unwritten(error) from error
             except (LookupError, TypeError, AttributeError, ValueError) as error:  # malformed values in its columns
-                raise row.wrong(f"its values cannot be read: {type(error).__name__}: {error}") from error
+                raise row.make_error(f"its values cannot be read: {type(error).__name__}: {error}") from error
             if task.id in by_id:
                 raise TaskError(
                     f"{self.name}, {row.where}: {task.id} is in {by_id[task.id][1].where}, too",
@@ -74,7 +74,7 @@ class Benchmark(LoadedSource):
             by_id[task.id] = task, row
         return by_id
 
-    def ready(self, tasks: Sequence[Task]) -> list[Task]:
+    def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
         """Build images of described tasks, possibly changed, as their workspaces. Raises `TaskError`."""
         try:
             task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
@@ -96,7 +96,7 @@ class Benchmark(LoadedSource):
 
     def load(self) -> list[Task]:
         """Read rows and write workspaces. Raises as `rows`."""
-        return self.ready(self.describe_tasks())
+        return self.attach_images(self.describe_tasks())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """Row of a task, including columns without a field in `Task`. Raises KeyError."""
@@ -148,7 +148,7 @@ class Repositories(Benchmark):
             id=row.text("instance_id"),
             prompt=row.text("problem_statement"),
             language=detect_language(reference, detect_language(patch_bytes(row.maybe("test_patch")))),
-            workspace=self.place(row, repository),
+            workspace=self.make_workspace(row, repository),
             reference=reference,
             split=self.task_split,
             licence=row.maybe("license"),
@@ -156,7 +156,7 @@ class Repositories(Benchmark):
             created=row.day("created_at"),
         )
 
-    def place(self, row: Row, repository: str) -> str:
+    def make_workspace(self, row: Row, repository: str) -> str:
         """The workspace of a row."""
         if self.workspace == "image":
             return image_workspace(self.image(row))

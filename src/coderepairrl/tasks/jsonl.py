@@ -125,7 +125,7 @@ class _Task(_Record):
 
     @field_validator("environment")
     @classmethod
-    def _specified(cls, environment: str) -> str:
+    def _normalize_environment(cls, environment: str) -> str:
         """Normalize the specification, by whose text sandboxes find environments."""
         if not environment.startswith(f"{KIND}:"):
             return environment

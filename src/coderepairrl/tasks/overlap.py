@@ -34,13 +34,13 @@ class Overlap(NamedTuple):
     """Tasks of the first set created on or after the second's first day."""
 
     @property
-    def clean(self) -> bool:
+    def is_disjoint(self) -> bool:
         """Whether the sets are disjoint."""
         return not (self.ids or self.commits or self.issues or self.patches)
 
     def as_json(self) -> dict[str, Any]:
         """Fields as plain data, and ``clean``."""
-        return {**self._asdict(), "clean": self.clean}
+        return {**self._asdict(), "clean": self.is_disjoint}
 
 
 def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:

@@ -268,11 +268,11 @@ class _Commits:
             url, _, commit = workspace.removeprefix("git:").rpartition("@")
             by_url[url].append(commit)
         with ThreadPoolExecutor(jobs) as pool:
-            present = pool.map(self._of, by_url, by_url.values())
+            present = pool.map(self._fetch_repository, by_url, by_url.values())
             at_hand = {f"git:{url}@{commit}" for url, some in zip(by_url, present, strict=True) for commit in some}
         return [workspace for workspace in self._wanted if workspace in at_hand]
 
-    def _of(self, url: str, commits: list[str]) -> list[str]:
+    def _fetch_repository(self, url: str, commits: list[str]) -> list[str]:
         at_hand = commits_at_hand(url, commits)
         self._done += len(at_hand)
         missing = [commit for commit in commits if commit not in at_hand]

@@ -51,9 +51,9 @@ class Row:
                 try:
                     text.encode("utf-8", "surrogateescape")
                 except UnicodeEncodeError as error:
-                    raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
+                    raise self.make_error(f"column {column!r} has half a character at {error.start}") from None
                 return text
-        raise self.wrong(f"no column {' or '.join(map(repr, columns))}")
+        raise self.make_error(f"no column {' or '.join(map(repr, columns))}")
 
     def maybe(self, column: str) -> str:
         """Text in `column`, or empty."""
@@ -62,7 +62,7 @@ class Row:
     def mapping(self, column: str) -> Mapping[str, Any]:
         """Object in `column`, possibly as JSON. Raises `TaskError`."""
         if column not in self:
-            raise self.wrong(f"no column {column!r}")
+            raise self.make_error(f"no column {column!r}")
         value = self.values[column]
         if isinstance(value, str):
             value = self._decoded(column)
@@ -87,9 +87,9 @@ class Row:
         """
         for column in (repaired, passing):
             if column not in self:
-                raise self.wrong(f"no column {column!r}")
+                raise self.make_error(f"no column {column!r}")
         if not self.names(repaired):
-            raise self.wrong(f"column {repaired!r} names no test")
+            raise self.make_error(f"column {repaired!r} names no test")
         return self.names(repaired), self.names(passing)
 
     def texts(self, column: str) -> dict[str, str]:
@@ -106,17 +106,17 @@ class Row:
                 try:
                     return date.fromisoformat(str(value)[:10]).isoformat()
                 except ValueError:
-                    raise self.wrong(f"column {column!r} is not a date: {value!r}") from None
+                    raise self.make_error(f"column {column!r} is not a date: {value!r}") from None
         return ""
 
-    def wrong(self, problem: str) -> TaskError:
+    def make_error(self, problem: str) -> TaskError:
         """Error about this row."""
         fix = f"name rows of {self.benchmark}; these have the columns {', '.join(self.values)}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
 
     def _checked(self, column: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):
-            raise self.wrong(f"column {column!r} is not a {kind.__name__}: {str(value)[:60]!r}")
+            raise self.make_error(f"column {column!r} is not a {kind.__name__}: {str(value)[:60]!r}")
         return value
 
     def _decoded(self, column: str) -> Any:
@@ -126,7 +126,7 @@ class Row:
                 return decode(text)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-        raise self.wrong(f"column {column!r} cannot be read: {text[:60]!r}")
+        raise self.make_error(f"column {column!r} cannot be read: {text[:60]!r}")
 
 
 def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:

@@ -141,7 +141,7 @@ class Selection:
         if self.holdout and self.split:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 
-    def takes(self, task: Task) -> bool:
+    def passes_filters(self, task: Task) -> bool:
         """Whether the filters pass `task`."""
         return (
             (not self.languages or task.language in self.languages)
@@ -162,11 +162,11 @@ class Selection:
         sizes = zip(size(task.reference), limits, strict=True)
         return bool(task.reference) and all(limit is None or number <= limit for number, limit in sizes)
 
-    def of(self, tasks: list[Task]) -> list[Task]:
+    def select_tasks(self, tasks: list[Task]) -> list[Task]:
         """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
             tasks = exclude_quarantined(Path(self.quarantine).expanduser(), tasks)
-        selected = [task for task in tasks if self.takes(task)]
+        selected = [task for task in tasks if self.passes_filters(task)]
         if self.seed is not None:
             Random(self.seed).shuffle(selected)
         selected = selected[self.skip : self.skip + self.n if self.n else None]
@@ -192,12 +192,12 @@ class Selected(LoadedSource):
         else:
             self.source.prepare()
             available = list(self.source)
-        selected = self.selection.of(available)
+        selected = self.selection.select_tasks(available)
         if not selected:
             raise TaskError(
                 f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
             )
-        return selected if benchmark is None else benchmark.ready(selected)
+        return selected if benchmark is None else benchmark.attach_images(selected)
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""

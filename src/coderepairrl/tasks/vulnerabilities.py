@@ -119,16 +119,16 @@ class Vulnerabilities(Files):
             )
         return weakness
 
-    def published(self) -> list[Row]:
+    def read_published_rows(self) -> list[Row]:
         """All rows of `path`. Raises as `read_rows`."""
         return super()._read()
 
     @abstractmethod
-    def pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, Pair]]:
         """Published pairs with the vulnerable version's row. Raises as `read_rows`."""
 
     def _read(self) -> list[Row]:
-        published = [(row, pair) for row, pair in self.pairs() if not pair.trivial]
+        published = [(row, pair) for row, pair in self.read_pairs() if not pair.trivial]
         separated = separate_pairs([pair for _, pair in published])
         rows = {pair.key: row for row, pair in published}
         chosen = [pair for pair in separated if not self.classes or pair.weakness in self.classes]
@@ -160,25 +160,26 @@ class Vulnerabilities(Files):
             kind=DETECT,
         )
         if ask == "repair":
-            return self._repair(pair, task)
+            return self._make_repair_task(pair, task)
         if ask == "weakness":
             question = f"Which weakness does this {_word(pair.language)} function have? Its label is one of these:"
             weaknesses = set(self.classes) or {each.weakness for each in self._pairs.values()} & WEAKNESSES.keys()
             labels = {
                 each: WEAKNESSES[each] for each in sorted(weaknesses, key=lambda name: int(name.removeprefix("CWE-")))
             }
-            return replace(task, prompt=self._prompt(question, labels, pair, pair.vulnerable), answer=pair.weakness)
-        question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
-        labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
-        code = pair.vulnerable if ask == VULNERABLE else pair.fixed
-        return replace(task, prompt=self._prompt(question, labels, pair, code), answer=ask)
+            code, answer = pair.vulnerable, pair.weakness
+        else:
+            question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
+            labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
+            code, answer = pair.vulnerable if ask == VULNERABLE else pair.fixed, ask
+        return replace(task, prompt=self._format_prompt(question, labels, pair, code), answer=answer)
 
-    def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
+    def _format_prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
         form = _FORMS[self.form] + self.confidence * _CONFIDENCE
         return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{form}"
 
-    def _repair(self, pair: Pair, task: Task) -> Task:
+    def _make_repair_task(self, pair: Pair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
         description = WEAKNESSES.get(pair.weakness) or pair.description
         words = f" ({description})" if description else ""

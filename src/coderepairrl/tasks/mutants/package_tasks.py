@@ -129,7 +129,7 @@ async def bugs(
             ran = await runner.run({path: broken.encode()})
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
             if ran.problem and not ran.late and (failing or not runner.results):
-                bug = Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
+                bug = Bug(path, mutation, broken, source, ran.output_end, runner.command, failing, passing)
                 by_key.setdefault(bug.key, bug)
             if len(by_key) == most:
                 break
@@ -152,10 +152,10 @@ async def _healthy(runner: _Runner, leave_out: bool) -> frozenset[str]:
         ran = await runner.run()
         steady &= ran.passing
     if ran.problem:
-        raise await runner.refusal(ran)
+        raise await runner.explain_failure(ran)
     if runner.results and not steady:
         raise TaskError(
-            f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.shown}",
+            f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.output_end}",
             fix="give the command that runs the tests: the option command (docs/guides/mutants.md)",
         )
     return steady
@@ -173,7 +173,7 @@ class _Ran(NamedTuple):
     """Whether the program exists."""
 
     @property
-    def shown(self) -> str:
+    def output_end(self) -> str:
         """End of the output."""
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
@@ -217,21 +217,21 @@ class _Runner:
         few = 0 < len(ran.failing) <= min(_MAX_DESELECTED, len(ran.passing))
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
-    async def refusal(self, ran: _Ran) -> TaskError:
+    async def explain_failure(self, ran: _Ran) -> TaskError:
         """Error for tests that fail without a bug: the cause, and the fix."""
         command = " ".join(self.command)
         if ran.late:
             return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
         if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
             return TaskError(
-                f"there are no tests: {command}\n{ran.shown}",
+                f"there are no tests: {command}\n{ran.output_end}",
                 fix="name the repository (archives of a release may come without tests), or the command that runs them",
             )
         if not ran.startable:
             return TaskError(
-                f"{command} cannot be run in the sandbox: {ran.shown}", fix="name a program in the option command"
+                f"{command} cannot be run in the sandbox: {ran.output_end}", fix="name a program in the option command"
             )
-        problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.shown}"
+        problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.output_end}"
         if missing := _MODULE.search(ran.output):
             return TaskError(
                 problem,
@@ -246,7 +246,7 @@ class _Runner:
         if ran.failing and (reduced := await self.without_failing()):
             left_out = len(reduced) - len(self.command)
             return TaskError(
-                f"{left_out} tests fail before any bug is injected: {command}\n{ran.shown}",
+                f"{left_out} tests fail before any bug is injected: {command}\n{ran.output_end}",
                 fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(reduced))}",
             )
         return TaskError(problem, fix="give the command that passes in the sandbox: the option command")

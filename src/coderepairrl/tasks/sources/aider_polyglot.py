@@ -126,7 +126,7 @@ def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str,
         beside_solution = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
         matched[[*same, *same_ending, beside_solution][0]] = text
     if not matched:
-        raise row.wrong("no example solution")
+        raise row.make_error("no example solution")
     return matched
 
 

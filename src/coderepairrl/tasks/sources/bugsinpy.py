@@ -71,14 +71,14 @@ class BugsInPy(Repositories):
         """Convert a row."""
         commands = "\n".join(row.names("run_test"))
         if not commands.strip():
-            raise row.wrong("column 'run_test' names no test")
+            raise row.make_error("column 'run_test' names no test")
         repository = row.text("repo")
         task = Task(
             id=row.text("instance_id"),
             prompt=f"A bug in {repository.partition('/')[2]} makes this fail, with tests that are not in the "
             f"repository yet:\n\n{commands}\n",
             language="python",
-            workspace=self.place(row, repository),
+            workspace=self.make_workspace(row, repository),
             reference=patch_bytes(row.text("patch")),
             split=self.split,
             licence=row.maybe("license_upstream"),
@@ -146,7 +146,7 @@ def _bug_environment(row: Row, url: str) -> str:
     """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
-        raise row.wrong(f"column 'python_version' is not a version: {row.text('python_version')!r}")
+        raise row.make_error(f"column 'python_version' is not a version: {row.text('python_version')!r}")
     lines = [line.strip() for line in row.names("requirements")]
     frozen = [line for line in lines if line and not line.startswith("#") and not _own(line, row)]
     setup = _script_lines(row.maybe("setup_sh"))
@@ -192,7 +192,7 @@ def _one_command(line: str, row: Row) -> str:
     except ValueError:  # an open quote, or a final backslash
         first = ""
     if not first or _SHELL_WORD.fullmatch(first) or "<<" in line:
-        raise row.wrong(f"setup.sh has {line!r}, which is not a command by itself")
+        raise row.make_error(f"setup.sh has {line!r}, which is not a command by itself")
     return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
 
 
@@ -225,7 +225,7 @@ def _read_declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
     try:
         parser.read_string(contents.get("tox.ini", b"").decode("utf-8", "replace"))
     except ConfigParserError as error:
-        raise row.wrong(f"tox.ini of its repository cannot be read: {error}") from error
+        raise row.make_error(f"tox.ini of its repository cannot be read: {error}") from error
     tox = [line for line in _script_lines(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
     return list(dict.fromkeys([*needs.requirements, *tox])), needs.files
 
@@ -254,7 +254,7 @@ def _files_to_restore(row: Row, url: str) -> dict[str, str]:
         history = History(Path(url), folder)
         blobs = history.list_blobs(fixed)
         if missing := next((name for name in test_files if name not in blobs), None):
-            raise row.wrong(f"its repaired commit has no {missing}")
+            raise row.make_error(f"its repaired commit has no {missing}")
         changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test(name)]
         contents = history.read_blobs({name: blobs[name] for name in (*test_files, *changed)})
     return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

@@ -70,7 +70,7 @@ class Defects4J(Benchmark):
         script = _SCRIPT.replace("PROGRAM", shlex.quote(self.program)).replace("RAN", RAN)
         tests = tuple(str(each["test"]) for each in row.values.get("trigger_tests", ()))
         if not tests:
-            raise row.wrong("no column 'trigger_tests'")
+            raise row.make_error("no column 'trigger_tests'")
         return Checks((Command(("bash", "-c", script), TIMEOUT, "defects4j:"),), fail_to_pass=tests)
 
     def _read(self) -> list[Row]:

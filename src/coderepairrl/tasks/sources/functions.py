@@ -102,7 +102,7 @@ class Functions(LoadedSource):
     def load(self) -> list[Task]:
         """Mask functions, run their examples, and write missing workspaces."""
         try:
-            tasks = [task for tree in self._trees() for task in self._of(tree)]
+            tasks = [task for tree in self._trees() for task in self._make_tasks(tree)]
         except OSError as error:
             fix = "name readable code; if it is the cache, set CRRL_CACHE to a writable folder"
             raise TaskError(f"{self.path}: {error}", fix=fix) from error
@@ -117,7 +117,7 @@ class Functions(LoadedSource):
             return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
         return [_Tree("", read_tree(self.path.resolve()), "")]
 
-    def _of(self, tree: _Tree) -> list[Task]:
+    def _make_tasks(self, tree: _Tree) -> list[Task]:
         chosen = [each for path, data in sorted(tree.files.items()) for each in self._chosen(path, data)]
         imports, environment, files = source_folder(tree.files), "", dict(tree.files)
         if chosen and self.examples:
@@ -238,7 +238,7 @@ def _group(rows: Sequence[Row]) -> list[_Tree]:
         name = row.text("package", "max_stars_repo_name") if {"package", "max_stars_repo_name"} & {*row.values} else ""
         group = name or f"{number}"
         if path in files[group]:
-            raise row.wrong(f"{path} is in {group} twice")
+            raise row.make_error(f"{path} is in {group} twice")
         files[group][path] = row.text("content").encode("utf-8", "surrogateescape")
         licences.setdefault(group, row.maybe("license"))
     return [_Tree(group, some, licences[group]) for group, some in files.items()]

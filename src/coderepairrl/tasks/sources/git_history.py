@@ -178,7 +178,7 @@ class GitHistory(LoadedSource):
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
             checks=Checks((Command(argv, self.timeout, results_of(argv)),), _files_to_restore(history, commit, tests)),
-            environment=self._specified(history, commit) if self.environment else "",
+            environment=self._specify_environment(history, commit) if self.environment else "",
             repository=name,
             created=commit.day,
         )
@@ -195,7 +195,7 @@ class GitHistory(LoadedSource):
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
             raise LeftOut("are larger than max_files or max_lines")
 
-    def _specified(self, history: History, commit: Commit) -> str:
+    def _specify_environment(self, history: History, commit: Commit) -> str:
         blobs = history.list_blobs(commit.parent)
         contents = history.read_blobs({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()

@@ -51,7 +51,7 @@ class GitBugJava(Repositories):
     def _checks(self, row: Row) -> Checks:
         tool = row.maybe("build_tool") or "maven"
         if not self.command and tool not in _COMMANDS:
-            raise row.wrong(f"no command is known for the tests of {tool}: give one (command=)")
+            raise row.make_error(f"no command is known for the tests of {tool}: give one (command=)")
         run = _RUN.replace("COMMAND", self.command or _COMMANDS[tool])
         script, restore = prepend_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
         fail, passing = row.tests()

@@ -181,7 +181,7 @@ class _Settings:
         for name in names:
             table = table.get(name) or {}
             if not isinstance(table, Mapping):
-                raise self.row.wrong(f"[{'.'.join(names)}] is not a table")
+                raise self.row.make_error(f"[{'.'.join(names)}] is not a table")
         checked: Mapping[str, Any] = table
         return checked
 
@@ -334,7 +334,7 @@ def _read_variables(settings: _Settings, *names: str) -> dict[str, str]:
     variables = {str(name): str(value) for name, value in settings.table(*names, "env").items()}
     for name, value in variables.items():
         if not _VARIABLE_NAME.fullmatch(name):
-            raise settings.row.wrong(f"[{section}.env] {name!r} is not a variable name")
+            raise settings.row.make_error(f"[{section}.env] {name!r} is not a variable name")
         if "${" in value or "\n" in value:
             raise TaskError(
                 f"harbor: {settings.row.where}: [{section}.env] {name} uses a variable of the host: {value!r}",
@@ -384,7 +384,7 @@ def _list_artifacts(folder: Path, settings: _Settings) -> dict[str, str]:
     for entry in [{"source": _ARTIFACTS}, *settings.entries("artifacts")]:
         path = PurePosixPath(str(entry["source"]))
         if not path.is_absolute() or ".." in path.parts or not path.name:
-            raise settings.row.wrong(f"the artifact {path} is not an absolute path below /")
+            raise settings.row.make_error(f"the artifact {path} is not an absolute path below /")
         excluded = "".join(f"--exclude={shlex.quote(str(pattern))} " for pattern in entry.get("exclude") or ())
         parent, name = shlex.quote(str(path.parent)), shlex.quote(path.name)
         scripts[str(path)] = f"{{ cd {parent} && tar {excluded}-cf - -- {name}; }} 2>/dev/null"

@@ -116,7 +116,7 @@ class HumanEval(Files):
         for broken in candidates:
             if await _fails(sandbox, f"{broken}\n{tests}"):
                 return broken
-        raise row.wrong(f"its tests notice none of {len(candidates)} mutations")
+        raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
 
 
 def _fix(row: Row) -> str:

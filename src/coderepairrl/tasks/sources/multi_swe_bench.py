@@ -95,7 +95,7 @@ def _instance_checks(row: Row) -> Checks:
     passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)
     repaired = failed + skipped + new
     if not repaired:
-        raise row.wrong("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
+        raise row.make_error("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
     settings = {
         "org": row.text("org"),
         "repo": row.text("repo"),

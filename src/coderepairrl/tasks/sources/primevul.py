@@ -62,7 +62,7 @@ class PrimeVul(Vulnerabilities):
         if not classes and ask == "weakness":
             self.classes = TOP
 
-    def pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, Pair]]:
         """Pairs of all splits with the vulnerable version's row. Raises as `rows`."""
         pairs = [
             (vulnerable, pair)
@@ -108,7 +108,7 @@ class PrimeVul(Vulnerabilities):
         vulnerable = [row for row in group if self._vulnerable(row)]
         fixed = [row for row in group if not self._vulnerable(row)]
         if len(vulnerable) != len(fixed):
-            raise group[0].wrong(
+            raise group[0].make_error(
                 f"{len(vulnerable)} vulnerable and {len(fixed)} repaired functions belong together: not all are pairs"
             )
         if len(vulnerable) == 1:
@@ -131,9 +131,9 @@ class PrimeVul(Vulnerabilities):
             if column in row:
                 value = row.values[column]
                 if value not in (0, 1):
-                    raise row.wrong(f"column {column!r} is neither 0 nor 1: {value!r}")
+                    raise row.make_error(f"column {column!r} is neither 0 nor 1: {value!r}")
                 return bool(value) != bool(self.inverted)
-        raise row.wrong("no column 'target' or 'is_vulnerable'")
+        raise row.make_error("no column 'target' or 'is_vulnerable'")
 
 
 def _hash(row: Row) -> str:
@@ -151,7 +151,7 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     try:
         weaknesses = [label(str(name)) for name in names]
     except ValueError as error:
-        raise vulnerable.wrong(str(error)) from error
+        raise vulnerable.make_error(str(error)) from error
     if not weaknesses or None in weaknesses:
         return None
     code = vulnerable.text("func")

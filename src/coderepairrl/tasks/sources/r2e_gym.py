@@ -94,7 +94,7 @@ def _r2e_checks(row: Row) -> Checks:
         return Checks()
     expected = row.mapping("expected_output_json")
     if not expected:
-        raise row.wrong("column 'expected_output_json' names no test")
+        raise row.make_error("column 'expected_output_json' names no test")
     command = Command(("bash", "-c", _SCRIPT), TIMEOUT, f"r2e_gym:{json.dumps(expected)}")
     return Checks((command,))
 
@@ -110,7 +110,7 @@ def _changed_path(row: Row, diff: Mapping[str, Any]) -> str:
     try:
         return str(diff["header"]["file"]["path"])
     except (KeyError, TypeError):
-        raise row.wrong("a file of 'parsed_commit_content' has no header.file.path") from None
+        raise row.make_error("a file of 'parsed_commit_content' has no header.file.path") from None
 
 
 def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:

@@ -92,7 +92,7 @@ class Repair(LoadedSource):
     def _convert_row(self, row: Row) -> Task:
         task_id, path = _read_first(row, "id", "instance_id"), _read_first(row, "path") or "code.py"
         if not task_id:
-            raise row.wrong("no column 'id'")
+            raise row.make_error("no column 'id'")
         before = row.text("before").encode("utf-8", "surrogateescape")
         change = row.text("after" if "after" in row else "patch").encode("utf-8", "surrogateescape")
         after = change if "after" in row else apply_to_text(before, change)

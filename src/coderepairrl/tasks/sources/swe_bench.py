@@ -86,10 +86,10 @@ class SweBench(Repositories):
         """Convert a row."""
         task = super().make_task(row)
         if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
-            raise row.wrong(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
+            raise row.make_error(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.maybe("difficulty")
         if effort and effort not in _EFFORT:
-            raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
+            raise row.make_error(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
         task = replace(task, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
             return replace(task, checks=swe_bench_native.native_checks(row, image=True))

@@ -65,7 +65,7 @@ class SweGym(Repositories):
         task = super().make_task(row)
         if not self.native:
             return task
-        spec, conda = self._specified(row)
+        spec, conda = self._find_specification(row)
         specification = Specification(
             workspace=f"git:{self.clone.format(repository=row.text('repo'))}@{row.text('base_commit')}",
             python=spec.get("python", ""),
@@ -83,7 +83,7 @@ class SweGym(Repositories):
         rows = super()._read()
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
-    def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _find_specification(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
         published, repository = _read_specifications(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
         in_file = spec.get("packages") == "environment.yml"
@@ -91,7 +91,7 @@ class SweGym(Repositories):
 
     def _can_build(self, row: Row) -> bool:
         """Whether packages suffice, and the fork's pytest parser reads the log."""
-        spec, conda = self._specified(row)
+        spec, conda = self._find_specification(row)
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
         return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(

@@ -61,14 +61,14 @@ class SweSmith(Repositories):
             return task
         return replace(task, checks=Checks((), {}, *row.tests()))
 
-    def ready(self, tasks: Sequence[Task]) -> list[Task]:
+    def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
         """Put tasks into images; their commands come from a single call of the package swesmith."""
         if self.workspace != "image":
-            return super().ready(tasks)
+            return super().attach_images(tasks)
         rows = [self._described[task.id][1] for task in tasks]
         answers = SWE_SMITH.ask([{**_identify(row), **_named_tests(row)} for row in rows])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
-        placed = zip(super().ready(tasks), rows, strict=True)
+        placed = zip(super().attach_images(tasks), rows, strict=True)
         return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
 
     def made_images(self, row: Row) -> Images | None:

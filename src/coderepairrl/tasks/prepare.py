@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -193,14 +193,14 @@ def _diff(home: Path, commit: str, patch: bytes) -> bytes:
 
 @contextmanager
 def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    with ExitStack() as stack:
-        base = stack.enter_context(base_at_hand(workspace))
-        if base is None and workspace.startswith("dir:"):  # a folder without a repository
-            home = create_bare_repository(stack.enter_context(scratch("reference")) / "git")
-            stream = commit_stream("refs/heads/main", entries_of(workspace, None))
-            git("fast-import", "--quiet", folder=home, stdin=stream)
-            base = home, "refs/heads/main"
-        yield base
+    with base_at_hand(workspace) as base:
+        if base is not None or not workspace.startswith("dir:"):
+            yield base
+            return
+    with scratch("reference") as folder:  # the workspace is a folder without a repository
+        home = create_bare_repository(folder / "git")
+        git("fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries_of(workspace, None)))
+        yield home, "refs/heads/main"
 
 
 Say = Callable[[str], None]

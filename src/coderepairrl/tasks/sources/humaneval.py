@@ -10,7 +10,7 @@ import ast
 import asyncio
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -60,13 +60,6 @@ class HumanEval(Files):
             path = str(code_folder(_PACKAGE) / "data" / "HumanEval.jsonl.gz")
         super().__init__(path, hub="openai/openai_humaneval", split="test", revision=revision, cache=cache)
         self.bug, self.seed, self.sandbox = bug, seed, sandbox
-        self._broken: dict[str, str] = {}
-
-    def describe_tasks(self) -> list[Task]:
-        """Tasks of all rows, with bugs. Raises `TaskError` and `PrerequisiteError`."""
-        if self.bug == "mutant" and not self._broken:
-            self._broken = self._mutants()
-        return super().describe_tasks()
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""
@@ -89,7 +82,9 @@ class HumanEval(Files):
             kind="" if self.bug == "mutant" else IMPLEMENT,
         )
 
-    def _mutants(self) -> dict[str, str]:
+    @cached_property
+    def _broken(self) -> dict[str, str]:
+        """Programs with a bug, by correct program."""
         rows = self.rows()
         key = [self.seed, [(_fix(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name

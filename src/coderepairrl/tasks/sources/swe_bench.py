@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from coderepairrl.tasks.benchmark import Repositories
 from coderepairrl.tasks.rows import Row
@@ -19,17 +19,13 @@ _log = logging.getLogger(__name__)
 Name = Literal["verified", "lite", "multilingual", "full"]
 
 
-class _Set(NamedTuple):
-    hub: str
-    evaluation: str = ""
-
-
-_SETS: dict[str, _Set] = {
-    "verified": _Set("SWE-bench/SWE-bench_Verified", "SWE-bench Verified"),
-    "lite": _Set("SWE-bench/SWE-bench_Lite", "SWE-bench Lite"),
-    "multilingual": _Set("SWE-bench/SWE-bench_Multilingual"),
-    "full": _Set("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
+_SETS = {
+    "verified": ("SWE-bench/SWE-bench_Verified", "SWE-bench Verified"),
+    "lite": ("SWE-bench/SWE-bench_Lite", "SWE-bench Lite"),
+    "multilingual": ("SWE-bench/SWE-bench_Multilingual", ""),
+    "full": ("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
 }
+"""Data sets of the hub, and the names of evaluation sets, by option `name`."""
 _OF_SWE_BENCH = frozenset(
     [
         "astropy/astropy",
@@ -76,11 +72,11 @@ class SweBench(Repositories):
         images: str = "",
         for_training: bool = False,
     ) -> None:
-        chosen = _SETS[name]
-        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        hub, evaluation_set = _SETS[name]
+        super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
         self.variant, self.images, self.all_native = name, images, all_native
         self.task_split = "train" if for_training else split
-        self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
+        self.evaluation_set = "" if for_training or split != "test" else evaluation_set
 
     def make_task(self, row: Row) -> Task:
         """Convert a row."""

@@ -408,7 +408,7 @@ def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeyp
     source: Any = make_source("r2e_gym", path=path, select={"n": 1, "skip": 1, "split": "dev"})
     [task] = source
     assert len(list((tmp_path / "benchmarks/images").iterdir())) == 1
-    assert source.row(task.id)["docker_image"] == "n/toy:1"
+    assert source.source.row(task.id)["docker_image"] == "n/toy:1"
     assert replace(task, split="train") == list(make_source("r2e_gym", path=path))[1]
 
 

@@ -7,12 +7,12 @@ A quarantine is a file of JSON lines: ``{"id": ..., "reason": ...}`` excludes a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -198,12 +198,6 @@ class Selected(LoadedSource):
                 f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
             )
         return selected if benchmark is None else benchmark.attach_images(selected)
-
-    def row(self, task_id: str) -> Mapping[str, Any]:
-        """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""
-        if not isinstance(self.source, Benchmark):
-            raise TaskError(f"{self.name} has no rows", fix="read the fields of its tasks")
-        return self.source.row(task_id)
 
     def oracle(self, task_id: str) -> Checks | None:
         """The source's oracle."""

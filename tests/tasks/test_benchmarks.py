@@ -464,7 +464,7 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
         (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is not a date"),
         (json.dumps({**ROW, "difficulty": "hard"}), "column 'difficulty'"),
         (json.dumps({**ROW, "base_commit": None}), "swe_bench, row 1 of .*rows.jsonl: no column 'base_commit'"),
-        (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is in row 1"),
+        (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is also in row 1"),
     ],
 )
 def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) -> None:

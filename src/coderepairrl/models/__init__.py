@@ -64,8 +64,8 @@ class NotFetched(UsageError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} is not here: there is no such folder, and it is not fetched from the hub yet",
-            fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(name)}",
+            f"{name} is not on this machine: there is no such folder, and the model was not fetched from the hub",
+            fix=f"name a folder, or start the run, which fetches the model. By hand: {download_command(name)}",
         )
         self.name = name
 

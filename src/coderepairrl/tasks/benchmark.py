@@ -68,7 +68,7 @@ class Benchmark(LoadedSource):
                 raise row.make_error(f"its values cannot be read: {type(error).__name__}: {error}") from error
             if task.id in by_id:
                 raise TaskError(
-                    f"{self.name}, {row.where}: {task.id} is in {by_id[task.id][1].where}, too",
+                    f"{self.name}, {row.where}: {task.id} is also in {by_id[task.id][1].where}",
                     fix="name one file of the folder: path=FILE",
                 )
             by_id[task.id] = task, row

@@ -231,7 +231,7 @@ async def prepare_tasks(
     kinds = {"commit": {task.workspace for task in task_list if task.workspace.startswith("git:")}}
     kinds["environment"] = {task.environment for task in task_list if task.environment.startswith("python:")}
     if needed := " and ".join(counted(len(some), kind) for kind, some in kinds.items() if some):
-        say(f"{needed}, whose size nobody states before they are here")
+        say(f"{needed}, of unknown size")
     unpacked: list[ReadyImage] = []
     environments: list[Environment] = []
     try:

@@ -135,7 +135,7 @@ class Selection:
         check_day("select.after", self.after)
         check_day("select.before", self.before)
         if min(self.skip, self.n) < 0:
-            raise ConfigError("select.skip and select.n count tasks", fix="write 0 or more")
+            raise ConfigError("select.skip and select.n must not be negative", fix="write 0 or more")
         if not 0 <= self.holdout <= 1:
             raise ConfigError(f"select.holdout={self.holdout:g} is not a share", fix="write a number from 0 to 1")
         if self.holdout and self.split:

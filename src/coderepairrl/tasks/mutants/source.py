@@ -67,7 +67,7 @@ class MutantSource(LoadedSource):
         if split not in (None, *get_args(Split)) or (path and split == "unseen"):
             raise ConfigError(f"the task source mutants has no split {split!r}", fix="train, test, or unseen (corpus)")
         if n < 0:
-            raise ConfigError("tasks.options.n must be positive", fix="say how many bugs to inject: n=64")
+            raise ConfigError("tasks.options.n must not be negative", fix="say how many bugs to inject: n=64")
         if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
         if not 0 < timeout <= LONGEST:

@@ -151,10 +151,10 @@ class Functions(LoadedSource):
         if self.quality and function.problem:
             return function.problem
         if "<locals>" in function.name:
-            return "stand within functions"
+            return "are nested in functions"
         if self.examples and ">>>" not in function.docstring:
             return "have no examples"
-        return "" if is_valid_python(function.mask(source)) else "are all that their class has"
+        return "" if is_valid_python(function.mask(source)) else "are the only statement of their class"
 
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str

@@ -81,7 +81,7 @@ class GitHistory(LoadedSource):
         for name, day in (("since", since), ("before", before), ("packages_before", packages_before)):
             check_day(f"tasks.options.{name}", str(day))
         if min(n, max_files - 1, max_lines - 1) < 0:
-            raise ConfigError("tasks.options.n, max_files and max_lines count: n from 0, the others from 1")
+            raise ConfigError("tasks.options.n must be 0 or more, max_files and max_lines 1 or more")
         if not 0 < timeout <= LONGEST:
             raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
         try:
@@ -150,7 +150,7 @@ class GitHistory(LoadedSource):
         elif commit.sha.startswith(reverted):
             reason = "were reverted later"
         elif not self.match.search(commit.message):
-            reason = "have no such message"
+            reason = "have a message that does not match"
         if reason:
             self.left_out[reason] += 1
         return not reason

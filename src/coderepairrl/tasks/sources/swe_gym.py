@@ -57,7 +57,7 @@ class SweGym(Repositories):
     ) -> None:
         super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
         if self.native and not specifications:
-            raise ConfigError("workspace=native needs SWE-Gym's own specifications, which are not shipped", fix=_FIX)
+            raise ConfigError("workspace=native needs SWE-Gym's specifications, which are not shipped", fix=_FIX)
         self.specifications = Path(specifications).expanduser().resolve()
 
     def make_task(self, row: Row) -> Task:

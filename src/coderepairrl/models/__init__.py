@@ -261,11 +261,9 @@ def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
         fix = "check its name; for a private one: hf auth login"
     except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server error, a full disk
         problem = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
-        cached = find_cached(name)
-        fix = (
-            f"name the commit that is here: {repository}@{cached.name}"
-            if cached and _is_complete(cached)
-            else f"on a machine that can reach it: {download_command(name)} --local-dir {repository}; then copy that"
-            f" folder, and set model.path={repository}"
-        )
+        if (cached := find_cached(name)) and _is_complete(cached):
+            fix = f"name the commit that is here: {repository}@{cached.name}"
+        else:
+            command = f"{download_command(name)} --local-dir {repository}"
+            fix = f"on a machine that can reach it: {command}; then copy that folder, and set model.path={repository}"
     raise UsageError(f"{name}: {problem}", fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -116,6 +116,12 @@ class Benchmark(LoadedSource):
                 fix="download it and give path=FOLDER (docs/guides/benchmarks.md says which folder)",
             )
         return from_hub(self.name, self.hub, self.split, self.revision)
+
+    def _read_checkout(self, folder: str, read: Callable[[Path], Iterable[Row]]) -> list[Row]:
+        """Rows that `read` makes of `path`, if it is a checkout with `folder`, else published rows."""
+        if self.path is not None and (self.path / folder).is_dir():
+            return list(read(self.path))
+        return Benchmark._read(self)
 
 
 class Repositories(Benchmark):

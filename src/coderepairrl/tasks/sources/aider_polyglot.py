@@ -91,10 +91,12 @@ class AiderPolyglot(Files):
         return Checks((command,), restored, fail_to_pass)
 
     def _read(self) -> list[Row]:
-        if self.path is not None and (self.path / self.language / _PRACTICE).is_dir():
-            configurations = sorted((self.path / self.language / _PRACTICE).glob("*/.meta/config.json"))
-            return [_read_exercise(path.parent.parent, self.language) for path in configurations]
-        return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
+        rows = self._read_checkout(f"{self.language}/{_PRACTICE}", self._read_exercises)
+        return [row for row in rows if row.values.get("language", self.language) == self.language]
+
+    def _read_exercises(self, root: Path) -> list[Row]:
+        configurations = sorted((root / self.language / _PRACTICE).glob("*/.meta/config.json"))
+        return [_read_exercise(path.parent.parent, self.language) for path in configurations]
 
 
 def _read_exercise(folder: Path, language: str) -> Row:

@@ -90,9 +90,7 @@ class BugsInPy(Repositories):
         return replace(task, environment=_bug_environment(row, url), checks=_bug_checks(row, url))
 
     def _read(self) -> list[Row]:
-        projects = self.path / "projects" if self.path is not None else None
-        rows = list(_bug_rows(projects)) if projects is not None and projects.is_dir() else super()._read()
-        return [row for row in rows if self._taken(row)]
+        return [row for row in self._read_checkout("projects", _bug_rows) if self._taken(row)]
 
     def _taken(self, row: Row) -> bool:
         name = row.text("instance_id")
@@ -101,8 +99,8 @@ class BugsInPy(Repositories):
         return not self.native or (_is_specified(row) if self.all_native else name in NATIVE)
 
 
-def _bug_rows(projects: Path) -> Iterator[Row]:
-    for info in sorted(projects.glob("*/project.info")):
+def _bug_rows(root: Path) -> Iterator[Row]:
+    for info in sorted(root.glob("projects/*/project.info")):
         repository = re.sub(r"^.*github\.com/|(\.git)?/?$", "", _bug_settings(info)["github_url"])
         for bug in sorted(info.parent.glob("bugs/*/bug.info"), key=lambda path: int(path.parent.name)):
             yield Row("bugsinpy", f"{info.parent.name}-{bug.parent.name}", _values(bug.parent, repository))

@@ -60,12 +60,11 @@ class GitBugJava(Repositories):
         return Checks((command,), restore, fail, passing)
 
     def _read(self) -> list[Row]:
-        bugs = self.path / "data" / "bugs" if self.path is not None else None
-        return list(_gitbug_rows(bugs)) if bugs is not None and bugs.is_dir() else super()._read()
+        return self._read_checkout("data/bugs", _gitbug_rows)
 
 
-def _gitbug_rows(bugs: Path) -> Iterator[Row]:
-    for path in sorted(bugs.glob("*.json")):
+def _gitbug_rows(root: Path) -> Iterator[Row]:
+    for path in sorted((root / "data/bugs").glob("*.json")):
         for line in path.read_text("utf-8").split("\n"):
             if line.strip():
                 bug = json.loads(line)

@@ -53,8 +53,7 @@ class HumanEvalJava(Files):
         return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
-        checkout = self.path is not None and (self.path / _MAIN).is_dir()
-        rows = _humaneval_rows(self.path) if checkout and self.path else super()._read()
+        rows = self._read_checkout(_MAIN, _humaneval_rows)
         return [row for row in rows if not row.text("instance_id").endswith(NOT_SINCE_JDK_11)]
 
 

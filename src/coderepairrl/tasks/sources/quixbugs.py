@@ -67,13 +67,11 @@ class QuixBugs(Files):
         return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
-        if self.path is not None and (self.path / "python_programs").is_dir():
-            checkout_rows = _python_rows(self.path) if self.language == "python" else _java(self.path)
-            return [Row(self.name, str(values["buggy_file"]), values) for values in checkout_rows]
-        return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
+        rows = self._read_checkout("python_programs", _python_rows if self.language == "python" else _java)
+        return [row for row in rows if row.values.get("language", self.language) == self.language]
 
 
-def _python_rows(root: Path) -> list[dict[str, object]]:
+def _python_rows(root: Path) -> list[Row]:
     """Rows of a checkout; references keep the docstring, which upstream's corrected files drop."""
     shared = {"conftest.py": text_of(root / "conftest.py")}
     rows = []
@@ -94,7 +92,7 @@ def _python_rows(root: Path) -> list[dict[str, object]]:
     return rows
 
 
-def _java(root: Path) -> list[dict[str, object]]:
+def _java(root: Path) -> list[Row]:
     """Rows of a checkout; Java has no docstrings, so issues are the Python ones."""
     rows = []
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
@@ -118,8 +116,8 @@ def _java(root: Path) -> list[dict[str, object]]:
 
 def _quixbugs_row(
     language: str, program: str, buggy: str, files: Mapping[str, str], broken: str, fixed: str, statement: str
-) -> dict[str, object]:
-    return {
+) -> Row:
+    values = {
         "instance_id": f"quixbugs-{language}__{program}",
         "language": language,
         "problem_statement": statement,
@@ -127,6 +125,7 @@ def _quixbugs_row(
         "files": dict(files),
         "patch": format_diff(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
     }
+    return Row("quixbugs", buggy, values)
 
 
 def _split_source(source: str) -> tuple[str, str]:

@@ -165,10 +165,10 @@ class Repositories(Benchmark):
     def make_workspace(self, row: Row, repository: str) -> str:
         """The workspace of a row."""
         if self.workspace == "image":
-            return image_workspace(self.image(row))
+            return image_workspace(self.format_image_name(row))
         return f"git:{self.clone.format(repository=repository)}@{row.text('base_commit')}"
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Name of the row's image."""
         return row.text("image", "image_name", "docker_image")
 

@@ -65,11 +65,12 @@ class MultiSweBench(Repositories):
         """Build images without hidden files (agent) and without the repair (checks)."""
         if not self._is_judged(row):
             return None
-        image, workdir = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
+        image = self.format_image_name(_as_swe_bench(row))
+        workdir = f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
         visible = derived_image(image, f"RUN rm -rf {_HIDDEN}", workdir)
         return Images(visible, derived_image(image, "RUN rm -rf /home/fix.patch", workdir))
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Published image."""
         owner, _, name = row.text("repo").lower().partition("/")
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"

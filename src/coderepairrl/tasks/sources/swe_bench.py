@@ -107,7 +107,7 @@ class SweBench(Repositories):
             )
         return [row for row in rows if swe_bench_native.is_specified(row)]
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Image of `images`, the row, or the harness (``swebench`` 4.1.0, ``TestSpec.instance_image_key``)."""
         instance = row.text("instance_id")
         key = instance.lower().replace("__", "_1776_")

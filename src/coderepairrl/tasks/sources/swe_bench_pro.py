@@ -72,6 +72,6 @@ class SweBenchPro(Repositories):
         command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
         return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Published image."""
         return f"jefzda/sweap-images:{row.text('dockerhub_tag')}"

@@ -98,7 +98,7 @@ class SweGym(Repositories):
             _install_commands(spec)
         )
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """The fork's published image."""
         if "image" in row:
             return row.text("image")

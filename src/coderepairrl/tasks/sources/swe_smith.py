@@ -78,8 +78,8 @@ class SweSmith(Repositories):
         broken, _ = self._profile(row)["files"]
         bug = {_BUG: patch_bytes(row.text("patch"))}
         removal = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
-        visible = derived_image(self.image(row), *removal, f"PATCH {_BUG}", files=bug)
-        return Images(visible, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
+        image, patch = self.format_image_name(row), f"PATCH {_BUG}"
+        return Images(derived_image(image, *removal, patch, files=bug), derived_image(image, patch, files=bug))
 
     def _command(self, row: Row) -> Command:
         profile = self._profile(row)

@@ -161,4 +161,4 @@ def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: P
     assert crrl("tasks", "verify", *options).stdout.endswith("1 task, 0 failed\n")
     assert "already exists" in crrl("tasks", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
     (tmp_path / "apart.jsonl").write_text("{}")
-    assert "keeps no tasks apart" in crrl("tasks", "list", *options, code=2).stderr
+    assert "is not a quarantine file" in crrl("tasks", "list", *options, code=2).stderr

@@ -388,7 +388,7 @@ def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path
         path.write_text(json.dumps({**row, **change}))
         made: Any = make_source(source, path=str(path), workspace="image", **options)
         with pytest.raises(TaskError, match=problem):
-            made.described()
+            made.describe_tasks()
 
 
 def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeyp
     source: Any = make_source("r2e_gym", path=path, select={"n": 1, "skip": 1, "split": "dev"})
     [task] = source
     assert len(list((tmp_path / "benchmarks/images").iterdir())) == 1
-    assert source.row(task.id)["docker_image"] == "n/toy:1"
+    assert source.source.row(task.id)["docker_image"] == "n/toy:1"
     assert replace(task, split="train") == list(make_source("r2e_gym", path=path))[1]
 
 
@@ -464,7 +464,7 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
         (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is not a date"),
         (json.dumps({**ROW, "difficulty": "hard"}), "column 'difficulty'"),
         (json.dumps({**ROW, "base_commit": None}), "swe_bench, row 1 of .*rows.jsonl: no column 'base_commit'"),
-        (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is in row 1"),
+        (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is also in row 1"),
     ],
 )
 def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_repair_with_tests_is_a_task_and_the_others_are_not(repository: Reposi
     assert task.checks.commands[0].argv[-1] == "tests/test_calc.py"
     assert (task.language, task.created, task.repository) == ("python", "2024-01-03", "calc")
     assert source.left_out == {
-        "have no such message": 2, "change no tests": 1, "revert others": 1, "were reverted later": 1,
+        "have a message that does not match": 2, "change no tests": 1, "revert others": 1, "were reverted later": 1,
     }  # fmt: skip
     asked = Specification.parse(task.environment)
     assert (asked.workspace, asked.before, asked.requirements) == (task.workspace, "2024-01-03", ("pytest",))

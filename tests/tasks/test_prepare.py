@@ -67,7 +67,7 @@ def test_commits_of_a_repository_come_in_one_fetch_and_are_not_asked_for_again(
     for name in "ab":
         (tmp_path / name).rename(tmp_path / f"{name}-away")
     assert prepare(some)[0] == here
-    monkeypatch.setattr(preparing, "_AT_ONCE", 2)
+    monkeypatch.setattr(preparing, "_BATCH", 2)
     more = tasks_at(f"file://{tmp_path}/c", mirror(tmp_path / "c", 5))
     assert prepare(more)[0] == [task.workspace for task in more] and packs() == 2 + 3
 

@@ -279,7 +279,7 @@ TEN = [task(number) for number in range(10)]
 
 
 def ids(selection: Selection, among: list[Task] = TEN) -> list[int]:
-    return [int(each.id.rpartition("-")[2]) for each in selection.of(among)]
+    return [int(each.id.rpartition("-")[2]) for each in selection.select_tasks(among)]
 
 
 @pytest.mark.parametrize(
@@ -330,14 +330,14 @@ def test_a_seed_draws_an_order_and_parts_do_not_meet(seed: int, n: int, skip: in
 def test_the_holdout_is_that_of_the_original() -> None:
     """``int(md5(id), 16) / 16 ** 32 < ratio``, so that it depends on nothing but the id."""
     many = [replace(TEN[0], id=f"o__toy-{number}") for number in range(2000)]
-    found = Selection(holdout=0.25, seed=3).of(many)
+    found = Selection(holdout=0.25, seed=3).select_tasks(many)
     for each in found:
         expected = int(hashlib.md5(each.id.encode()).hexdigest(), 16) / 16**32 < 0.25
         assert (each.split == "test") is expected is is_held_out(each.id, 0.25)
     assert 0.2 < sum(each.split == "test" for each in found) / len(found) < 0.3
-    few = {each.id: each.split for each in Selection(holdout=0.25).of(many[:100])}
+    few = {each.id: each.split for each in Selection(holdout=0.25).select_tasks(many[:100])}
     assert all(few[each.id] == each.split for each in found if each.id in few)
-    more = {each.id for each in Selection(holdout=0.5).of(many) if each.split == "test"}
+    more = {each.id for each in Selection(holdout=0.5).select_tasks(many) if each.split == "test"}
     assert {each.id for each in found if each.split == "test"} < more
 
 
@@ -413,10 +413,10 @@ def test_what_is_shared_is_found() -> None:
     assert found.issues == [("o__toy-1", "o__toy-5")]
     assert found.commits == [("o__toy-3", "o__toy-7")] and found.places == 1
     assert found.patches == [("o__toy-2", "o__toy-6")]
-    assert not found.clean and found.counts == (5, 4)
+    assert not found.is_disjoint and found.counts == (5, 4)
     assert found.days == (("2024-01-01", "2024-01-05"), ("2024-01-01", "2024-01-04")) and found.later == 5
     assert "1 of the first have a near-duplicate issue" in report(found, ("a", "b"))
-    assert overlap(first[4:], second[:1]).clean
+    assert overlap(first[4:], second[:1]).is_disjoint
 
 
 def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Model folders in Hugging Face layout: shipped ones, the user's, and those of the Hugging Face hub.
 
-The hub names them ``org/name``, or ``org/name@revision``. Tested against a small hub on loopback, not huggingface.co.
+The hub names them ``org/name``, or ``org/name@revision``. Tested with a small hub on loopback, not huggingface.co.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BUILTIN = "builtin:"
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
-_REFUSED = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # as huggingface_hub's validate_repo_id
+_REFUSED = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # names that huggingface_hub's validate_repo_id refuses
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 """Endings of the files of a model that a run reads."""
@@ -39,15 +39,15 @@ def model_files(folder: Path) -> list[Path]:
 
 def quantised_form(folder: Path) -> str:
     """Quantised form of the written-out weights, or ""."""
-    mark = folder / QUANTISED
-    return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
+    record = folder / QUANTISED
+    return str(json.loads(record.read_text("utf-8"))["form"]) if record.is_file() else ""
 
 
 def quant_method(folder: Path) -> str | None:
-    """Method (``awq``, ``fp8``, ...) of codes in place of weights, or None. Raises OSError and ValueError."""
-    raw = json.loads((folder / "config.json").read_text("utf-8"))
-    codes = raw.get("quantization_config") if isinstance(raw, dict) else None
-    return str(codes.get("quant_method")) if codes else None
+    """Method (``awq``, ``fp8``, ...) of quantised weights, or None. Raises OSError and ValueError."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    quantization = config.get("quantization_config") if isinstance(config, dict) else None
+    return str(quantization.get("quant_method")) if quantization else None
 
 
 def require_plain_weights(folder: Path) -> None:
@@ -60,12 +60,12 @@ def require_plain_weights(folder: Path) -> None:
 
 
 class NotFetched(UsageError):
-    """A model of the hub that is not on this machine: runs download it when they start."""
+    """A model of the hub that is not on this machine; runs download it when they start."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} is not here: there is no such folder, and it is not fetched from the hub yet",
-            fix=f"name a folder, or start the run: it fetches the model. By hand: {download_command(name)}",
+            f"{name} is not on this machine: there is no such folder, and the model was not fetched from the hub",
+            fix=f"name a folder, or start the run, which fetches the model. By hand: {download_command(name)}",
         )
         self.name = name
 
@@ -81,7 +81,7 @@ class Named(NamedTuple):
 
 def resolve_model(path: str) -> Named:
     """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a fetched model of the hub
-    (``org/name@revision``), a checkpoint, or a run (its newest). Raises `UsageError`."""
+    (``org/name@revision``), a checkpoint, or a run (its newest checkpoint). Raises `UsageError`."""
     location = Path(path).expanduser()
     if (location / _RUN).is_file():
         saved = sorted(
@@ -101,16 +101,18 @@ def resolve_model(path: str) -> Named:
     try:
         if run is None:
             base = json.loads((location / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
-        elif (run / "model").is_dir():  # drawn for it, or merged
+        elif (run / "model").is_dir():  # a randomly initialised or merged model
             base = run / "model"
         else:
             base = tomllib.loads((run / "config.toml").read_text("utf-8"))["model"]["path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{location} does not say on which model its adapters are: {error!r}") from None
-    below = resolve_model(str(base))
-    if below.adapter is not None:
-        raise UsageError(f"{location} has adapters on adapters, {below.adapter}", fix="crrl export merges those below")
-    return Named(below.folder, location, run)
+    base_model = resolve_model(str(base))
+    if base_model.adapter is not None:
+        raise UsageError(
+            f"{location} has adapters on adapters, {base_model.adapter}", fix="crrl export merges those below"
+        )
+    return Named(base_model.folder, location, run)
 
 
 WITH_LANGUAGE = ("qwen3_5", "qwen3_5_moe")
@@ -124,12 +126,14 @@ def multimodal(folder: Path) -> bool:
 
 
 def model_folder(path: str, *, weights: bool = False) -> Path:
-    """Folder of the model that `path` names (`resolve_model`), below any adapters. Raises `UsageError` if it
-    or its `weights` are missing, `NotFetched` for a model of the hub."""
+    """Folder of the model that `path` names (`resolve_model`), without adapters.
+
+    Raises `UsageError` if it or its `weights` are missing, `NotFetched` for a model of the hub.
+    """
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
-        location = home / path.removeprefix(_BUILTIN)
-        fix = nearest(path.removeprefix(_BUILTIN), (each.parent.name for each in home.glob("*/config.json")))
+        name = path.removeprefix(_BUILTIN)
+        location, fix = home / name, nearest(name, (each.parent.name for each in home.glob("*/config.json")))
     elif is_hub_name(path):
         cached = find_cached(path)
         if cached is None:
@@ -140,19 +144,13 @@ def model_folder(path: str, *, weights: bool = False) -> Path:
         if (location / _RUN).is_file() or (location / _ADAPTER).is_file():
             location = resolve_model(path).folder
         fix = _advice(path)
+    shown = path if path == str(location) else f"{path} ({location})"
     if not (location / "config.json").is_file():
         problem = "it has no config.json" if location.is_dir() else "there is no such folder"
-        raise UsageError(f"{_format_model(path, location)} is not a model: {problem}", fix=fix)
+        raise UsageError(f"{shown} is not a model: {problem}", fix=fix)
     if weights and not any(location.glob("*.safetensors")):
-        raise UsageError(
-            f"{_format_model(path, location)} has no weights (*.safetensors)",
-            fix="download them, or set model.init=random",
-        )
+        raise UsageError(f"{shown} has no weights (*.safetensors)", fix="download them, or set model.init=random")
     return location
-
-
-def _format_model(path: str, location: Path) -> str:
-    return path if path == str(location) else f"{path} ({location})"
 
 
 def _advice(path: str) -> str:
@@ -190,7 +188,7 @@ def find_cached(name: str) -> Path | None:
 
 
 def fetch(name: str) -> str:
-    """Download what a run reads of the model `name`; returns ``org/name@commit``. A cached commit needs no network.
+    """Download what runs read of the model `name`; return ``org/name@commit``. Cached commits need no network.
 
     Raises `UsageError` if the hub cannot be reached, refuses, or lacks it, or the disk is too small.
     """
@@ -210,12 +208,12 @@ def fetch(name: str) -> str:
     if not any(file.endswith(".safetensors") for file in sizes):
         raise UsageError(f"{name} has no weights (*.safetensors) on the hub", fix="name another model, or revision")
     cached = find_cached(f"{repository}@{info.sha}")
-    need = sum(size for file, size in sizes.items() if not (cached and (cached / file).is_file()))
+    missing = sum(size for file, size in sizes.items() if not (cached and (cached / file).is_file()))
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
-    if need > (free := shutil.disk_usage(cache).free):
+    if missing > (free := shutil.disk_usage(cache).free):
         raise UsageError(
-            f"{name} needs {need / 1e9:.1f} GB, and {cache} has room for {free / 1e9:.1f} GB",
+            f"{name} needs {missing / 1e9:.1f} GB, and {cache} has room for {free / 1e9:.1f} GB",
             fix="make room, or set HF_HOME to a folder on a larger disk",
         )
     fetched = _ask_hub(
@@ -234,7 +232,7 @@ def download_command(name: str) -> str:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether `model_folder` has the tokenizer and all weights: a download may have been killed."""
+    """Whether `folder` has the tokenizer and all weights: a download may have been killed."""
     index = folder / "model.safetensors.index.json"
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     return all((folder / file).is_file() for file in (*shards, "tokenizer.json"))
@@ -247,31 +245,25 @@ def _split_revision(name: str) -> tuple[str, str | None]:
 
 def _ask_hub(name: str, ask: Callable[[], Any]) -> Any:
     """The hub's answer. Raises `UsageError` with advice if it fails."""
-    import httpx2  # huggingface_hub's own
+    import httpx2  # a dependency of huggingface_hub
     from huggingface_hub import errors
 
     repository, _ = _split_revision(name)
     try:
         return ask()
     except errors.GatedRepoError:
-        problem, fix = (
-            "its terms are to be accepted",
-            f"accept them at {repository}'s page on the hub, then: hf auth login",
-        )
+        problem = "its terms are to be accepted"
+        fix = f"accept them at {repository}'s page on the hub, then: hf auth login"
     except errors.RevisionNotFoundError:
         problem, fix = "the hub has no such revision of it", f"hf models info {repository} shows its commit"
     except errors.RepositoryNotFoundError:
-        problem, fix = (
-            "the hub has no such model, or keeps it private",
-            "check its name; for a private one: hf auth login",
-        )
-    except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server's own trouble, a full disk
+        problem = "the hub has no such model, or keeps it private"
+        fix = "check its name; for a private one: hf auth login"
+    except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server error, a full disk
         problem = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
-        cached = find_cached(name)
-        fix = (
-            f"name the commit that is here: {repository}@{cached.name}"
-            if cached and _is_complete(cached)
-            else f"where it can be reached: {download_command(name)} --local-dir {repository}; then copy that"
-            f" folder, and set model.path={repository}"
-        )
+        if (cached := find_cached(name)) and _is_complete(cached):
+            fix = f"name the commit that is here: {repository}@{cached.name}"
+        else:
+            command = f"{download_command(name)} --local-dir {repository}"
+            fix = f"on a machine that can reach it: {command}; then copy that folder, and set model.path={repository}"
     raise UsageError(f"{name}: {problem}", fix=fix)

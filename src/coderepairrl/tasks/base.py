@@ -14,12 +14,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from coderepairrl import sandbox as sandboxes
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
@@ -31,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 class LeftOut(Exception):
-    """Reason for leaving a task out, as a plural."""
+    """Reason for leaving out a task, as a verb in the plural: ``change no tests``."""
 
 
 class LoadedSource(TaskSource):
-    """A source whose tasks `load` makes once, on demand."""
+    """A source that calls `load` once, on demand."""
 
     _tasks: tuple[Task, ...] = ()
 
@@ -53,8 +54,16 @@ class LoadedSource(TaskSource):
         return iter(self._tasks)
 
 
+def check_day(option: str, day: str) -> None:
+    """Raise `ConfigError` unless `day` is empty or ``YYYY-MM-DD``."""
+    try:
+        _ = day and date.fromisoformat(day)
+    except ValueError:
+        raise ConfigError(f"{option}={day!r}: no date", fix="write YYYY-MM-DD") from None
+
+
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log how many tasks were made and left out. Raises `TaskError` with `fix` without tasks."""
+    """Log numbers of tasks, and of those left out. Raises `TaskError` with `fix` without tasks."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -63,13 +72,13 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
 
 def code_folder(path: str) -> Path:
     """Folder at `path`, or of the installed package `path`, without importing it. Raises `TaskError`."""
-    where = Path(path).expanduser()
-    if not where.exists() and path.isidentifier():
+    folder = Path(path).expanduser()
+    if not folder.exists() and path.isidentifier():
         spec = importlib.util.find_spec(path)
         if spec is not None and (locations := spec.submodule_search_locations or [spec.origin or ""])[0]:
             return Path(locations[0]).resolve()
         raise TaskError(f"{path} is neither a folder nor an installed package", fix=f"pip install {path}")
-    return where.resolve()
+    return folder.resolve()
 
 
 def cached_json(
@@ -100,21 +109,21 @@ def waited_for(job: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run_until_interrupted(job))
-    begun: Future[Callable[[], object]] = Future()
+    cancel: Future[Callable[[], object]] = Future()
 
-    async def cancellable() -> T:
+    async def run_job() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        cancel.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await job
 
     with ThreadPoolExecutor(1) as executor:
-        done = executor.submit(asyncio.run, cancellable())
+        result = executor.submit(asyncio.run, run_job())
         try:
-            return done.result()
-        except BaseException:  # a signal, which this thread alone is given: what is under way is brought in order first
-            if not done.done():
-                begun.result()()
+            return result.result()
+        except BaseException:  # a signal, which only this thread receives: let the job clean up before leaving
+            if not result.done():
+                cancel.result()()
             raise
 
 
@@ -137,7 +146,7 @@ def store_folder(root: Path, files: Mapping[str, bytes], named: str = "") -> Pat
             scratch.rename(folder)
         except BaseException as error:
             shutil.rmtree(scratch, ignore_errors=True)
-            if not isinstance(error, OSError) or not folder.exists():  # whoever else made the same folder meanwhile
+            if not isinstance(error, OSError) or not folder.exists():  # another process may have made it meanwhile
                 raise
     return folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,19 +24,16 @@ GITHUB = "https://github.com/{repository}.git"
 
 
 class Images(NamedTuple):
-    """Workspaces built from a published image."""
+    """Workspaces of one task, built from a published image."""
 
-    shown: str
-    """Without what agents must not see."""
-    judging: str = ""
-    """Image in which checks run, if different."""
+    agent: str
+    """Workspace of the agent, without files that it must not see."""
+    checks: str = ""
+    """Workspace of the checks, if different."""
 
 
 class Benchmark(LoadedSource):
-    """Tasks from a published table: the file or folder `path`, else the data set `hub`.
-
-    `row` keeps columns without a field in `Task`, such as test names.
-    """
+    """Tasks from published rows: of the file or folder `path`, else of the hub's data set `hub`."""
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "") -> None:
         self.path = Path(path).expanduser() if path else None
@@ -54,37 +51,37 @@ class Benchmark(LoadedSource):
                 )
         return self._rows
 
-    def described(self) -> list[Task]:
-        """Tasks of all rows before `ready`. Raises as `rows`."""
+    def describe_tasks(self) -> list[Task]:
+        """Tasks of all rows, before images are built (`attach_images`). Raises as `rows`."""
         if not self._described:
-            self._described = self._describe()
+            self._described = self._parse_rows()
         return [task for task, _ in self._described.values()]
 
-    def _describe(self) -> dict[str, tuple[Task, Row]]:
+    def _parse_rows(self) -> dict[str, tuple[Task, Row]]:
         by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
-                task = self.task(row)
+                task = self.make_task(row)
             except OSError as error:
                 raise self._unwritten(error) from error
-            except (LookupError, TypeError, AttributeError, ValueError) as error:  # of values within its columns
-                raise row.wrong(f"its values cannot be read: {type(error).__name__}: {error}") from error
+            except (LookupError, TypeError, AttributeError, ValueError) as error:  # malformed values in its columns
+                raise row.make_error(f"its values cannot be read: {type(error).__name__}: {error}") from error
             if task.id in by_id:
                 raise TaskError(
-                    f"{self.name}, {row.where}: {task.id} is in {by_id[task.id][1].where}, too",
+                    f"{self.name}, {row.where}: {task.id} is also in {by_id[task.id][1].where}",
                     fix="name one file of the folder: path=FILE",
                 )
             by_id[task.id] = task, row
         return by_id
 
-    def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """Put selected, possibly changed `described` tasks into images. Raises `TaskError`."""
+    def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
+        """Build images of described tasks, possibly changed, as their workspaces. Raises `TaskError`."""
         try:
             task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
             raise self._unwritten(error) from error
         return [
-            replace(task, workspace=images.shown, checks=replace(task.checks, workspace=images.judging))
+            replace(task, workspace=images.agent, checks=replace(task.checks, workspace=images.checks))
             if images
             else task
             for task, images in zip(tasks, task_images, strict=True)
@@ -99,16 +96,16 @@ class Benchmark(LoadedSource):
 
     def load(self) -> list[Task]:
         """Read rows and write workspaces. Raises as `rows`."""
-        return self.ready(self.described())
+        return self.attach_images(self.describe_tasks())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
-        """Row of a task. Raises KeyError."""
-        self.described()
+        """Row of a task, including columns without a field in `Task`. Raises KeyError."""
+        self.describe_tasks()
         return self._described[task_id][1].values
 
     @abstractmethod
-    def task(self, row: Row) -> Task:
-        """Task of a row. Raises `TaskError` that names row and column."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row. Raises `TaskError` that names row and column."""
 
     def _read(self) -> list[Row]:
         if self.path is not None:
@@ -116,34 +113,48 @@ class Benchmark(LoadedSource):
         if not self.hub:
             raise ConfigError(
                 f"the task source {self.name} needs its data, which does not ship with the package",
-                fix="download it and give path=FOLDER: what the folder is, docs/guides/benchmarks.md says",
+                fix="download it and give path=FOLDER (docs/guides/benchmarks.md says which folder)",
             )
         return from_hub(self.name, self.hub, self.split, self.revision)
+
+    def _read_checkout(self, folder: str, read: Callable[[Path], Iterable[Row]]) -> list[Row]:
+        """Rows that `read` makes of `path`, if it is a checkout with `folder`, else published rows."""
+        if self.path is not None and (self.path / folder).is_dir():
+            return list(read(self.path))
+        return Benchmark._read(self)
 
 
 class Repositories(Benchmark):
     """Tasks from the history of public repositories.
 
-    `workspace` ``git`` is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME``; ``image`` is the
-    benchmark's image.
+    `workspace` ``git`` is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME``; ``native`` adds an
+    environment built here; ``image`` is the benchmark's image.
     """
 
     def __init__(
-        self, path: str, *, hub: str = "", split: str = "", revision: str = "", workspace: Workspace, clone: str = ""
+        self,
+        path: str,
+        *,
+        hub: str = "",
+        split: str = "",
+        revision: str = "",
+        workspace: Workspace | Literal["native"],
+        clone: str = "",
     ) -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)
         self.workspace, self.clone = workspace, clone or GITHUB
+        self.native = workspace == "native"
         self.task_split = split or "train"
 
-    def task(self, row: Row) -> Task:
-        """Task of a row with SWE-bench's columns."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row with SWE-bench's columns."""
         reference = patch_bytes(row.text("patch"))
         repository = row.text("repo")
         return Task(
             id=row.text("instance_id"),
             prompt=row.text("problem_statement"),
             language=detect_language(reference, detect_language(patch_bytes(row.maybe("test_patch")))),
-            workspace=self.place(row, repository),
+            workspace=self.make_workspace(row, repository),
             reference=reference,
             split=self.task_split,
             licence=row.maybe("license"),
@@ -151,13 +162,13 @@ class Repositories(Benchmark):
             created=row.day("created_at"),
         )
 
-    def place(self, row: Row, repository: str) -> str:
+    def make_workspace(self, row: Row, repository: str) -> str:
         """The workspace of a row."""
         if self.workspace == "image":
-            return image_workspace(self.image(row))
+            return image_workspace(self.format_image_name(row))
         return f"git:{self.clone.format(repository=repository)}@{row.text('base_commit')}"
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Name of the row's image."""
         return row.text("image", "image_name", "docker_image")
 
@@ -170,35 +181,35 @@ class Files(Benchmark):
         self.cache = Path(cache).expanduser() if cache else None
 
     def stored(self, files: Mapping[str, str]) -> str:
-        """Workspace of `files`: texts by path, with surrogate escapes for non-UTF-8 bytes."""
+        """Store `files` (texts by path, with surrogate escapes for non-UTF-8 bytes); return the workspace."""
         encoded = {name: content.encode("utf-8", "surrogateescape") for name, content in files.items()}
         return f"dir:{store_folder((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
 
     def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
-        """Task with the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""
-        language = detect_language(reference)
+        """Make the task of the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""
         # without `repository`: exercises of one repository are independent observations
         return Task(
             id=row.text("instance_id"),
             workspace=self.stored(files),
             reference=reference,
             checks=checks,
-            **{"prompt": row.maybe("problem_statement"), "language": language, "split": "test", **fields},
+            split="test",
+            **{"prompt": row.maybe("problem_statement"), **fields},
         )
 
 
 def image_workspace(name: str) -> str:
-    """Workspace of an image, by its digest once prepared, else by tag."""
+    """Workspace of an image, named by its digest once prepared, else by its tag."""
     return f"image:{pin_image(name)}"
 
 
 def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
-    """Workspace of image `name` after Dockerfile `steps`, with context `files`. Raises OSError."""
+    """Workspace of image `name` after Dockerfile `steps`, with build context `files`. Raises OSError."""
     return copy_build_context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
 
 
 def copy_build_context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
-    """Workspace of the image that the Dockerfile `text` builds from `folder` and `files`, cached by content.
+    """Store a build context of `folder`, `files` and the Dockerfile `text`; return its workspace.
 
     Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
     """
@@ -229,17 +240,17 @@ fi
 
 
 def prepend_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
-    """Script that first applies test `patches`, and the files it needs.
+    """Make a script that first applies test `patches`; return it and the files it needs.
 
     `files`, by name, are in ``$d``.
     """
-    combined = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
-    listed = "".join(f"{path}\n" for path in changed_paths(patch_bytes(combined)))
+    combined = b"".join(map(patch_bytes, patches))
     # the script restores these paths first, since the patches may be applied already
-    put = {"tests.patch": combined, "paths": listed, **files}
-    return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in put.items()}
+    paths = "".join(f"{path}\n" for path in changed_paths(combined))
+    needed = {"tests.patch": combined.decode("utf-8", "surrogateescape"), "paths": paths, **files}
+    return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in needed.items()}
 
 
 def patch_bytes(patch: str) -> bytes:
-    """Patch with a final line end, which git requires."""
+    """Encode a patch, with the final line end that git requires."""
     return (patch if patch.endswith("\n") or not patch else f"{patch}\n").encode("utf-8", "surrogateescape")

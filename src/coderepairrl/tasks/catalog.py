@@ -41,7 +41,7 @@ BENCHMARKS = {
 
 
 class Listing(NamedTuple):
-    """A shipped source: tasks by split (if shipped), and origin."""
+    """A shipped source: number of tasks by split (if they ship, too), and description."""
 
     source: str
     splits: dict[str, int]
@@ -50,12 +50,9 @@ class Listing(NamedTuple):
 
 def shipped() -> list[Listing]:
     """List the shipped sources without writing files."""
+    handmade = splits(tasks.make_source("handmade"))
     return [
-        Listing(
-            "handmade",
-            splits(tasks.make_source("handmade")),
-            "small repositories with a bug each, in several languages",
-        ),
+        Listing("handmade", handmade, "small repositories with a bug each, in several languages"),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
         Listing("jsonl", {}, "your own, one JSON object per line: path=FILE"),
         Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
@@ -80,7 +77,7 @@ def load_source(source: str, options: Mapping[str, Any]) -> TaskSource:
 
 
 def recognise(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Source and options of `dataset`: a source name, or the path of a Harbor folder or a file of rows or tasks.
+    """Resolve `dataset` to source and options: a source name, or a Harbor folder or file of rows or tasks by path.
 
     Raises `UsageError` for another path, `ConfigError` for an unknown name.
     """
@@ -91,12 +88,9 @@ def recognise(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, 
         raise UsageError(f"{dataset} is a path, and options.path another", fix="name the source, or leave out path=")
     path_options = {**options, "path": str(path)}
     if path.is_dir():
-        if (path / "task.toml").is_file() or any(path.glob("*/task.toml")):
-            return "harbor", path_options
-        raise UsageError(
-            f"{path} has no folder with a task.toml",
-            fix=f"name its source: SOURCE path={path}",
-        )
+        if not (path / "task.toml").is_file() and not any(path.glob("*/task.toml")):
+            raise UsageError(f"{path} has no folder with a task.toml", fix=f"name its source: SOURCE path={path}")
+        return "harbor", path_options
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="name a task source, a file, or a folder of Harbor tasks")
     first = next(iter(rows.read_rows("rows", path)), None)
@@ -124,16 +118,8 @@ def list_tasks(source: Iterable[Task]) -> list[dict[str, Any]]:
     """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
     tasks = list(source)
     lacks = lacking(tasks)
-    return [
-        {
-            "id": task.id,
-            "split": task.split,
-            "workspace": task.workspace,
-            "environment": task.environment,
-            "lacks": list(lacks[task.id]),
-        }
-        for task in tasks
-    ]
+    columns = ("id", "split", "workspace", "environment")
+    return [{**{name: getattr(task, name) for name in columns}, "lacks": list(lacks[task.id])} for task in tasks]
 
 
 def export_tasks_jsonl(source: Iterable[Task], target: Path) -> int:

@@ -1,4 +1,4 @@
-"""Commits of a local repository, read without a checkout and without using its git configuration."""
+"""Commits of a local repository, read without a checkout and without its git configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from coderepairrl.processes import hostgit
 from coderepairrl.processes.hostgit import DIFF, explain_git_error, git
 
 _LINK, _SUBMODULE = "120000", "160000"
+_LOG = (
+    "log", "-z", "--min-parents=1", "--max-parents=1", "--no-notes", "--no-mailmap", "--encoding=UTF-8",
+    "--format=%H%n%P%n%ct%n%B",
+)  # fmt: skip
 _CHANGES = (
     "diff-tree", "--stdin", "-r", "-z", "--raw", "--numstat", "--no-abbrev", "--no-renames", "--no-ext-diff",
     "--no-textconv",
 )  # fmt: skip
 _LATEST = 253_402_300_799
-"""Last second of the year 9999, the latest that `datetime` knows; dates of broken commits can be later."""
+"""Last second of `datetime`; broken commits can be later."""
 _SECONDS = 1800.0
 
 
@@ -59,59 +63,51 @@ class History:
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
 
-    def commits(self) -> list[Commit]:
+    def list_commits(self) -> list[Commit]:
         """List commits with exactly one parent, newest first."""
-        arguments = (
-            "log",
-            "-z",
-            "--min-parents=1",
-            "--max-parents=1",
-            "--no-notes",
-            "--no-mailmap",
-            "--encoding=UTF-8",
-        )
-        entries = self._git(*arguments, "--format=%H%n%P%n%ct%n%B", "HEAD").decode("utf-8", "replace").split("\0")
+        entries = self._git(*_LOG, "HEAD").decode("utf-8", "replace").split("\0")
         commits = []
         for entry in filter(None, entries):
             sha, parent, when, message = entry.split("\n", 3)
             commits.append(Commit(sha, parent, min(int(when or 0), _LATEST), message))
         return sorted(commits, key=lambda commit: (commit.when, commit.sha), reverse=True)
 
-    def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
+    def list_changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
         """List changes by commit id; leaves out commits without changes."""
         pairs = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
         tokens = iter(self._git(*_CHANGES, stdin=pairs).split(b"\0")[:-1])
         by_commit: dict[str, list[Change]] = {}
-        modes: dict[bytes, tuple[str, bool]] = {}
+        blobs: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
         commit_changes: list[Change] = []
-        for token in tokens:
+        for token in tokens:  # of each commit its id, then modes and blobs of all paths, then line counts
             if token in ids:
                 commit_changes = by_commit.setdefault(token.decode(), [])
-                modes = {}
+                blobs = {}
             elif token.startswith(b":"):
                 before, after, _, blob, _ = token[1:].decode().split()
-                is_deleted = after == "000000"
-                modes[next(tokens)] = "" if is_deleted else blob, bool({before, after} & {_LINK, _SUBMODULE})
+                special = bool({before, after} & {_LINK, _SUBMODULE})
+                blobs[next(tokens)] = ("" if after == "000000" else blob, special)
             else:
                 added, removed, path = token.split(b"\t", 2)
                 binary = added == b"-"
                 lines = 0 if binary else int(added) + int(removed)
-                commit_changes.append(Change(os.fsdecode(path), modes[path][0], lines, binary, modes[path][1]))
+                blob, special = blobs[path]
+                commit_changes.append(Change(os.fsdecode(path), blob, lines, binary, special))
         return by_commit
 
-    def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
+    def diff_commit(self, commit: Commit, paths: Sequence[str]) -> bytes:
         """Diff of `paths` in `commit`, in the form that sandboxes write."""
         return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
 
-    def files(self, commit: str) -> dict[str, str]:
+    def list_blobs(self, commit: str) -> dict[str, str]:
         """List blob ids of a commit's regular files, by path."""
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
         entries = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
         return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK}
 
-    def read(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
+    def read_blobs(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
         """Read the contents of `blobs`, by path."""
         answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())
         contents, at = dict[str, bytes](), 0
@@ -124,7 +120,7 @@ class History:
             at = start + size + 1
         return contents
 
-    def version(self, commit: str) -> str:
+    def find_version(self, commit: str) -> str:
         """Read the version number in the last tag before `commit`, else ``0``."""
         try:
             tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)
@@ -157,5 +153,5 @@ def open_history(path: Path) -> Iterator[History]:
     if (repository.common / "shallow").exists():
         raise TaskError(f"{path} is a shallow clone, which lacks most of the history", fix="git fetch --unshallow")
     with hostgit.view(repository) as view:
-        view.head()  # raises if there is no commit
+        view.head()  # raises without a commit
         yield History(repository.name, view.folder)

@@ -29,7 +29,7 @@ class HandmadeSource(TaskSource):
 
     def prepare(self) -> None:
         """Raise `TaskError` for an unknown split."""
-        if not any(True for _ in self):
+        if not list(self):
             raise TaskError(f"handmade has no task of split {self.split!r}", fix="its splits are train and test")
 
     def __iter__(self) -> Iterator[Task]:
@@ -44,9 +44,9 @@ def _task(folder: Path) -> Task:
     description = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     checks_folder = folder / "checks"
     restore = {
-        str(path.relative_to(checks_folder)): _read_text(path)
+        str(path.relative_to(checks_folder)): path.read_bytes().decode("utf-8")
         for path in sorted(checks_folder.rglob("*"))
-        if path.is_file() and path.suffix != ".pyc"  # pip compiles what it installs
+        if path.is_file() and path.suffix != ".pyc"  # pip compiles the modules that it installs
     }
     return Task(
         id=f"handmade/{folder.name}",
@@ -61,7 +61,3 @@ def _task(folder: Path) -> Task:
         licence="Apache-2.0",
         difficulty=description["difficulty"],
     )
-
-
-def _read_text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8")

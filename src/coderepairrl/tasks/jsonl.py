@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import date
 from pathlib import Path, PurePosixPath
@@ -124,8 +125,8 @@ class _Task(_Record):
 
     @field_validator("environment")
     @classmethod
-    def _specified(cls, environment: str) -> str:
-        """Normalize the specification: sandboxes find environments by its text."""
+    def _normalize_environment(cls, environment: str) -> str:
+        """Normalize the specification, by whose text sandboxes find environments."""
         if not environment.startswith(f"{KIND}:"):
             return environment
         try:
@@ -147,14 +148,13 @@ class _Task(_Record):
         return self
 
 
-_CONVERTED = ("workspace", "reference", "checks")
-_PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
+_UNCONVERTED = [name for name in _Task.model_fields if name not in ("workspace", "reference", "checks")]
 
 
 class JsonlSource(LoadedSource):
     """Tasks of the file `path`, all or those of `split`; relative paths start at its folder.
 
-    The ``tasks.jsonl`` of a run folder is read by `open_run`: its lines have checksums.
+    The lines of a run folder's ``tasks.jsonl`` have checksums.
     """
 
     name = "jsonl"
@@ -166,8 +166,8 @@ class JsonlSource(LoadedSource):
     def load(self) -> list[Task]:
         """Read and validate the file. Raises `TaskError` with file, line, field and fix."""
         run = self.path.parent
-        of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
-        tasks = list(open_run(run).tasks().values() if of_run else _read_tasks(self.path))
+        is_of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
+        tasks = list(open_run(run).tasks().values() if is_of_run else _read_tasks(self.path))
         if not tasks:
             raise TaskError(f"{self.path} has no tasks", fix="write one JSON object per line (docs/guides/tasks.md)")
         chosen = [task for task in tasks if self.split in (None, task.split)]
@@ -178,7 +178,7 @@ class JsonlSource(LoadedSource):
 
 
 def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
-    """Write `tasks` for `JsonlSource`; ``dir:`` paths below the file become relative.
+    """Write `tasks` for `JsonlSource`; ``dir:`` paths below the file's folder become relative.
 
     Raises `TaskError` for a task outside the schema.
     """
@@ -196,7 +196,7 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
 def _task_line(task: Task, home: Path) -> _Task:
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
-        reference = armour(task.reference)  # `_reference` takes a string of one line for the name of a file
+        reference = armour(task.reference)  # `_reference` reads a single line as a file name
     commands = [
         _Command(
             argv=list(command.argv),
@@ -217,8 +217,8 @@ def _task_line(task: Task, home: Path) -> _Task:
         workspace=_relative(task.checks.workspace, home),
         collect=dict(task.checks.collect),
     )
-    plain = {name: getattr(task, name) for name in _PLAIN}
-    return _Task(workspace=_relative(task.workspace, home), reference=reference, checks=checks, **plain)
+    unconverted = {name: getattr(task, name) for name in _UNCONVERTED}
+    return _Task(workspace=_relative(task.workspace, home), reference=reference, checks=checks, **unconverted)
 
 
 def _relative(workspace: str, home: Path) -> str:
@@ -273,21 +273,18 @@ class _DuplicateKey(Exception):
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _DuplicateKey(repr(next(key for key in keys if keys.count(key) > 1)))
-    return fields
+    counts = Counter(key for key, _ in pairs)
+    if duplicates := [key for key, count in counts.items() if count > 1]:
+        raise _DuplicateKey(repr(duplicates[0]))
+    return dict(pairs)
 
 
 def _explain(error: ValidationError, where: str) -> TaskError:
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    first = problems[0]
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     field = ".".join(map(str, path))
     if first["type"] == "extra_forbidden":
-        model: type[BaseModel] = {"checks": _Checks}.get(str(path[0]), _Task) if len(path) == 2 else _Task
-        model = _Command if len(path) > 2 else model
+        model: type[BaseModel] = _Command if len(path) > 2 else _Checks if path[0] == "checks" and path[1:] else _Task
         return TaskError(f"{where}: unknown field {field!r}", fix=nearest(str(path[-1]), model.model_fields))
     message = first["msg"].removeprefix("Value error, ")
     return TaskError(f"{where}: {field}: {message}", fix=_FIXES.get(first["type"], "see docs/guides/tasks.md"))
@@ -296,7 +293,15 @@ def _explain(error: ValidationError, where: str) -> TaskError:
 def _task(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
     checks = record.checks
-    commands = tuple(_command(each) for each in checks.commands)
+    commands = tuple(
+        Command(
+            tuple(command.argv),
+            command.timeout,
+            results_of(command.argv) if command.results is None else command.results,
+            command.test_timeout,
+        )
+        for command in checks.commands
+    )
     restore = {
         name: _text_field(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()
     }
@@ -308,8 +313,8 @@ def _task(record: _Task, path: Path, where: str) -> Task:
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",
         )
-    named = checks.fail_to_pass or checks.pass_to_pass
-    if named and not any(command.results for command in commands):
+    named_tests = checks.fail_to_pass or checks.pass_to_pass
+    if named_tests and not any(command.results for command in commands):
         raise TaskError(
             f"{where}: checks.fail_to_pass without a command that says which tests passed",
             fix=f'give the command its "results": {", ".join(RESULTS)}',
@@ -325,7 +330,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
             _workspace(checks.workspace, home, where),
             checks.collect,
         ),
-        **{name: getattr(record, name) for name in _PLAIN},
+        **{name: getattr(record, name) for name in _UNCONVERTED},
     )
 
 
@@ -347,11 +352,6 @@ def _workspace(workspace: str, home: Path, where: str) -> str:
     if workspace.startswith("image:"):
         workspace = f"image:{pin_image(workspace.removeprefix('image:'))}"
     return workspace
-
-
-def _command(record: _Command) -> Command:
-    results = results_of(record.argv) if record.results is None else record.results
-    return Command(tuple(record.argv), record.timeout, results, record.test_timeout)
 
 
 def _text_field(content: str, where: str) -> str:

@@ -21,7 +21,7 @@ _BOILERPLATE = ("# noqa", ":rtype:", "Gets the", "Sets the")
 _SECTIONS = re.compile(r"(?:Args|Arguments|Parameters|Params|Returns|Yields|Raises|Examples):|Example", re.IGNORECASE)
 _MIN_SENTENCES, _MIN_SENTENCE_LENGTH = 3, 10
 _MAX_VARIABLES = 15
-_MIN_STATEMENTS = 4  # With a docstring; less if one of them branches or loops.
+_MIN_STATEMENTS = 4  # including the docstring; fewer if one of them branches or loops
 _SQL = re.compile(
     r"\b(?:SELECT\b.+\bFROM|INSERT\s+INTO|UPDATE\b.+\bSET|DELETE\s+FROM|(?:CREATE|DROP|ALTER)\s+TABLE)\b",
     re.IGNORECASE | re.DOTALL,
@@ -46,7 +46,7 @@ class Function:
     header: str
     """Source of decorators, signature and docstring."""
     problem: str
-    """Reason that it makes a poor task, said of several functions (``are simple``), or empty."""
+    """Reason that it makes a poor task, as a verb in the plural (``are simple``), or empty."""
 
     @property
     def comment(self) -> str:

@@ -1,23 +1,24 @@
-"""Overlap of two sets of tasks, to keep training tasks out of evaluations."""
+"""Overlap of two sets of tasks, to keep evaluation tasks out of training."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from coderepairrl.types import Task
 
+Key = TypeVar("Key")
 ALIKE = 0.8
 """Least Jaccard index of near-duplicate issues or patches."""
-_WORDS = 5
+_WORDS, _SHOWN = 5, 5
 _COMMON = 50
-"""Sequences in more tasks (a licence, a form) make no pair, but count within one."""
+"""Most tasks with a sequence that suggests a pair; more common ones (a licence) count only within pairs."""
 
 
 class Overlap(NamedTuple):
-    """Pairs of ids by shared property, first set before second, and creation days."""
+    """Pairs of ids (first set, second set) by shared property, and creation days."""
 
     counts: tuple[int, int]
     ids: list[str]
@@ -33,13 +34,13 @@ class Overlap(NamedTuple):
     """Tasks of the first set created on or after the second's first day."""
 
     @property
-    def clean(self) -> bool:
+    def is_disjoint(self) -> bool:
         """Whether the sets are disjoint."""
         return not (self.ids or self.commits or self.issues or self.patches)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**self._asdict(), "clean": self.clean}
+        """Fields as plain data, and ``clean``."""
+        return {**self._asdict(), "clean": self.is_disjoint}
 
 
 def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
@@ -60,19 +61,23 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
 
 def find_quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
     """Names of `texts` that contain at least `ALIKE` of a task's issue, with its id; very short issues are ignored."""
-    where = defaultdict[Hashable, list[str]](list)
-    sizes = {}
-    for task in tasks:
-        if len(parts := _said(task.prompt)) >= _WORDS:
-            sizes[task.id] = len(parts)
-            for part in parts:
-                where[part].append(task.id)
+    numbered = enumerate(tasks)  # ids need not be unique
+    issues = {(task.id, at): parts for at, task in numbered if len(parts := _said(task.prompt)) >= _WORDS}
+    keys_by_part = _index_parts(issues)
     quoting = {}
     for name, text in texts.items():
-        shared = Counter(task for part in _said(text) for task in where.get(part, ()))
-        if near := [task for task in sorted(shared) if shared[task] >= ALIKE * sizes[task]]:
-            quoting[name] = near[0]
+        shared = Counter(key for part in _said(text) for key in keys_by_part.get(part, ()))
+        if near := [key for key in sorted(shared) if shared[key] >= ALIKE * len(issues[key])]:
+            quoting[name] = near[0][0]
     return quoting
+
+
+def _index_parts(parts_by_key: Mapping[Key, set[Hashable]]) -> Mapping[Hashable, list[Key]]:
+    keys_by_part = defaultdict[Hashable, list[Key]](list)
+    for key, parts in parts_by_key.items():
+        for part in parts:
+            keys_by_part[part].append(key)
+    return keys_by_part
 
 
 def _place(task: Task) -> Hashable:
@@ -100,20 +105,17 @@ def _same_place(first: Iterable[Task], second: Iterable[Task]) -> list[tuple[str
 
 
 def _alike_pairs(
-    first: Iterable[Task], second: Iterable[Task], of: Callable[[Task], set[Hashable]]
+    first: Iterable[Task], second: Iterable[Task], split_task: Callable[[Task], set[Hashable]]
 ) -> list[tuple[str, str]]:
-    parts = {task.id: of(task) for task in second}
-    where = defaultdict[Hashable, list[str]](list)
-    for name, has in parts.items():
-        for part in has:
-            where[part].append(name)
+    others = {task.id: split_task(task) for task in second}
+    ids_by_part = _index_parts(others)
     pairs = []
     for task in first:
-        has = of(task)
-        near = Counter(name for part in has if len(where.get(part, ())) <= _COMMON for name in where.get(part, ()))
-        for name in sorted(near):
-            both = len(has & parts[name])
-            if both >= ALIKE * (len(has) + len(parts[name]) - both):
+        parts = split_task(task)
+        similar = (ids_by_part.get(part, ()) for part in parts)
+        for name in sorted({name for ids in similar if len(ids) <= _COMMON for name in ids}):
+            common = len(parts & others[name])
+            if common >= ALIKE * (len(parts) + len(others[name]) - common):
                 pairs.append((task.id, name))
     return pairs
 
@@ -123,12 +125,13 @@ def _days(tasks: Iterable[Task]) -> tuple[str, str]:
     return (days[0], days[-1]) if days else ("", "")
 
 
-def report(overlap: Overlap, names: tuple[str, str], most: int = 5) -> str:
-    """Format an overlap, with the first `most` pairs of each kind."""
-    sides = zip(("first", "second"), names, overlap.counts, strict=True)
-    lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
-    for (start, end), at in zip(overlap.days, (0, 1), strict=True):
-        lines[at] += f", {start} to {end}" if start else ", without dates"
+def report(overlap: Overlap, names: tuple[str, str]) -> str:
+    """Format an overlap, with the first `_SHOWN` pairs of each kind."""
+    sides = zip(("first", "second"), names, overlap.counts, overlap.days, strict=True)
+    lines = [
+        f"{side:<6} {name}, {count} tasks, " + (f"{start} to {end}" if start else "without dates")
+        for side, name, count, (start, end) in sides
+    ]
     for shared, pairs in (
         ("the same id", [(name, name) for name in overlap.ids]),
         (f"the same repository and commit ({overlap.places} commits)", overlap.commits),
@@ -137,9 +140,9 @@ def report(overlap: Overlap, names: tuple[str, str], most: int = 5) -> str:
     ):
         tasks = len({one for one, _ in pairs})
         lines.append(f"{tasks:>6} of the first have {shared}")
-        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:most]]
-        if len(pairs) > most:
-            lines.append(f"         and {len(pairs) - most} more pairs")
+        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:_SHOWN]]
+        if len(pairs) > _SHOWN:
+            lines.append(f"         and {len(pairs) - _SHOWN} more pairs")
     if all(start for start, _ in overlap.days):
         lines.append(f"{overlap.later:>6} of the first were created on or after the first day of the second")
     return "\n".join(lines)

@@ -6,6 +6,8 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -55,10 +57,11 @@ class Size(NamedTuple):
     lines: int
 
 
-class _File(NamedTuple):
+@dataclass(slots=True)
+class _File:
     path: str
-    hunks: int
-    lines: int
+    hunks: int = 0
+    lines: int = 0
 
 
 def size(patch: bytes) -> Size:
@@ -67,7 +70,7 @@ def size(patch: bytes) -> Size:
     >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
     Size(files=1, hunks=1, lines=3)
     """
-    files = list(_patch_files(patch))
+    files = _patch_files(patch)
     return Size(
         len({each.path for each in files}), sum(each.hunks for each in files), sum(each.lines for each in files)
     )
@@ -80,14 +83,8 @@ def changed_paths(patch: bytes) -> list[str]:
     >>> changed_paths(patch)
     ['x', 'y', 'z']
     """
-    lines, heads, at = patch.decode("utf-8", "surrogateescape").split("\n"), list[str](), 0
-    while at < len(lines):
-        if match := _HUNK.fullmatch(lines[at]):
-            at = _end(lines, at, match)
-        else:
-            heads.append(lines[at])
-            at += 1
-    text = "\n".join(heads)
+    parts = _split_patch(patch.decode("utf-8", "surrogateescape"))
+    text = "\n".join(line for line, hunk, _ in parts if hunk is None)
     named = [_unquote_name(old or new or moved, name) for old, new, moved, name in _NAMED.findall(text)]
     named += [_unquote_name(quote, name) for quote, name in _WITHOUT_LINES.findall(text)]
     return list(dict.fromkeys(named))
@@ -142,29 +139,35 @@ def is_test(path: str) -> bool:
     return place.name == "conftest.py" or is_test_module(path) or bool(folders & _TEST_FOLDERS)
 
 
-def _patch_files(patch: bytes) -> Iterator[_File]:
-    lines = patch.decode("utf-8", "replace").split("\n")
-    path, hunks, changed = "", 0, 0
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        if path and (match := _HUNK.fullmatch(line)):
-            end = _end(lines, at, match)
-            hunks += 1
-            changed += sum(each[:1] in ("+", "-") for each in lines[at + 1 : end])
-            at = end
-            continue
-        if line.startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
-            if path:
-                yield _File(path, hunks, changed)
+def _patch_files(patch: bytes) -> list[_File]:
+    files: list[_File] = []
+    parts = [*_split_patch(patch.decode("utf-8", "replace")), ("", None, list[str]())]
+    for (line, hunk, body), (following, _, _) in pairwise(parts):
+        if hunk and files:
+            files[-1].hunks += 1
+            files[-1].lines += sum(each[:1] in ("+", "-") for each in body)
+        elif line.startswith("--- ") and following.startswith("+++ "):
             # git's quotes go, its escapes stay: names are compared, and their endings read
-            old, new = (each[4:].split("\t")[0].strip().strip('"') for each in lines[at : at + 2])
-            path = old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")
-            hunks = changed = 0
-            at += 1
-        at += 1
-    if path:
-        yield _File(path, hunks, changed)
+            old, new = (each[4:].split("\t")[0].strip().strip('"') for each in (line, following))
+            files.append(_File(old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")))
+    return [file for file in files if file.path]
+
+
+def _split_patch(patch: str) -> Iterator[tuple[str, re.Match[str] | None, list[str]]]:
+    """Split `patch` into lines outside hunks, and headers of hunks with their match and the hunk's other lines."""
+    lines, at = patch.split("\n"), 0
+    while at < len(lines):
+        hunk, end = _HUNK.fullmatch(lines[at]), at + 1
+        if hunk:
+            removed, added = (int(hunk[side] or 1) for side in ("removed", "added"))
+            # a note on a missing line end belongs to the hunk
+            while end < len(lines) and (removed > 0 or added > 0 or lines[end].startswith("\\")):
+                sign = lines[end][:1]
+                removed -= sign not in ("+", "\\")
+                added -= sign not in ("-", "\\")
+                end += 1
+        yield lines[at], hunk, lines[at + 1 : end]
+        at = end
 
 
 def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
@@ -174,20 +177,17 @@ def apply_to_text(before: bytes, patch: bytes) -> bytes | None:
     b'a\nc'
     """
     old = lines_of(before.decode("utf-8", "surrogateescape"))
-    lines = patch.decode("utf-8", "surrogateescape").split("\n")
-    new, done, at = list[str](), 0, 0
-    while at < len(lines):
-        if not (match := _HUNK.fullmatch(lines[at])):
-            at += 1
+    new, done = list[str](), 0
+    for _, hunk, body in _split_patch(patch.decode("utf-8", "surrogateescape")):
+        if hunk is None:
             continue
-        end = _end(lines, at, match)
-        number, _, count = match["old"].partition(",")
+        number, _, count = hunk["old"].partition(",")
         start = int(number) - (count != "0")
-        removed, added = (_side_of(lines[at + 1 : end], sign) for sign in "-+")
+        removed, added = (_side_of(body, sign) for sign in "-+")
         if start < done or old[start : start + len(removed)] != removed:
             return None
         new += old[done:start] + added
-        done, at = start + len(removed), end
+        done = start + len(removed)
     return "".join(new + old[done:]).encode("utf-8", "surrogateescape")
 
 
@@ -234,57 +234,46 @@ def reverse_patch(patch: str) -> str:
     @@ -0,0 +1 @@ f
     +a
     """
-    lines, out = patch.split("\n"), list[str]()
-    at = 0
-    while at < len(lines):
-        line, following = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
-        if match := _HUNK.fullmatch(line):
-            end = _end(lines, at, match)
-            out.append(f"@@ -{match['new']} +{match['old']} @@{match['rest']}")
-            out += _body(lines[at + 1 : end])
-            at = end
+    parts, out, at = list(_split_patch(patch)), list[str](), 0
+    while at < len(parts):
+        line, hunk, body = parts[at]
+        following = parts[at + 1][0] if at + 1 < len(parts) else ""
+        at += 1
+        if hunk:
+            out.append(f"@@ -{hunk['new']} +{hunk['old']} @@{hunk['rest']}")
+            out += _body(body)
             continue
         pair = next((pair for pair in _PAIRS if line.startswith(pair[0]) and following.startswith(pair[1])), None)
-        if pair is not None:
-            old, new = line[len(pair[0]) :], following[len(pair[1]) :]
-            if pair[0] == "--- ":
-                old, new = _side(old, "a/", "b/"), _side(new, "b/", "a/")
-            elif pair[0] == "rename from ":
-                head = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
-                out[head] = f"diff --git {_with('a/', new)} {_with('b/', old)}"
-            out += [pair[0] + new, pair[1] + old]
-            at += 2
+        if pair is None:
+            out.append(_header(line))
             continue
-        out.append(_header(line))
         at += 1
+        old, new = line[len(pair[0]) :], following[len(pair[1]) :]
+        if pair[0] == "--- ":
+            old, new = _side(old, "a/", "b/"), _side(new, "b/", "a/")
+        elif pair[0] == "rename from ":
+            head = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
+            out[head] = f"diff --git {_with('a/', new)} {_with('b/', old)}"
+        out += [pair[0] + new, pair[1] + old]
     return "\n".join(out)
 
 
-def _end(lines: list[str], at: int, match: re.Match[str]) -> int:
-    """Index after the hunk at `at`, including a note on a missing line end."""
-    removed, added = (int(match[side]) if match[side] else 1 for side in ("removed", "added"))
-    at += 1
-    while at < len(lines) and (removed > 0 or added > 0 or lines[at].startswith("\\")):
-        sign = lines[at][:1]
-        removed -= sign not in ("+", "\\")
-        added -= sign not in ("-", "\\")
-        at += 1
-    return at
-
-
 def _body(lines: list[str]) -> list[str]:
-    out, sides = list[str](), (list[str](), list[str]())
+    out, removed, added = list[str](), list[str](), list[str]()
     last = out
     for line in lines:
         if line.startswith("\\"):
             last.append(line)
-        elif line[:1] in ("+", "-"):
-            last = sides[line[0] == "-"]
-            last.append(("-" if line[0] == "+" else "+") + line[1:])
+        elif line[:1] == "+":
+            last = removed
+            last.append("-" + line[1:])
+        elif line[:1] == "-":
+            last = added
+            last.append("+" + line[1:])
         else:
-            out += [*sides[0], *sides[1], line]
-            sides, last = ([], []), out
-    return [*out, *sides[0], *sides[1]]
+            out += [*removed, *added, line]
+            removed, added, last = [], [], out
+    return [*out, *removed, *added]
 
 
 def _header(line: str) -> str:

@@ -1,7 +1,7 @@
-"""Fetch and build what tasks need, so that runs need no network; find what is missing.
+"""Fetch and build what tasks need, so that runs need no network; find missing needs.
 
-References are rewritten as sandboxes write them, so that an equal change gives an equal patch: published ones differ in
-renames, prefixes, context or blob names.
+References are rewritten in the form of the sandbox's diff, so that equal changes give equal patches: published ones
+differ in renames, prefixes, context or blob names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,64 +48,62 @@ def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
             by_url[url].append(commit)
     at_hand = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in commits_at_hand(url, some)}
     return {
-        task.id: tuple(
-            need for need in (_workspace(task, at_hand), "" if _has_environment(task) else "environment") if need
-        )
+        task.id: (*_workspace(task, at_hand), *(() if _has_environment(task) else ("environment",)))
         for task in task_list
     }
 
 
-def _workspace(task: Task, commits: set[str]) -> str:
-    kind, _, where = task.workspace.partition(":")
+def _workspace(task: Task, commits: set[str]) -> tuple[str, ...]:
+    kind, _, place = task.workspace.partition(":")
     if kind == "git":
-        return "" if task.workspace in commits else "commit"
+        return () if task.workspace in commits else ("commit",)
     if kind == "dir":
-        return "" if Path(where).is_dir() else "folder"
+        return () if Path(place).is_dir() else ("folder",)
     try:
         if kind == "image":
-            find_image(where, SANDBOX_USER if os.geteuid() == 0 else None)
+            find_image(place, SANDBOX_USER if os.geteuid() == 0 else None)
     except TaskError:
-        return "image"
-    return ""
+        return ("image",)
+    return ()
 
 
 def _has_environment(task: Task) -> bool:
-    kind, _, where = task.environment.partition(":")
+    kind, _, folder = task.environment.partition(":")
     if kind == KIND:
         return (environment_folder(task.environment) / ENVIRONMENT_RECORD).is_file()
-    return kind != "venv" or (Path(where) / "pyvenv.cfg").is_file()
+    return kind != "venv" or (Path(folder) / "pyvenv.cfg").is_file()
 
 
 _LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
-_UNWRITTEN = (CodeRepairError, OSError, subprocess.SubprocessError)
+_REWRITE_ERRORS = (CodeRepairError, OSError, subprocess.SubprocessError)
 """Errors that leave a reference unchanged; opening the task reports them."""
 _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `git diff-tree --stdin`
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Rewrite the references of `tasks` as sandboxes write them.
+    """Rewrite the references of `tasks` in the form of the sandbox's diff.
 
-    Unchanged if one does not apply, or the workspace's files are not on this machine.
+    References that do not apply, or whose workspace is not on this machine, stay unchanged.
     """
-    everything = tuple(tasks)
-    some = [each for each in everything if each.workspace and each.reference.strip()]
-    lacks = lacking(some)
-    ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
+    task_list = tuple(tasks)
+    with_reference = [each for each in task_list if each.workspace and each.reference.strip()]
+    lacks = lacking(with_reference)
+    ready = [each for each in with_reference if not {"commit", "image", "folder"} & {*lacks[each.id]}]
     try:
         rewritten = _of_folders(ready)
-    except _UNWRITTEN:
+    except _REWRITE_ERRORS:
         rewritten = {}
-    left = defaultdict[str, list[Task]](list)
+    by_workspace = defaultdict[str, list[Task]](list)
     for each in ready:
         if id(each) not in rewritten:
-            left[each.workspace].append(each)
-    for workspace, some in left.items():
-        rewritten |= _of_workspace(workspace, some)
-    return tuple(replace(each, reference=rewritten[id(each)]) if id(each) in rewritten else each for each in everything)
+            by_workspace[each.workspace].append(each)
+    for workspace, workspace_tasks in by_workspace.items():
+        rewritten |= _of_workspace(workspace, workspace_tasks)
+    return tuple(replace(each, reference=rewritten[id(each)]) if id(each) in rewritten else each for each in task_list)
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewritten one-file references of plain folders, by `id` of the task."""
+    """Rewrite one-file references of plain folders, in one git repository; by `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
@@ -131,23 +129,23 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
-    """Path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
+    """Read path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
     root, changed = Path(task.workspace.removeprefix("dir:")), changed_paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
-    place = root / changed[0]
-    if not _LINES_ALONE.match(task.reference) or place.resolve() != root.resolve() / changed[0]:
+    file = root / changed[0]
+    if not _LINES_ALONE.match(task.reference) or file.resolve() != root.resolve() / changed[0]:
         return None
-    if not place.is_file() or not os.access(place, os.R_OK):
+    if not file.is_file() or not os.access(file, os.R_OK):
         return None
-    before = place.read_bytes()
+    before = file.read_bytes()
     after = apply_to_text(before, task.reference)
-    mode = "100755" if place.stat().st_mode & stat.S_IXUSR else "100644"
+    mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
     return None if after in (None, before) else (changed[0], mode, before, after)
 
 
 def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewritten references of one `workspace`, by `id` of the task.
+    """Rewrite references of one `workspace`, by `id` of the task.
 
     Cached for commits, and images by digest, which never change.
     """
@@ -162,11 +160,11 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
             uncached.append((task, cached))
     if not uncached:
         return rewritten
-    with suppress(*_UNWRITTEN), _base(workspace) as base:
+    with suppress(*_REWRITE_ERRORS), _base(workspace) as base:
         if base is None:
             return rewritten
         for task, cached in uncached:
-            with suppress(*_UNWRITTEN):
+            with suppress(*_REWRITE_ERRORS):
                 rewritten[id(task)] = _diff(*base, task.reference) or task.reference
                 if cached is not None:
                     cached.parent.mkdir(parents=True, exist_ok=True)
@@ -195,18 +193,18 @@ def _diff(home: Path, commit: str, patch: bytes) -> bytes:
 
 @contextmanager
 def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    with ExitStack() as stack:
-        base = stack.enter_context(base_at_hand(workspace))
-        if base is None and workspace.startswith("dir:"):  # no repository
-            home = create_bare_repository(stack.enter_context(scratch("reference")) / "git")
-            stream = commit_stream("refs/heads/main", entries_of(workspace, None))
-            git("fast-import", "--quiet", folder=home, stdin=stream)
-            base = home, "refs/heads/main"
-        yield base
+    with base_at_hand(workspace) as base:
+        if base is not None or not workspace.startswith("dir:"):
+            yield base
+            return
+    with scratch("reference") as folder:  # the workspace is a folder without a repository
+        home = create_bare_repository(folder / "git")
+        git("fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries_of(workspace, None)))
+        yield home, "refs/heads/main"
 
 
 Say = Callable[[str], None]
-_AT_ONCE = 32
+_BATCH = 32
 """Commits per fetch, the most that a kill or failure can lose."""
 _WAITS = (1.0, 5.0)
 """Seconds before retries of a fetch with a transient failure."""
@@ -233,7 +231,7 @@ async def prepare_tasks(
     kinds = {"commit": {task.workspace for task in task_list if task.workspace.startswith("git:")}}
     kinds["environment"] = {task.environment for task in task_list if task.environment.startswith("python:")}
     if needed := " and ".join(counted(len(some), kind) for kind, some in kinds.items() if some):
-        say(f"{needed}, whose size nobody states before they are here")
+        say(f"{needed}, of unknown size")
     unpacked: list[ReadyImage] = []
     environments: list[Environment] = []
     try:
@@ -270,38 +268,32 @@ class _Commits:
             url, _, commit = workspace.removeprefix("git:").rpartition("@")
             by_url[url].append(commit)
         with ThreadPoolExecutor(jobs) as pool:
-            present = pool.map(self._of, by_url, by_url.values())
+            present = pool.map(self._fetch_repository, by_url, by_url.values())
             at_hand = {f"git:{url}@{commit}" for url, some in zip(by_url, present, strict=True) for commit in some}
         return [workspace for workspace in self._wanted if workspace in at_hand]
 
-    def _of(self, url: str, commits: list[str]) -> list[str]:
+    def _fetch_repository(self, url: str, commits: list[str]) -> list[str]:
         at_hand = commits_at_hand(url, commits)
         self._done += len(at_hand)
-        lacking = [commit for commit in commits if commit not in at_hand]
-        while lacking:
-            some, lacking = lacking[:_AT_ONCE], lacking[_AT_ONCE:]
+        missing = [commit for commit in commits if commit not in at_hand]
+        batches = [missing[start : start + _BATCH] for start in range(0, len(missing), _BATCH)]
+        while batches:
+            batch = batches.pop(0)
             try:
-                self._some(url, some)
-            except CodeRepairError as error:  # it would be the same with the others
+                _patiently(url, batch, self._say)
+            except CodeRepairError as error:
+                if isinstance(error, TaskError) and len(batch) > 1:  # search for the commit that cannot be fetched
+                    half = len(batch) // 2
+                    batches = [batch[:half], batch[half:], *batches]
+                    continue
+                if not isinstance(error, TaskError):  # the other batches would fail likewise
+                    batch, batches = [commit for each in (batch, *batches) for commit in each], []
                 self._problems.append(error)
-                self._say(f"{counted(len(some) + len(lacking), 'commit')} of {remove_login(url)} not fetched")
-                break
+                self._say(f"{counted(len(batch), 'commit')} of {remove_login(url)} not fetched")
+                continue
+            self._done += len(batch)
+            self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(batch)} more)")
         return commits_at_hand(url, commits)
-
-    def _some(self, url: str, commits: list[str]) -> None:
-        try:
-            _patiently(url, commits, self._say)
-        except TaskError as error:
-            if len(commits) == 1:
-                self._problems.append(error)
-                self._say(f"1 commit of {remove_login(url)} not fetched")
-                return
-            half = len(commits) // 2
-            self._some(url, commits[:half])
-            self._some(url, commits[half:])
-            return
-        self._done += len(commits)
-        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({remove_login(url)}: {len(commits)} more)")
 
 
 def _patiently(url: str, commits: list[str], say: Say) -> None:

@@ -1,6 +1,6 @@
 """Virtual environment for the tests of a Python project, by needs that are read without running code.
 
-It has the test dependencies and the project's metadata; its modules are imported from the workspace.
+It has the test dependencies and the project's metadata; modules are imported from the workspace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILES = re.compile(
 
 
 class Needs(NamedTuple):
-    """Installation needs: whether to build the project, and further pip arguments."""
+    """Installation needs: whether to build the project, requirements, and requirement files."""
 
     project: bool
     requirements: tuple[str, ...]
@@ -46,7 +46,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
-    """Needs of the tests that `command` runs in the project `files` (contents by path).
+    """Needs of `command` in the project `files` (contents by path).
 
     They are the project, its test dependency group and requirement files, `requirements`, and pytest if `command` names
     it. Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
@@ -57,7 +57,7 @@ def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: S
     groups = project.get("dependency-groups", {})
     name = next((name for name in GROUPS if name in groups), "")
     requirement_files = [path for path in files if _FILES.fullmatch(path)]
-    if len(requirement_files) > 1:  # linters stand beside them
+    if len(requirement_files) > 1:  # files for development also name linters
         requirement_files = [path for path in requirement_files if "dev" not in path] or requirement_files
     return Needs(
         declared or "setup.py" in files or _has_metadata(files),
@@ -107,7 +107,7 @@ def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -
 
 
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
-_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")  # also holds for what builds the project
+_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")  # a version bound, which also holds for packages that build the project
 _EXTRA = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
@@ -143,11 +143,11 @@ def build(
 ) -> Environment | None:
     """Build the environment of the project `files` (contents by path) for `command`; None without needs.
 
-    Version bounds also apply to the build. The project is built from a copy below `root`, again when a file other than
-    code changes. Raises as `environments.build`.
+    The project is built from a copy below `root`, again when a file other than code changes. Raises as
+    `environments.build`.
     """
     needs = needs_of(files, command, requirements)
-    if not (needs.project or needs.requirements or needs.files):
+    if not any(needs):
         return None
     specification = _specify(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
@@ -155,10 +155,9 @@ def build(
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
+    imports = environment.imports if environment.modules else source_folder(files)
     built = {path: content for path, _, content in read_built_files(environment.folder)}
-    return Environment(
-        specification, environment.imports if environment.modules else source_folder(files), environment.modules, built
-    )
+    return Environment(specification, imports, environment.modules, built)
 
 
 def source_folder(files: Mapping[str, bytes]) -> str:
@@ -175,12 +174,12 @@ def _specify(files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Seque
     python = environments.sandbox_version()
     if not (needs.project or needs.files):
         return environments.Specification(python=python, requirements=needs.requirements)
-    file_options = (f"-r {shlex.quote(path)}" for path in needs.files)
-    install = " ".join(("pip install", *file_options, *(('".$extra"',) if needs.project else ())))
-    install = f"{_EXTRA if needs.project else ''}{install}"
+    install = " ".join(("pip install", *(f"-r {shlex.quote(path)}" for path in needs.files)))
+    if needs.project:
+        install = f'{_EXTRA}{install} ".$extra"'
     if bounds:
-        written = f"printf '%s\\n' {shlex.join(bounds)} >$PIP_CONSTRAINT"
-        install = f"export PIP_CONSTRAINT=/tmp/constraints\n{written}\n{install}"
+        write_constraints = f"printf '%s\\n' {shlex.join(bounds)} >$PIP_CONSTRAINT"
+        install = f"export PIP_CONSTRAINT=/tmp/constraints\n{write_constraints}\n{install}"
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return environments.Specification(
@@ -193,9 +192,9 @@ def _specify(files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Seque
 
 
 def _build_digest(files: Mapping[str, bytes]) -> str:
-    """Digest of what the build reads: all but the content of modules."""
-    matter = {
+    """Digest of all that builds read: everything except contents of modules."""
+    digests = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()
         for path, data in sorted(files.items())
     }
-    return hashlib.sha256(json.dumps(matter).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()

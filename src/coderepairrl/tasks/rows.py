@@ -47,8 +47,13 @@ class Row:
         """Text in the first present column. Raises `TaskError` without any."""
         for column in columns:
             if column in self:
-                return self._of(column, str)
-        raise self.wrong(f"no column {' or '.join(map(repr, columns))}")
+                text: str = self._checked(column, self.values[column], str)
+                try:
+                    text.encode("utf-8", "surrogateescape")
+                except UnicodeEncodeError as error:
+                    raise self.make_error(f"column {column!r} has half a character at {error.start}") from None
+                return text
+        raise self.make_error(f"no column {' or '.join(map(repr, columns))}")
 
     def maybe(self, column: str) -> str:
         """Text in `column`, or empty."""
@@ -57,11 +62,12 @@ class Row:
     def mapping(self, column: str) -> Mapping[str, Any]:
         """Object in `column`, possibly as JSON. Raises `TaskError`."""
         if column not in self:
-            raise self.wrong(f"no column {column!r}")
+            raise self.make_error(f"no column {column!r}")
         value = self.values[column]
-        decoded = self._decoded(column) if isinstance(value, str) else value
-        checked: Mapping[str, Any] = self._checked(column, decoded, dict)
-        return checked
+        if isinstance(value, str):
+            value = self._decoded(column)
+        mapping: Mapping[str, Any] = self._checked(column, value, dict)
+        return mapping
 
     def names(self, column: str) -> tuple[str, ...]:
         """Texts in `column`, possibly as JSON or Python; empty without it."""
@@ -73,18 +79,18 @@ class Row:
         return tuple(map(str, self._checked(column, value, list)))
 
     def tests(
-        self, repaired: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS"
+        self, repaired: str = "FAIL_TO_PASS", passing: str = "PASS_TO_PASS"
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tests that a repair makes pass, and tests that always pass.
 
-        Raises `TaskError` if a column is missing or the first is empty: benchmarks would accept every patch.
+        Raises `TaskError` if a column is missing, or the first is empty, so that every patch would pass.
         """
-        for column in (repaired, kept):
+        for column in (repaired, passing):
             if column not in self:
-                raise self.wrong(f"no column {column!r}")
+                raise self.make_error(f"no column {column!r}")
         if not self.names(repaired):
-            raise self.wrong(f"column {repaired!r} names no test")
-        return self.names(repaired), self.names(kept)
+            raise self.make_error(f"column {repaired!r} names no test")
+        return self.names(repaired), self.names(passing)
 
     def texts(self, column: str) -> dict[str, str]:
         """Files in `column`: contents by path. Raises `TaskError`."""
@@ -100,26 +106,17 @@ class Row:
                 try:
                     return date.fromisoformat(str(value)[:10]).isoformat()
                 except ValueError:
-                    raise self.wrong(f"column {column!r} is not a date: {value!r}") from None
+                    raise self.make_error(f"column {column!r} is not a date: {value!r}") from None
         return ""
 
-    def wrong(self, problem: str) -> TaskError:
+    def make_error(self, problem: str) -> TaskError:
         """Error about this row."""
-        columns = ", ".join(self.values)
-        fix = f"name rows of {self.benchmark}; these have the columns {columns}"
+        fix = f"name rows of {self.benchmark}; these have the columns {', '.join(self.values)}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
-
-    def _of(self, column: str, kind: type[str]) -> str:
-        text: str = self._checked(column, self.values[column], kind)
-        try:
-            text.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
-        return text
 
     def _checked(self, column: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):
-            raise self.wrong(f"column {column!r} is not a {kind.__name__}: {str(value)[:60]!r}")
+            raise self.make_error(f"column {column!r} is not a {kind.__name__}: {str(value)[:60]!r}")
         return value
 
     def _decoded(self, column: str) -> Any:
@@ -129,11 +126,11 @@ class Row:
                 return decode(text)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-        raise self.wrong(f"column {column!r} cannot be read: {text[:60]!r}")
+        raise self.make_error(f"column {column!r} cannot be read: {text[:60]!r}")
 
 
 def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
-    """Rows of a file, or of a folder's files; only `split`'s if files are named by splits.
+    """Read the rows of a file, or of a folder's files (those of `split`, if files are named by splits).
 
     Raises `TaskError` for unreadable files.
     """
@@ -152,7 +149,7 @@ def read_rows(benchmark: str, path: Path, split: str = "") -> list[Row]:
 
 
 def text_of(path: Path) -> str:
-    """Text file of a checkout, with surrogate escapes for non-UTF-8 bytes. Raises `TaskError`."""
+    """Read a text file of a checkout, with surrogate escapes for non-UTF-8 bytes. Raises `TaskError`."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
@@ -160,7 +157,7 @@ def text_of(path: Path) -> str:
 
 
 def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
-    """Rows of the hub data set `name` (or a folder in its layout).
+    """Read the rows of the hub's data set `name` (or of a folder in its layout).
 
     Raises `PrerequisiteError` without the package ``datasets``, `TaskError` for unavailable rows.
     """
@@ -170,7 +167,7 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
     print(visible(f"reading {name} from the hub"), file=sys.stderr)
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
-    except Exception as error:  # of every layer below: network, hub, cache, format
+    except Exception as error:  # any layer may fail: network, hub, cache, format
         raise TaskError(
             f"{benchmark}: the data set {name} (split {split}) cannot be loaded: {type(error).__name__}: {error}",
             fix="connect this machine once, or name a file: path=FILE (docs/guides/benchmarks.md)",
@@ -182,8 +179,8 @@ def _row_files(path: Path, split: str) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
-    of_split = [file for file in files if split and file.name.startswith((f"{split}.", f"{split}-"))]
-    return of_split or files
+    split_files = [file for file in files if split and file.name.startswith((f"{split}.", f"{split}-"))]
+    return split_files or files
 
 
 def _read_json_rows(benchmark: str, path: Path) -> Sequence[Any]:
@@ -203,6 +200,6 @@ def _parquet(benchmark: str, path: Path) -> Sequence[Any]:
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         rows: list[Any] = parquet.read_table(path).to_pylist()
-    except Exception as error:  # pyarrow has a family of its own, beside OSError
+    except Exception as error:  # OSError, and pyarrow's exceptions
         raise TaskError(f"{benchmark}: {path}: {error}", fix="name a readable Parquet file") from error
     return rows

@@ -1,4 +1,4 @@
-"""Selection of a source's tasks: filters, held-out part, seeded sample, without broken and flaky ones.
+"""Selection of a source's tasks: filters, quarantine, seeded sample, held-out part.
 
 A quarantine is a file of JSON lines: ``{"id": ..., "reason": ...}`` excludes a task; with ``fail_to_pass`` and
 ``pass_to_pass`` only these tests count.
@@ -7,20 +7,19 @@ A quarantine is a file of JSON lines: ``{"id": ..., "reason": ...}`` excludes a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.tasks.base import LoadedSource
+from coderepairrl.tasks.base import LoadedSource, check_day
 from coderepairrl.tasks.benchmark import Benchmark
 from coderepairrl.tasks.patches import size
 from coderepairrl.types import Checks, Task
@@ -52,8 +51,8 @@ def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
         if each.settled is None:
             lines.append(_Entry(id=each.task.id, reason=each.reason))
         elif each.reason and each.settled.checks != each.task.checks:
-            held = each.settled.checks
-            failing, passing = list(held.fail_to_pass), list(held.pass_to_pass)
+            checks = each.settled.checks
+            failing, passing = list(checks.fail_to_pass), list(checks.pass_to_pass)
             lines.append(_Entry(id=each.task.id, reason=each.reason, fail_to_pass=failing, pass_to_pass=passing))
     try:
         with replace_file(path) as partial:
@@ -64,24 +63,19 @@ def write_quarantine(verified: Iterable[Verified], path: Path) -> int:
 
 
 def exclude_quarantined(path: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Tasks that the file at `path` leaves usable, with the tests that held. Raises `TaskError`."""
+    """Remove the tasks, and the tests, that the quarantine file at `path` excludes. Raises `TaskError`."""
     try:
         entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
-    except OSError as error:
-        raise TaskError(
-            f"{path}: {error.strerror}", fix="crrl tasks verify SOURCE --quarantine FILE writes it"
-        ) from error
-    except ValueError as error:
-        raise TaskError(
-            f"{path} keeps no tasks apart: {error}", fix="crrl tasks verify SOURCE --quarantine FILE writes it"
-        ) from error
+    except (OSError, ValueError) as error:
+        problem = f": {error.strerror}" if isinstance(error, OSError) else f" is not a quarantine file: {error}"
+        raise TaskError(f"{path}{problem}", fix="crrl tasks verify SOURCE --quarantine FILE writes it") from error
     by_id = {entry.id: entry for entry in entries}
     usable = []
     for task in tasks:
-        if (record := by_id.get(task.id)) is None:
+        if (entry := by_id.get(task.id)) is None:
             usable.append(task)
-        elif record.fail_to_pass is not None:
-            failing, passing = tuple(record.fail_to_pass), tuple(record.pass_to_pass or ())
+        elif entry.fail_to_pass is not None:
+            failing, passing = tuple(entry.fail_to_pass), tuple(entry.pass_to_pass or ())
             usable.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
     return usable
 
@@ -94,16 +88,16 @@ ASKED = ("vulnerable", "safe", "weakness", "repair")
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Any source's ``options.select``: filters, then `seed`, `skip`, `n`, then splits.
+    """Option ``select`` of every source: filters, then `seed`, `skip`, `n`, then splits.
 
-    Tasks without the filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError`.
+    Tasks without a filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError`.
 
     >>> Selection(n=250, seed=42).n
     250
     """
 
     languages: tuple[str, ...] = ()
-    """Only tasks of these."""
+    """Only tasks in these."""
     repositories: tuple[str, ...] = ()
     """Only tasks of these, as ``OWNER/NAME``."""
     without: tuple[str, ...] = ()
@@ -125,7 +119,7 @@ class Selection:
     max_hunks: int | None = None
     """Places that the reference changes, at most."""
     quarantine: str = ""
-    """File of `crrl tasks verify --quarantine FILE`: bad tasks are left out, of others tests that did not hold."""
+    """File of `crrl tasks verify --quarantine FILE`: excludes bad tasks, and unreliable tests of others."""
     seed: int | None = None
     """Seed of the order; None keeps the source's."""
     skip: int = 0
@@ -138,19 +132,16 @@ class Selection:
     """Split of all selected tasks, replacing the source's."""
 
     def __post_init__(self) -> None:
-        for name in ("after", "before"):
-            try:
-                _ = getattr(self, name) and date.fromisoformat(getattr(self, name))
-            except ValueError:
-                raise ConfigError(f"select.{name}={getattr(self, name)!r}: no date", fix="write YYYY-MM-DD") from None
+        check_day("select.after", self.after)
+        check_day("select.before", self.before)
         if min(self.skip, self.n) < 0:
-            raise ConfigError("select.skip and select.n count tasks", fix="write 0 or more")
+            raise ConfigError("select.skip and select.n must not be negative", fix="write 0 or more")
         if not 0 <= self.holdout <= 1:
             raise ConfigError(f"select.holdout={self.holdout:g} is not a share", fix="write a number from 0 to 1")
         if self.holdout and self.split:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 
-    def takes(self, task: Task) -> bool:
+    def passes_filters(self, task: Task) -> bool:
         """Whether the filters pass `task`."""
         return (
             (not self.languages or task.language in self.languages)
@@ -171,11 +162,11 @@ class Selection:
         sizes = zip(size(task.reference), limits, strict=True)
         return bool(task.reference) and all(limit is None or number <= limit for number, limit in sizes)
 
-    def of(self, tasks: list[Task]) -> list[Task]:
+    def select_tasks(self, tasks: list[Task]) -> list[Task]:
         """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
             tasks = exclude_quarantined(Path(self.quarantine).expanduser(), tasks)
-        selected = [task for task in tasks if self.takes(task)]
+        selected = [task for task in tasks if self.passes_filters(task)]
         if self.seed is not None:
             Random(self.seed).shuffle(selected)
         selected = selected[self.skip : self.skip + self.n if self.n else None]
@@ -196,23 +187,17 @@ class Selected(LoadedSource):
     def load(self) -> list[Task]:
         """Prepare the source and select. Raises as the source, and `TaskError` without tasks."""
         benchmark = self.source if isinstance(self.source, Benchmark) else None
-        if benchmark is not None:  # images are made for what is selected alone
-            available = benchmark.described()
+        if benchmark is not None:  # images are made for selected tasks only
+            available = benchmark.describe_tasks()
         else:
             self.source.prepare()
             available = list(self.source)
-        selected = self.selection.of(available)
+        selected = self.selection.select_tasks(available)
         if not selected:
             raise TaskError(
                 f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
             )
-        return selected if benchmark is None else benchmark.ready(selected)
-
-    def row(self, task_id: str) -> Mapping[str, Any]:
-        """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""
-        if not isinstance(self.source, Benchmark):
-            raise TaskError(f"{self.name} has no rows", fix="read what its tasks hold")
-        return self.source.row(task_id)
+        return selected if benchmark is None else benchmark.attach_images(selected)
 
     def oracle(self, task_id: str) -> Checks | None:
         """The source's oracle."""

@@ -76,13 +76,8 @@ class Pair:
     function: str
     path: str
     split: str
-    described: str = ""
-    """The data's words for the weakness; `WEAKNESSES` if empty."""
-
-    @property
-    def text(self) -> str:
-        """Weakness in words, if described."""
-        return WEAKNESSES.get(self.weakness) or self.described
+    description: str = ""
+    """The data set's description of the weakness, used without one in `WEAKNESSES`."""
 
     @property
     def trivial(self) -> bool:
@@ -102,17 +97,15 @@ class Vulnerabilities(Files):
 
     def __init__(
         self,
-        path: str,
+        path: str = "",
         *,
-        ask: Ask,
-        form: Form,
-        confidence: bool,
-        classes: str,
-        cache: str,
-        hub: str = "",
-        revision: str = "",
+        ask: Ask = "weakness",
+        form: Form = "think",
+        confidence: bool = False,
+        classes: str = "",
+        cache: str = "",
     ) -> None:
-        super().__init__(path, hub=hub, revision=revision, cache=cache)
+        super().__init__(path, cache=cache)
         self.ask, self.form, self.confidence = ask, form, confidence
         if classes:
             self.classes = tuple(dict.fromkeys(self._class(each.strip()) for each in classes.split(",")))
@@ -126,34 +119,35 @@ class Vulnerabilities(Files):
             )
         return weakness
 
-    def published(self) -> list[Row]:
+    def read_published_rows(self) -> list[Row]:
         """All rows of `path`. Raises as `read_rows`."""
         return super()._read()
 
     @abstractmethod
-    def pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, Pair]]:
         """Published pairs with the vulnerable version's row. Raises as `read_rows`."""
 
     def _read(self) -> list[Row]:
-        published = [(row, pair) for row, pair in self.pairs() if not pair.trivial]
+        published = [(row, pair) for row, pair in self.read_pairs() if not pair.trivial]
         separated = separate_pairs([pair for _, pair in published])
-        where = {pair.key: row for row, pair in published}
+        rows = {pair.key: row for row, pair in published}
         chosen = [pair for pair in separated if not self.classes or pair.weakness in self.classes]
         if not chosen:
+            most = Counter(pair.weakness for pair in separated).most_common(9)
             raise TaskError(
                 f"{self.name}: no pair has a weakness of {', '.join(self.classes) or 'any kind'}",
-                fix=f"there are {_most(pair.weakness for pair in separated)}",
+                fix=f"there are {', '.join(f'{name} ({count})' for name, count in most) or 'none'}",
             )
         self._pairs = {pair.key: pair for pair in chosen}
         questions = (VULNERABLE, SAFE) if self.ask == "vulnerable" else (self.ask,)
         return [
-            Row(self.name, where[key].where, {**where[key].values, "pair": key, "asked": each})
+            Row(self.name, rows[key].where, {**rows[key].values, "pair": key, "asked": question})
             for key in self._pairs
-            for each in questions
+            for question in questions
         ]
 
-    def task(self, row: Row) -> Task:
-        """Task of a row of `read_rows`."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row of `_read`."""
         pair, ask = self._pairs[row.text("pair")], row.text("asked")
         task = Task(
             id=f"{self.name}/{pair.key}/{ask}",
@@ -166,30 +160,29 @@ class Vulnerabilities(Files):
             kind=DETECT,
         )
         if ask == "repair":
-            return self._repair(pair, task)
+            return self._make_repair_task(pair, task)
         if ask == "weakness":
             question = f"Which weakness does this {_word(pair.language)} function have? Its label is one of these:"
+            weaknesses = set(self.classes) or {each.weakness for each in self._pairs.values()} & WEAKNESSES.keys()
             labels = {
-                each: WEAKNESSES[each]
-                for each in sorted(self._labels(), key=lambda name: int(name.removeprefix("CWE-")))
+                each: WEAKNESSES[each] for each in sorted(weaknesses, key=lambda name: int(name.removeprefix("CWE-")))
             }
-            return replace(task, prompt=self._prompt(question, labels, pair, pair.vulnerable), answer=pair.weakness)
-        question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
-        labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
-        code = pair.vulnerable if ask == VULNERABLE else pair.fixed
-        return replace(task, prompt=self._prompt(question, labels, pair, code), answer=ask)
+            code, answer = pair.vulnerable, pair.weakness
+        else:
+            question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
+            labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
+            code, answer = pair.vulnerable if ask == VULNERABLE else pair.fixed, ask
+        return replace(task, prompt=self._format_prompt(question, labels, pair, code), answer=answer)
 
-    def _labels(self) -> set[str]:
-        return set(self.classes) or {pair.weakness for pair in self._pairs.values()} & WEAKNESSES.keys()
-
-    def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
+    def _format_prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
         form = _FORMS[self.form] + self.confidence * _CONFIDENCE
         return f"{question}\n\n{listed}\n\n{fence_code(code.rstrip(), pair.language)}\n\n{form}"
 
-    def _repair(self, pair: Pair, task: Task) -> Task:
+    def _make_repair_task(self, pair: Pair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
-        words = f" ({pair.text})" if pair.text else ""
+        description = WEAKNESSES.get(pair.weakness) or pair.description
+        words = f" ({description})" if description else ""
         return replace(
             task,
             prompt=f"The function {f'`{pair.function}` ' if pair.function else ''}in {pair.path} has the weakness "
@@ -269,15 +262,10 @@ def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
     if len(unequal) >= _ENOUGH and shorter > 2 / 3 * len(unequal):
         raise TaskError(
             f"{benchmark}: in {shorter} of {len(unequal)} pairs the repaired function is the shorter one: the labels "
-            "are the wrong way round",
-            fix="read some; then inverted=true takes those labelled safe for the vulnerable ones, and inverted=false "
-            "takes all as they are",
+            "seem to be swapped",
+            fix="read some pairs; then set inverted=true to swap the labels, or inverted=false to keep them",
         )
 
 
 def _word(language: str) -> str:
     return {"c": "C", "cpp": "C++", "python": "Python"}.get(language, language)
-
-
-def _most(names: Iterable[str]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in Counter(names).most_common(9)) or "none"

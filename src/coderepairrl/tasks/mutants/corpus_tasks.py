@@ -20,9 +20,9 @@ from coderepairrl.tasks.mutants.judge import judge_mutants
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 
 CORPUS = Path(__file__).parent / "corpus"
-"""Data, not modules of ours: pure functions without imports, each with a ``check_`` twin of plain ``assert`` lines."""
+"""Modules read as data: pure functions without imports, each with a ``check_`` module of ``assert`` lines."""
 UNSEEN_MODULES = frozenset({"games", "grid", "stock"})
-"""Modules no function of which is ever trained on. Never move the split."""
+"""Modules whose functions are never trained on. Never change them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Function:
 
 @cache
 def corpus_functions() -> tuple[Function, ...]:
-    """All corpus functions, in order of module and place."""
-    corpus_functions = []
+    """All corpus functions, by module and line."""
+    functions = []
     for path in sorted(CORPUS.glob("check_*.py")):
         module = path.stem.removeprefix("check_")
         checks: dict[str, list[Check]] = {}
@@ -70,8 +70,8 @@ def corpus_functions() -> tuple[Function, ...]:
                 checks.setdefault(name, []).append(check)
         for node in ast.parse((CORPUS / f"{module}.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
-                corpus_functions.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
-    return tuple(corpus_functions)
+                functions.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
+    return tuple(functions)
 
 
 class Repository(NamedTuple):
@@ -102,7 +102,7 @@ def _read_check(node: ast.Assert) -> tuple[str, Check]:
 
 
 def bare(node: ast.FunctionDef) -> str:
-    """Source without docstring and annotations, which would cost an episode tokens."""
+    """Source without docstring and annotations, to save tokens."""
     tree = ast.parse(ast.unparse(node))
     for sub in ast.walk(tree):
         match sub:
@@ -126,7 +126,7 @@ class _Plain(ast.NodeTransformer):
 Split = Literal["train", "test", "unseen"]
 HELD_OUT_PERCENT = 25
 VERIFIED = CORPUS / "verified.json"
-"""Key of each verified mutant to ``[check that fails, what it gives]``; key ``corpus``: a digest of the corpus."""
+"""``[number of the failing check, its value]`` by key of each verified mutant, and a digest of the corpus."""
 
 LONGEST = 40
 """Characters of a value in an issue; longer ones are cut."""
@@ -162,7 +162,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Key of function and mutation, equal on every machine (`pair_key`)."""
+        """Key of function and mutation (`pair_key`)."""
         return pair_key(self.function, self.mutation)
 
     @property
@@ -194,11 +194,11 @@ class Exercise:
     path: str
     """The file with the bug."""
     tests: Mapping[str, str]
-    """Those of the files that check it."""
+    """Files among `files` with its checks."""
     command: tuple[str, ...]
-    """Runs them."""
+    """Command that runs `tests`."""
     fixed: str
-    """That file as it should be."""
+    """Content of `path` without the bug."""
     prompt: str
     quoted: bool
 
@@ -227,34 +227,33 @@ def pair_key(function: Function, mutation: Mutation) -> str:
 def mutants() -> tuple[Mutant, ...]:
     """Verified mutants of the corpus, in order, without hanging and equivalent ones.
 
-    Verdicts are shipped, so they depend on no machine's speed. Raises RuntimeError if they are of another corpus.
+    Verdicts ship, so that machine speed decides nothing. Raises RuntimeError if they are of another corpus.
     """
-    symptoms = json.loads(VERIFIED.read_text(encoding="utf-8"))
+    verdicts = json.loads(VERIFIED.read_text(encoding="utf-8"))
     all_pairs = pairs()
-    if symptoms["corpus"] != corpus_digest(all_pairs):
-        raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__package__}.verify")
+    if verdicts["corpus"] != corpus_digest(all_pairs):
+        raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__name__}")
     verified = []
     for key, (function, mutation) in all_pairs.items():
-        if key in symptoms:
-            index, got = symptoms[key]
+        if key in verdicts:
+            index, got = verdicts[key]
             check = function.checks[index]
             verified.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
     return tuple(verified)
 
 
 def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None) -> Exercise | None:
-    """`mutant` in a tiny repository, with a random neighbour, if any, from its module in `among` (default: the corpus).
+    """Put `mutant` into a tiny repository, with a random function of its module in `among` (default: the corpus).
 
     None unless the broken line is unique in its file: the policy of `crrl hello` replaces lines.
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
     candidates = corpus_functions() if among is None else among
-    same_module = (f for f in candidates if f.module == function.module and f.name != function.name)
-    neighbours: list[tuple[Function, ...]] = [(f,) for f in same_module]
+    neighbours = [f for f in candidates if f.module == function.module and f.name != function.name]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
-    for other in neighbours or [()]:
+    for other in [[each] for each in neighbours] or [[]]:
         repo = repository((broken, *other) if first else (*other, broken))
         if repo.text.count(mutant.broken_line) == 1:
             break
@@ -274,7 +273,7 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function
 
 
 def issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random) -> str:
-    """Text of an issue, with `line` as a quote unless None.
+    """Text of an issue that quotes `line`, if any.
 
     >>> issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
@@ -295,10 +294,10 @@ def _fill_issue(text: str, **values: str) -> str:
     return text
 
 
-def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
-    """Mutations of the functions `of` (default: the corpus) by key, one per resulting text."""
+def pairs(functions: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
+    """Mutations of `functions` (default: the corpus) by key, one per resulting text."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
-    for function in corpus_functions() if of is None else of:
+    for function in corpus_functions() if functions is None else functions:
         ordered = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
         for _, same in groupby(ordered, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
@@ -306,9 +305,9 @@ def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mut
     return by_key
 
 
-def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:
+def corpus_digest(corpus_pairs: Mapping[str, tuple[Function, Mutation]]) -> str:
     """Digest of everything that decides how a mutation fails."""
-    return _text_digest("\n".join(f"{key} {function.checks}" for key, (function, _) in known.items()))
+    return _text_digest("\n".join(f"{key} {function.checks}" for key, (function, _) in corpus_pairs.items()))
 
 
 def _text_digest(text: str) -> str:
@@ -316,13 +315,13 @@ def _text_digest(text: str) -> str:
 
 
 def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
-    """Failure by key of each mutation (of `keys`, if set) that fails a check in time.
+    """Failures by key of the mutations (of `keys`, if set) that fail a check in time.
 
     Raises RuntimeError if a corpus function fails its own checks.
     """
     healthy = judge_mutants((f.source, [(c.call, c.want) for c in f.checks]) for f in corpus_functions())
-    if sick := [f.key for f, failure in zip(corpus_functions(), healthy, strict=True) if failure is not None]:
-        raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
+    if failing := [f.key for f, failure in zip(corpus_functions(), healthy, strict=True) if failure is not None]:
+        raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(failing)}")
     all_pairs = pairs()
     chosen = {key: all_pairs[key] for key in (all_pairs if keys is None else keys)}
     failures = judge_mutants((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in chosen.values())

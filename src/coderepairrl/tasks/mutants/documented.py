@@ -29,13 +29,13 @@ _AT_ONCE = 2_000
 
 
 def documented_functions(root: Path) -> list[Function]:
-    """Documented functions of the folder or file `root`, in order; runs none.
+    """Find functions with examples of plain values in the folder or file `root`, without running code.
 
-    They have no decorators, at most `LONGEST` lines, and examples of plain values.
+    They have no decorators and at most `LONGEST` lines.
     """
     files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
     by_key: dict[str, Function] = {}
-    with warnings.catch_warnings():  # of invalid escapes
+    with warnings.catch_warnings():  # about invalid escapes
         warnings.simplefilter("ignore")
         for path, data in files.items():
             if not path.endswith(".py") or is_test(path):
@@ -62,10 +62,10 @@ def _imports(tree: ast.Module, code: str) -> Iterator[str]:
     for each in tree.body:
         if isinstance(each, ast.Import | ast.ImportFrom):
             names = [alias for alias in each.names if (alias.asname or alias.name.partition(".")[0]) in used]
-            of = each.module or "" if isinstance(each, ast.ImportFrom) else ""
-            roots = {(of or alias.name).partition(".")[0] for alias in names}
+            module = getattr(each, "module", "") or ""
+            roots = {(module or alias.name).partition(".")[0] for alias in names}
             if names and roots <= sys.stdlib_module_names and not getattr(each, "level", 0):
-                statement = ast.ImportFrom(of, names, 0) if of else ast.Import(names)
+                statement = ast.ImportFrom(module, names, 0) if module else ast.Import(names)
                 yield f"{ast.unparse(statement)}\n"
 
 
@@ -79,7 +79,7 @@ def _doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
         call, want = each.source.strip(), each.want.strip()
         try:
             tree = ast.parse(call, mode="eval")
-            call = ast.unparse(tree)  # without a comment, which may be behind it
+            call = ast.unparse(tree)  # without a comment that may follow it
             names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
             want = ast.unparse(ast.parse(want, mode="eval"))
             ast.literal_eval(want)
@@ -90,42 +90,32 @@ def _doctest_checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[list[Any]]:
+async def verified(candidates: Sequence[Function], workspace: str, backend: SandboxBackend) -> list[list[Any]]:
     """List per function: its number, the checks it passes, and ``[key, check, value]`` per noticed mutation.
 
     Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
-    candidates = documented_functions(root)
     single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
     passing = iter(await _judge(backend, workspace, single))
     steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
-    usable = [(number, each) for number, each in enumerate(steady) if each.checks]
-    numbers = {each.key: number for number, each in usable}
-    mutated = pairs([each for _, each in usable])
+    mutated = pairs([each for each in steady if each.checks])
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
-    results: dict[int, list[Any]] = {
-        number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in usable
-    }
+    bugs: dict[str, list[list[Any]]] = {each.key: [] for each in steady}
     for (key, (function, _)), failure in zip(mutated.items(), await _judge(backend, workspace, jobs), strict=True):
         if failure is not None and failure[0] >= 0:
-            results[numbers[function.key]][2].append([key, *failure])
-    return [each for each in results.values() if each[2]]
+            bugs[function.key].append([key, *failure])
+    return [
+        [number, [[c.call, c.want] for c in each.checks], bugs[each.key]]
+        for number, each in enumerate(steady)
+        if bugs[each.key]
+    ]
 
 
-def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
-    """Mutants from the result of `verified`."""
-    candidates = documented_functions(root)
+def mutants(candidates: Sequence[Function], results: Sequence[Sequence[Any]]) -> list[Mutant]:
+    """Mutants from the `results` of `verified`."""
     checked = [
-        (
-            Function(
-                candidates[number].module,
-                candidates[number].name,
-                candidates[number].source,
-                tuple(Check(*c) for c in checks),
-            ),
-            bugs,
-        )
-        for number, checks, bugs in known
+        (replace(candidates[number], checks=tuple(Check(*each) for each in checks)), bugs)
+        for number, checks, bugs in results
     ]
     mutated = pairs([function for function, _ in checked])
     return [
@@ -139,10 +129,10 @@ async def _judge(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[judge.Failure | None]:
     failures: list[judge.Failure | None] = []
-    left = iter(jobs)
+    waiting = iter(jobs)
     async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
         await fresh.write("judge.py", Path(judge.__file__).read_bytes())
-        while some := list(islice(left, _AT_ONCE)):
+        while some := list(islice(waiting, _AT_ONCE)):
             lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in some)
             argv = ("python3", "-S", "-E", "-B", "judge.py")
             done = await fresh.exec(argv, stdin=lines.encode(), timeout=_SECONDS, max_bytes=1 << 26)

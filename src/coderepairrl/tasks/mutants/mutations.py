@@ -98,7 +98,7 @@ def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation
 
 
 def _walk_functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
-    """Top-level functions and methods, with dotted names; nested ones belong to the outer."""
+    """Top-level functions and methods with dotted names, without nested functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, outer + node.name
@@ -138,12 +138,9 @@ class _Finder:
 
     def _visit(self, node: ast.AST) -> None:
         match node:
-            case ast.BinOp(left=left, op=op, right=right):
+            case ast.BinOp(left=left, op=op, right=right) | ast.AugAssign(target=left, op=op, value=right):
                 if type(op) in ARITHMETIC:
                     self._between(left, right, *ARITHMETIC[type(op)], "operator")
-            case ast.AugAssign(target=target, op=op, value=value):
-                if type(op) in ARITHMETIC:
-                    self._between(target, value, *ARITHMETIC[type(op)], "operator")
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 for a, compare, b in zip((left, *comparators), ops, comparators, strict=False):
                     self._between(a, b, *COMPARISON[type(compare)], "comparison")

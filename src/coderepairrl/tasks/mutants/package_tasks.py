@@ -23,16 +23,16 @@ from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.types import Checks, Command, Task
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox", "target"})
-_DESELECTED = 20
+_MAX_DESELECTED = 20
 SHOWN_LINES = 6
 """Lines of the failing tests' output that an issue quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A verified bug; `output` is the end of what the failing tests of `command` printed.
+    """A verified bug; `output` is the end of the output of `command`.
 
-    Without the bug both lists pass; with it the first fail or are not reached. Empty without reports of single tests.
+    With the bug, tests in `fail_to_pass` fail or are not reached; lists are empty without reports of single tests.
     """
 
     path: str
@@ -57,36 +57,29 @@ def read_tree(root: Path) -> dict[str, bytes]:
     Raises `TaskError`.
     """
     try:
-        return _read_tree(root)
+        if not root.is_dir():
+            raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
+        if (root / ".git").exists():
+            with hostgit.view(hostgit.find_repository(root)) as view:
+                paths = [root / name for name in view.files(view.head())]
+                if view.changes(untracked=False):
+                    raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
+        else:
+            paths = [path for path in root.rglob("*") if not SKIPPED & set(path.relative_to(root).parts)]
+        files = sorted(path for path in paths if path.is_file() and not path.is_symlink())
+        base = root.parent if (root / "__init__.py").exists() else root
+        return {str(path.relative_to(base)): path.read_bytes() for path in files}
     except OSError as error:
         raise TaskError(f"{root} cannot be read: {error}", fix="give a folder that you may read") from error
 
 
-def _read_tree(root: Path) -> dict[str, bytes]:
-    if not root.is_dir():
-        raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
-    if (root / ".git").exists():
-        with hostgit.view(hostgit.find_repository(root)) as view:
-            names = view.files(view.head())
-            if view.changes(untracked=False):
-                raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
-        paths = [root / name for name in names]
-    else:
-        paths = [path for path in root.rglob("*") if not SKIPPED & set(path.relative_to(root).parts)]
-    files = sorted(path for path in paths if path.is_file() and not path.is_symlink())
-    base = root.parent if (root / "__init__.py").exists() else root
-    return {str(path.relative_to(base)): path.read_bytes() for path in files}
-
-
-def candidates(
-    files: Mapping[str, bytes], only: str = "*", modules: Collection[str] = ()
-) -> list[tuple[str, str, Mutation]]:
+def candidates(files: Mapping[str, bytes], only: str, modules: Collection[str]) -> list[tuple[str, str, Mutation]]:
     """All (path, source, mutation) of non-test Python code that matches the glob `only`.
 
     `modules`, if known, limits them to installed files. Raises `TaskError`.
     """
     mutated: list[tuple[str, str, Mutation]] = []
-    broken: list[str] = []
+    unreadable: list[str] = []
     for path, data in files.items():
         installed = path.endswith(".py") and path in (modules or files)
         if installed and fnmatch(path, only) and not is_test(path):
@@ -94,9 +87,9 @@ def candidates(
                 source = data.decode("utf-8")
                 mutated += [(path, source, mutation) for mutation in mutations(source)]
             except (SyntaxError, ValueError) as error:
-                broken.append(f"{path}: {error}")
+                unreadable.append(f"{path}: {error}")
     if not mutated:
-        reason = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
+        reason = f"; unreadable: {'; '.join(unreadable[:3])}" if unreadable else ""
         raise TaskError(
             f"no mutable function of Python in {len(files)} files (only={only!r}){reason}",
             fix="point path at Python code",
@@ -128,14 +121,15 @@ async def bugs(
     with scratch("mutants") as folder:
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
-        runner, steady = await _healthy(_Runner(command, timeout, sandbox, healthy), leave_out)
+        runner = _Runner(command, timeout, sandbox, healthy)
+        steady = await _healthy(runner, leave_out)
         tries = pool[: 4 * most]
         for path, source, mutation in tries:
             broken = mutation.apply(source)
             ran = await runner.run({path: broken.encode()})
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
             if ran.problem and not ran.late and (failing or not runner.results):
-                bug = Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
+                bug = Bug(path, mutation, broken, source, ran.output_end, runner.command, failing, passing)
                 by_key.setdefault(bug.key, bug)
             if len(by_key) == most:
                 break
@@ -147,24 +141,24 @@ async def bugs(
     return list(by_key.values())
 
 
-async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
-    """Runner to use, and the tests that pass reliably without a bug."""
+async def _healthy(runner: _Runner, leave_out: bool) -> frozenset[str]:
+    """Tests that pass twice without a bug; `leave_out` may reduce the runner's command."""
     ran = await runner.run()
-    if leave_out and ran.problem and ran.failing and (less := await runner.without_failing()):
-        runner = runner.with_command(less)
+    if leave_out and ran.problem and ran.failing and (reduced := await runner.without_failing()):
+        runner.command = reduced
         ran = await runner.run()
     steady = ran.passing
     if runner.results and not ran.problem:
         ran = await runner.run()
         steady &= ran.passing
     if ran.problem:
-        raise await runner.refusal(ran)
+        raise await runner.explain_failure(ran)
     if runner.results and not steady:
         raise TaskError(
-            f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.shown}",
+            f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.output_end}",
             fix="give the command that runs the tests: the option command (docs/guides/mutants.md)",
         )
-    return runner, steady
+    return steady
 
 
 class _Ran(NamedTuple):
@@ -175,22 +169,21 @@ class _Ran(NamedTuple):
     output: str
     passing: frozenset[str]
     failing: tuple[str, ...]
-    startable: bool = True
-    """False where the program may be missing."""
+    startable: bool
+    """Whether the program exists."""
 
     @property
-    def shown(self) -> str:
+    def output_end(self) -> str:
         """End of the output."""
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
 
 _MODULE = re.compile(r"(?:No module named|cannot import name .* from) '?([A-Za-z0-9_]+)")
 _CAUSES = (
-    (re.compile(r"unrecognized arguments: (.*)"), "the option {!r} is of a plugin that is not there: {name_it}"),
-    (re.compile(r"fixture '(\w+)' not found"), "the fixture {!r} is of a plugin that is not there: {name_it}"),
-    (re.compile(r"Missing required plugins: (.*)"), "the plugin {!r} is not there: {name_it}"),
+    (re.compile(r"unrecognized arguments: (.*)"), "the option {!r} belongs to a plugin that is not installed"),
+    (re.compile(r"fixture '(\w+)' not found"), "the fixture {!r} belongs to a plugin that is not installed"),
+    (re.compile(r"Missing required plugins: (.*)"), "the plugin {!r} is not installed"),
 )
-_NAME_IT = "name its package in the option requirements, as in requirements='pytest-mock'"
 
 
 class _Runner:
@@ -201,10 +194,6 @@ class _Runner:
         self._sandbox = sandbox
         self._healthy = healthy
 
-    def with_command(self, command: Sequence[str]) -> _Runner:
-        """Copy with another command."""
-        return _Runner(command, self._timeout, self._sandbox, self._healthy)
-
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
         """Run the tests with the files `changed`."""
         full_command = Command(
@@ -213,9 +202,8 @@ class _Runner:
         async with self._sandbox.open(self._healthy) as fresh:
             for path, content in changed.items():
                 await fresh.write(path, content)
-            workdir = fresh.workdir
             ran = await try_command(fresh, full_command, Checks())
-        output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
+            output = ran.result.output.decode("utf-8", "replace").replace(f"{fresh.workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
         startable = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
@@ -226,50 +214,50 @@ class _Runner:
         if self.results != "pytest":
             return ()
         ran = await self.run(command=[word for word in self.command if word not in ("-x", "--exitfirst")])
-        few = 0 < len(ran.failing) <= min(_DESELECTED, len(ran.passing))
+        few = 0 < len(ran.failing) <= min(_MAX_DESELECTED, len(ran.passing))
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
-    async def refusal(self, ran: _Ran) -> TaskError:
+    async def explain_failure(self, ran: _Ran) -> TaskError:
         """Error for tests that fail without a bug: the cause, and the fix."""
         command = " ".join(self.command)
         if ran.late:
             return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
         if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
             return TaskError(
-                f"there are no tests: {command}\n{ran.shown}",
+                f"there are no tests: {command}\n{ran.output_end}",
                 fix="name the repository (archives of a release may come without tests), or the command that runs them",
             )
         if not ran.startable:
             return TaskError(
-                f"{command} cannot be run in the sandbox: {ran.shown}", fix="name a program in the option command"
+                f"{command} cannot be run in the sandbox: {ran.output_end}", fix="name a program in the option command"
             )
-        problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.shown}"
-        if lacking := _MODULE.search(ran.output):
+        problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.output_end}"
+        if missing := _MODULE.search(ran.output):
             return TaskError(
                 problem,
-                fix=f"the module {lacking[1]!r} is not there: name its package in the option requirements, as in "
-                f"requirements={lacking[1]}; if it is the project's own, start the option command with "
+                fix=f"the module {missing[1]!r} is not installed: name its package in the option requirements, as in "
+                f"requirements={missing[1]}; if it is the project's own, start the option command with "
                 "env PYTHONPATH=FOLDER",
             )
-        for pattern, words in _CAUSES:
+        for pattern, cause in _CAUSES:
             if match := pattern.search(ran.output):
-                return TaskError(problem, fix=words.format(match[1], name_it=_NAME_IT))
-        if ran.failing and (less := await self.without_failing()):
-            left_out = len(less) - len(self.command)
+                advice = "name its package in the option requirements, as in requirements='pytest-mock'"
+                return TaskError(problem, fix=f"{cause.format(match[1])}: {advice}")
+        if ran.failing and (reduced := await self.without_failing()):
+            left_out = len(reduced) - len(self.command)
             return TaskError(
-                f"{left_out} tests fail before any bug is injected: {command}\n{ran.shown}",
-                fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(less))}",
+                f"{left_out} tests fail before any bug is injected: {command}\n{ran.output_end}",
+                fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(reduced))}",
             )
         return TaskError(problem, fix="give the command that passes in the sandbox: the option command")
 
 
 def is_test(path: str) -> bool:
-    """Whether a package file is not its code: tests, documentation or setup."""
-    parts = path.split("/")
-    name = parts[-1]
+    """Whether a package file is test, documentation or setup instead of code."""
+    *folders, name = path.split("/")
     return (
         name.startswith(("test_", "check_"))
         or name.endswith("_test.py")
         or name in ("conftest.py", "setup.py")
-        or bool({"tests", "test", "docs", "examples"} & set(parts[:-1]))
+        or bool({"tests", "test", "docs", "examples"} & set(folders))
     )

@@ -27,12 +27,12 @@ from coderepairrl.version import __version__
 
 CHECK_SECONDS = 5.0
 BUGS = 16
-"""How many are looked for in a package, if `n` does not say."""
+"""Number of bugs to find in a package by default."""
 LONGEST = 86_400.0
-"""Seconds that one's own tests may take."""
+"""Most seconds that a package's tests may take."""
 LICENCE = "Apache-2.0"
 _KIND = "bugs that were verified in a sandbox"
-"""Part of the cache's key: bugs that an earlier version found in another way are searched for again."""
+"""Part of the cache's key, so that bugs which earlier versions found in another way are not used."""
 
 
 class MutantSource(LoadedSource):
@@ -67,7 +67,7 @@ class MutantSource(LoadedSource):
         if split not in (None, *get_args(Split)) or (path and split == "unseen"):
             raise ConfigError(f"the task source mutants has no split {split!r}", fix="train, test, or unseen (corpus)")
         if n < 0:
-            raise ConfigError("tasks.options.n must be positive", fix="say how many bugs to inject: n=64")
+            raise ConfigError("tasks.options.n must not be negative", fix="say how many bugs to inject: n=64")
         if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
         if not 0 < timeout <= LONGEST:
@@ -95,8 +95,8 @@ class MutantSource(LoadedSource):
         try:
             if self.path and not self.documented:
                 return self._package()
-            pool, among = self._documented() if self.documented else (mutants(), None)
-            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
+            pool, neighbours = self._documented() if self.documented else (mutants(), None)
+            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, neighbours)]
             if not tasks:
                 raise TaskError(
                     f"{self.path} has no function of split {self._splits} whose docstring's examples notice a bug",
@@ -107,16 +107,15 @@ class MutantSource(LoadedSource):
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
-        root = code_folder(self.path)
-        candidates = documented.documented_functions(root)
+        candidates = documented.documented_functions(code_folder(self.path))
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store_folder(self._workspaces, {'judge.py': b''})}"
         key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
-        find = partial(documented.verified, root, empty)
-        verified = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
+        find = partial(documented.verified, candidates, empty)
+        verified = documented.mutants(candidates, cached_json(self.cache / "documented", key, find, *where))
         return verified, list(dict.fromkeys(mutant.function for mutant in verified))
 
-    def _corpus_split(self, split: str, mutants: Sequence[Mutant], among: Sequence[Function] | None) -> list[Task]:
+    def _corpus_split(self, split: str, mutants: Sequence[Mutant], neighbours: Sequence[Function] | None) -> list[Task]:
         pool = [mutant for mutant in mutants if mutant.split == split]
         Random(f"{split}/{self.seed}").shuffle(pool)
         tasks: list[Task] = []
@@ -127,7 +126,7 @@ class MutantSource(LoadedSource):
             for quoted in variants:
                 if self.n and len(tasks) == self.n:
                     return tasks
-                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
+                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, neighbours)
                 if candidate is not None:
                     tasks.append(self._exercise_task(candidate))
         return tasks
@@ -162,23 +161,13 @@ class MutantSource(LoadedSource):
             for bug in chosen
         ]
 
-    def _verified(self, files: Mapping[str, bytes], command: list[str], built: Environment | None) -> list[Bug]:
+    def _verified(self, files: Mapping[str, bytes], command: list[str], project: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, cached because tests are slow."""
-        environment, modules = (str(built.specification), built.modules) if built else ("", ())
-        folder = built.specification.folder.name if built else ""
+        environment, modules = (str(project.specification), project.modules) if project else ("", ())
+        folder = project.specification.folder.name if project else ""
         where = (self.sandbox, self.sandbox_options)
-        key = (
-            _KIND,
-            __version__,
-            folder_digest(files),
-            command,
-            self.only,
-            self.seed,
-            self.timeout,
-            self.n,
-            folder,
-            where,
-        )
+        options = (self.only, self.seed, self.timeout, self.n)
+        key = (_KIND, __version__, folder_digest(files), command, *options, folder, where)
 
         async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
             verified = await bugs(

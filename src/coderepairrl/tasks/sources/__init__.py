@@ -38,14 +38,14 @@ SHIPPED = {
     "harbor": "coderepairrl.tasks.sources.harbor:Harbor",
     "thesis": "coderepairrl.tasks.sources.thesis:Thesis",
 }
-"""The sources that ship, by name."""
+"""Import paths of the shipped sources, by name."""
 _KIND = "task source"
 
 
 def make_source(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
-    """Make the named source, or ``module:Class``, with `options`, limited by `select`.
+    """Make the named source, or ``module:Class``, with `options`, limited by `select` (fields of `Selection`).
 
-    Raises `ConfigError` for an unknown name or option, and for a missing option.
+    Raises `ConfigError` for unknown names and options, and for missing options.
     """
     if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
         raise ConfigError(
@@ -69,13 +69,13 @@ def check_trainable(evaluation_set: str) -> None:
     """Raise `ConfigError` for an evaluation-only source."""
     if evaluation_set:
         raise ConfigError(
-            f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
-            fix="train on another source; if you mean it, for_training=true among the options of this one",
+            f"{evaluation_set} is an evaluation set: a policy trained on it cannot be measured with it",
+            fix="train on another source, or set this one's option for_training=true",
         )
 
 
 class ScriptedSource(TaskSource):
-    """Source of given `tasks`, or of an `error` in `prepare`; for tests."""
+    """Source with `tasks`, whose `prepare` raises `error`, if any; for tests."""
 
     name = "scripted"
 
@@ -85,7 +85,7 @@ class ScriptedSource(TaskSource):
         self.prepared = 0
 
     def prepare(self) -> None:
-        """Raise the error, if any."""
+        """Count the call, and raise `error`."""
         self.prepared += 1
         if self.error is not None:
             raise self.error

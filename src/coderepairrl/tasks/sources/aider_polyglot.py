@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from coderepairrl.types import Checks, Command, Task
 Language = Literal["python", "javascript", "java", "go", "rust", "cpp"]
 TEST_SECONDS = 10.0
 SECONDS = 180.0
-_LICENCE = "MIT"
 _PRACTICE = "exercises/practice"
 _CRATES = ".meta/Cargo-example.toml"  # where an example needs other crates than its stub
 _JEST = "crrl_jest.mjs"
@@ -45,8 +44,8 @@ class AiderPolyglot(Files):
         super().__init__(path, cache=cache)
         self.language = language
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
         files = {name: text for name, text in row.texts("files").items() if not _is_hidden(name)}
@@ -57,26 +56,26 @@ class AiderPolyglot(Files):
             for target, text in _match_examples(row, examples, solutions).items()
             if files.get(target, "") != text
         ]
-        named = tuple(name.replace("::", ".") for name in row.names("FAIL_TO_PASS"))
+        fail_to_pass = tuple(name.replace("::", ".") for name in row.names("FAIL_TO_PASS"))
         return self.file_task(
             row,
             files,
             b"".join(patches),
-            self._checks(restored, tests, files, named),
-            licence=_LICENCE,
+            self._checks(restored, tests, files, fail_to_pass),
+            licence="MIT",
             language=self.language,
             kind=IMPLEMENT,
         )
 
     def _checks(
-        self, kept: Mapping[str, str], tests: tuple[str, ...], files: Mapping[str, str], named: tuple[str, ...]
+        self, restored: Mapping[str, str], tests: Sequence[str], files: Iterable[str], fail_to_pass: tuple[str, ...]
     ) -> Checks:
         modules = [PurePosixPath(name).stem for name in tests if name.endswith("_test.py")]
         match self.language:
             case "python":
                 command = Command(("python3", "-m", "unittest", *modules), SECONDS, "unittest", TEST_SECONDS)
             case "javascript":
-                kept = {**kept, _JEST: (resources.files(__package__) / "programs/jest.mjs").read_text()}
+                restored = {**restored, _JEST: (resources.files(__package__) / "programs/jest.mjs").read_text()}
                 argv = ("node", "--import", f"./{_JEST}", "--test", "--test-reporter=tap", *tests)
                 command = Command(argv, SECONDS, "node")
             case "rust":
@@ -89,31 +88,30 @@ class AiderPolyglot(Files):
                 command = Command(("sh", "-c", _CPP, "sh", "{results}", *sources), SECONDS, "junit")
             case _:
                 return Checks()
-        return Checks((command,), kept, named)
+        return Checks((command,), restored, fail_to_pass)
 
     def _read(self) -> list[Row]:
-        if self.path is not None and (self.path / self.language / _PRACTICE).is_dir():
-            return [_read_exercise(folder, self.language) for folder in _exercises(self.path / self.language)]
-        return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
+        rows = self._read_checkout(f"{self.language}/{_PRACTICE}", self._read_exercises)
+        return [row for row in rows if row.values.get("language", self.language) == self.language]
 
-
-def _exercises(root: Path) -> list[Path]:
-    return sorted(path.parent.parent for path in (root / _PRACTICE).glob("*/.meta/config.json"))
+    def _read_exercises(self, root: Path) -> list[Row]:
+        configurations = sorted((root / self.language / _PRACTICE).glob("*/.meta/config.json"))
+        return [_read_exercise(path.parent.parent, self.language) for path in configurations]
 
 
 def _read_exercise(folder: Path, language: str) -> Row:
-    described: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
+    listed: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {str(path.relative_to(folder)): path for path in paths}
     parts = ("introduction.md", "instructions.md", "instructions.append.md")
     docs = [folder / ".docs" / part for part in parts]
     texts = [text_of(path).strip() for path in docs if path.is_file()]
-    examples = [*described.get("example", described.get("exemplar", ())), _CRATES]
+    examples = [*listed.get("example", listed.get("exemplar", ())), _CRATES]
     values = {
         "instance_id": f"polyglot-{language}__{folder.name}",
         "problem_statement": "\n\n".join(texts),
-        "solution_files": described["solution"],
-        "test_files": described["test"],
+        "solution_files": listed["solution"],
+        "test_files": listed["test"],
         "files": {name: text_of(path) for name, path in names.items() if not _is_hidden(name) and _is_text(path)},
         "example_files": {name: text_of(names[name]) for name in examples if name in names},
     }
@@ -121,18 +119,16 @@ def _read_exercise(folder: Path, language: str) -> Row:
 
 
 def _match_examples(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
-    """Example texts by solution file: of equal name, else the only one with its ending."""
+    """Example texts by solution file: of equal name, else with its ending, else a new one."""
     matched: dict[str, str] = {}
     for name, text in examples.items():
         path = PurePosixPath(name)
         same = [each for each in solutions if PurePosixPath(each).name == path.name]
         same_ending = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in matched]
-        target = next(iter(same or same_ending), "")
-        if not target:
-            target = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
-        matched[target] = text
+        beside_solution = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
+        matched[[*same, *same_ending, beside_solution][0]] = text
     if not matched:
-        raise row.wrong("no example solution")
+        raise row.make_error("no example solution")
     return matched
 
 

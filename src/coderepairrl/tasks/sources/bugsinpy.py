@@ -35,13 +35,12 @@ BEFORE = "2020-11-09"
 """Date of unpinned packages: the week of BugsInPy's presentation (ESEC/FSE 2020)."""
 TIMEOUT = 600.0
 """Seconds per line of ``run_test.sh``; the framework has no limit."""
-_INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<what>.+)")
+_INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<packages>.+)")
 _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 _SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
 _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
-"""Requirement files of tox (found anyway), and those of some environments only."""
-_BUILDING = ("setup.py", "pyproject.toml", "setup.cfg")
+"""Lines of tox.ini with requirement files (found anyway), or for some environments only."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -64,22 +63,22 @@ class BugsInPy(Repositories):
         all_native: bool = False,
         project: str | Sequence[str] = (),
     ) -> None:
-        super().__init__(path, split=split, workspace="git", clone=clone)
-        self.native, self.all_native = workspace == "native", all_native
+        super().__init__(path, split=split, workspace=workspace, clone=clone)
+        self.all_native = all_native
         self.projects = frozenset(project.split(",") if isinstance(project, str) else project) - {""}
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         commands = "\n".join(row.names("run_test"))
         if not commands.strip():
-            raise row.wrong("column 'run_test' names no test")
+            raise row.make_error("column 'run_test' names no test")
         repository = row.text("repo")
         task = Task(
             id=row.text("instance_id"),
             prompt=f"A bug in {repository.partition('/')[2]} makes this fail, with tests that are not in the "
             f"repository yet:\n\n{commands}\n",
             language="python",
-            workspace=self.place(row, repository),
+            workspace=self.make_workspace(row, repository),
             reference=patch_bytes(row.text("patch")),
             split=self.split,
             licence=row.maybe("license_upstream"),
@@ -91,22 +90,19 @@ class BugsInPy(Repositories):
         return replace(task, environment=_bug_environment(row, url), checks=_bug_checks(row, url))
 
     def _read(self) -> list[Row]:
-        projects = self.path / "projects" if self.path is not None else None
-        rows = list(_bug_rows(projects)) if projects is not None and projects.is_dir() else super()._read()
-        return [row for row in rows if self._taken(row)]
+        return [row for row in self._read_checkout("projects", _bug_rows) if self._taken(row)]
 
     def _taken(self, row: Row) -> bool:
-        id_ = row.text("instance_id")
-        if self.projects and id_.removeprefix("bugsinpy__").rpartition("-")[0] not in self.projects:
+        name = row.text("instance_id")
+        if self.projects and name.removeprefix("bugsinpy__").rpartition("-")[0] not in self.projects:
             return False
-        return not self.native or (_is_specified(row) if self.all_native else id_ in NATIVE)
+        return not self.native or (_is_specified(row) if self.all_native else name in NATIVE)
 
 
-def _bug_rows(projects: Path) -> Iterator[Row]:
-    for info in sorted(projects.glob("*/project.info")):
+def _bug_rows(root: Path) -> Iterator[Row]:
+    for info in sorted(root.glob("projects/*/project.info")):
         repository = re.sub(r"^.*github\.com/|(\.git)?/?$", "", _bug_settings(info)["github_url"])
-        bugs = sorted((path for path in info.parent.glob("bugs/*/bug.info")), key=lambda path: int(path.parent.name))
-        for bug in bugs:
+        for bug in sorted(info.parent.glob("bugs/*/bug.info"), key=lambda path: int(path.parent.name)):
             yield Row("bugsinpy", f"{info.parent.name}-{bug.parent.name}", _values(bug.parent, repository))
 
 
@@ -148,17 +144,18 @@ def _bug_environment(row: Row, url: str) -> str:
     """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
-        raise row.wrong(f"column 'python_version' is not a version: {row.text('python_version')!r}")
-    listed = [line.strip() for line in row.names("requirements")]
-    listed = [line for line in listed if line and not line.startswith("#")]
-    frozen = [line for line in listed if not _own(line, row)]
-    requirements = [name for name in _bug_requirements(row) if not _own(name, row)]
+        raise row.make_error(f"column 'python_version' is not a version: {row.text('python_version')!r}")
+    lines = [line.strip() for line in row.names("requirements")]
+    frozen = [line for line in lines if line and not line.startswith("#") and not _own(line, row)]
+    setup = _script_lines(row.maybe("setup_sh"))
+    installs = " ".join(match["packages"] for match in map(_INSTALLS.fullmatch, setup) if match).split()
+    requirements = [name for name in installs if name not in sys.stdlib_module_names and not _own(name, row)]
     files: tuple[str, ...] = ()
     pytest = any(results_of(argv) == "pytest" for argv in _test_commands(row))
     if pytest and "pytest" not in map(_package, (*frozen, *requirements)):
         declared, files = _read_declared(row, url)
         requirements += declared
-    project = any(map(_BUILDS.fullmatch, _script_lines(row.maybe("setup_sh")))) or _writes(row, url)
+    project = any(map(_BUILDS.fullmatch, setup)) or _writes(row, url)
     return str(
         Specification(
             workspace=f"git:{url}@{row.text('base_commit')}" if project or files else "",
@@ -173,38 +170,32 @@ def _bug_environment(row: Row, url: str) -> str:
 
 
 def _bug_checks(row: Row, url: str) -> Checks:
-    """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files.
+    """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files, with the repaired commit's tests.
 
-    Restores the repaired commit's tests. Raises `TaskError` and `SandboxFault`.
+    Raises `TaskError` and `SandboxFault`.
     """
-    before = [_one_command(line, row) for line in _script_lines(row.maybe("setup_sh")) if not _is_known_line(line)]
-    first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
-    commands = [Command((*first, *argv), TIMEOUT, results_of(argv)) for argv in _test_commands(row)]
+    setup = [
+        _one_command(line, row)
+        for line in _script_lines(row.maybe("setup_sh"))
+        if not _INSTALLS.fullmatch(line) and not _BUILDS.fullmatch(line)
+    ]
+    prefix = ("sh", "-c", "".join(setup) + 'exec "$@"', "sh") if setup else ()
+    commands = [Command((*prefix, *argv), TIMEOUT, results_of(argv)) for argv in _test_commands(row)]
     return Checks(tuple(commands), _files_to_restore(row, url))
 
 
 def _one_command(line: str, row: Row) -> str:
     try:
         first = (shlex.split(line) or [""])[0]
-    except ValueError:  # an open quote, or a backslash at its end
+    except ValueError:  # an open quote, or a final backslash
         first = ""
     if not first or _SHELL_WORD.fullmatch(first) or "<<" in line:
-        raise row.wrong(f"setup.sh has {line!r}, which is not a command by itself")
+        raise row.make_error(f"setup.sh has {line!r}, which is not a command by itself")
     return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
 
 
 def _script_lines(script: str) -> list[str]:
     return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
-
-
-def _is_known_line(line: str) -> bool:
-    return bool(_INSTALLS.fullmatch(line) or _BUILDS.fullmatch(line))
-
-
-def _bug_requirements(row: Row) -> Iterator[str]:
-    for line in _script_lines(row.maybe("setup_sh")):
-        if match := _INSTALLS.fullmatch(line):
-            yield from (name for name in match["what"].split() if name not in sys.stdlib_module_names)
 
 
 def _own(line: str, row: Row) -> bool:
@@ -226,41 +217,42 @@ def _test_commands(row: Row) -> list[list[str]]:
 
 def _read_declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
     """Declared requirements and requirement files for pytest."""
-    commit = row.text("base_commit")
-    with commit_folder(url, commit) as folder:
-        history = History(Path(url), folder)
-        blobs = history.files(commit)
-        read = history.read({name: blobs[name] for name in ("pyproject.toml", "setup.cfg", "tox.ini") if name in blobs})
-    needs = needs_of(dict.fromkeys(blobs, b"") | read, ("pytest",), ())
+    names, contents = _read_at_base(row, url, ("pyproject.toml", "setup.cfg", "tox.ini"))
+    needs = needs_of(dict.fromkeys(names, b"") | contents, ("pytest",), ())
     parser = ConfigParser(interpolation=None)
     try:
-        parser.read_string(read.get("tox.ini", b"").decode("utf-8", "replace"))
+        parser.read_string(contents.get("tox.ini", b"").decode("utf-8", "replace"))
     except ConfigParserError as error:
-        raise row.wrong(f"tox.ini of its repository cannot be read: {error}") from error
+        raise row.make_error(f"tox.ini of its repository cannot be read: {error}") from error
     tox = [line for line in _script_lines(parser.get("testenv", "deps", fallback="")) if not _NOT_PLAIN.search(line)]
     return list(dict.fromkeys([*needs.requirements, *tox])), needs.files
 
 
 def _writes(row: Row, url: str) -> bool:
+    _, contents = _read_at_base(row, url, ("setup.py", "pyproject.toml", "setup.cfg"))
+    return any(b"write_to" in content for content in contents.values())
+
+
+def _read_at_base(row: Row, url: str, names: Sequence[str]) -> tuple[list[str], dict[str, bytes]]:
+    """All file names of the bug's commit, and contents of `names`."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)
-        blobs = history.files(commit)
-        read = history.read({name: blobs[name] for name in _BUILDING if name in blobs})
-    return any(b"write_to" in content for content in read.values())
+        blobs = history.list_blobs(commit)
+        return list(blobs), history.read_blobs({name: blobs[name] for name in names if name in blobs})
 
 
 def _files_to_restore(row: Row, url: str) -> dict[str, str]:
     """The bug's test files, and changed test data of the repaired commit."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
-    named = [name.strip() for name in row.names("test_files") if name.strip()]
+    test_files = [name.strip() for name in row.names("test_files") if name.strip()]
     with commit_folder(url, base) as folder:
-        before = History(Path(url), folder).files(base)
+        before = History(Path(url), folder).list_blobs(base)
     with commit_folder(url, fixed) as folder:
         history = History(Path(url), folder)
-        blobs = history.files(fixed)
-        if lacking := next((name for name in named if name not in blobs), None):
-            raise row.wrong(f"its repaired commit has no {lacking}")
+        blobs = history.list_blobs(fixed)
+        if missing := next((name for name in test_files if name not in blobs), None):
+            raise row.make_error(f"its repaired commit has no {missing}")
         changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test(name)]
-        contents = history.read({name: blobs[name] for name in (*named, *changed)})
+        contents = history.read_blobs({name: blobs[name] for name in (*test_files, *changed)})
     return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

@@ -46,8 +46,8 @@ class Defects4J(Benchmark):
         self.active = active
         self.checkouts = checkouts
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         project, bug = row.text("project"), row.values["bug_id"]
         root = Path(self.checkouts).expanduser() if self.checkouts else user_cache() / "defects4j"
         failing = [f"{each['test']}: {each.get('error') or 'fails'}" for each in row.values.get("trigger_tests", ())]
@@ -70,17 +70,17 @@ class Defects4J(Benchmark):
         script = _SCRIPT.replace("PROGRAM", shlex.quote(self.program)).replace("RAN", RAN)
         tests = tuple(str(each["test"]) for each in row.values.get("trigger_tests", ()))
         if not tests:
-            raise row.wrong("no column 'trigger_tests'")
+            raise row.make_error("no column 'trigger_tests'")
         return Checks((Command(("bash", "-c", script), TIMEOUT, "defects4j:"),), fail_to_pass=tests)
 
     def _read(self) -> list[Row]:
-        projects = self.path / "framework" / "projects" if self.path is not None else None
-        rows = list(_defects4j_rows(projects)) if projects is not None and projects.is_dir() else super()._read()
+        rows = self._read_checkout("framework/projects", _defects4j_rows)
         return [row for row in rows if not self.active or row.maybe("status") in ("", "active")]
 
 
-def _defects4j_rows(projects: Path) -> Iterator[Row]:
-    for folder in sorted(path for path in projects.iterdir() if (path / "active-bugs.csv").is_file()):
+def _defects4j_rows(root: Path) -> Iterator[Row]:
+    projects = (root / "framework/projects").iterdir()
+    for folder in sorted(path for path in projects if (path / "active-bugs.csv").is_file()):
         for status in ("active", "deprecated"):
             table = folder / f"{status}-bugs.csv"
             if not table.is_file():

@@ -1,6 +1,6 @@
-"""`find_functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
+"""`functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
 
-Docstring examples check the answer.
+The docstring's examples check the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ran = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(tes
 assert ran.attempted and not ran.failed, f"{{ran.failed}} of {{ran.attempted}} examples fail"
 """
 _PROGRAM = resources.files(__package__) / "programs/examples.py"
-"""Runs functions' examples, with and without the function."""
+"""Program that runs functions' examples, with and without the function."""
 
 
 class _Tree(NamedTuple):
@@ -102,9 +102,10 @@ class Functions(LoadedSource):
     def load(self) -> list[Task]:
         """Mask functions, run their examples, and write missing workspaces."""
         try:
-            tasks = [task for tree in self._trees() for task in self._of(tree)]
+            tasks = [task for tree in self._trees() for task in self._make_tasks(tree)]
         except OSError as error:
-            raise TaskError(f"{self.path}: {error}", fix="give what you may read; the cache: set CRRL_CACHE") from error
+            fix = "name readable code; if it is the cache, set CRRL_CACHE to a writable folder"
+            raise TaskError(f"{self.path}: {error}", fix=fix) from error
         fix = "quality=false takes poor docstrings, too, examples=false those without examples"
         log_left_out(str(self.path), "function", tasks, self.left_out, fix=fix)
         return tasks
@@ -116,7 +117,7 @@ class Functions(LoadedSource):
             return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
         return [_Tree("", read_tree(self.path.resolve()), "")]
 
-    def _of(self, tree: _Tree) -> list[Task]:
+    def _make_tasks(self, tree: _Tree) -> list[Task]:
         chosen = [each for path, data in sorted(tree.files.items()) for each in self._chosen(path, data)]
         imports, environment, files = source_folder(tree.files), "", dict(tree.files)
         if chosen and self.examples:
@@ -150,22 +151,22 @@ class Functions(LoadedSource):
         if self.quality and function.problem:
             return function.problem
         if "<locals>" in function.name:
-            return "stand within functions"
+            return "are nested in functions"
         if self.examples and ">>>" not in function.docstring:
             return "have no examples"
-        return "" if is_valid_python(function.mask(source)) else "are all that their class has"
+        return "" if is_valid_python(function.mask(source)) else "are the only statement of their class"
 
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
     ) -> list[str]:
-        probed = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
+        functions = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
-        key = [_PROGRAM.read_text(), folder_digest(files), probed, imports, environment, where]
+        key = [_PROGRAM.read_text(), folder_digest(files), functions, imports, environment, where]
 
         async def find(backend: SandboxBackend) -> list[str]:
             healthy = f"dir:{store_folder(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
-            return await _probe(backend, task, json.dumps([imports or ".", probed]))
+            return await _probe(backend, task, json.dumps([imports or ".", functions]))
 
         problems: list[str] = cached_json(self.cache / "examples", key, find, *where)
         return problems
@@ -237,7 +238,7 @@ def _group(rows: Sequence[Row]) -> list[_Tree]:
         name = row.text("package", "max_stars_repo_name") if {"package", "max_stars_repo_name"} & {*row.values} else ""
         group = name or f"{number}"
         if path in files[group]:
-            raise row.wrong(f"{path} is in {group} twice")
+            raise row.make_error(f"{path} is in {group} twice")
         files[group][path] = row.text("content").encode("utf-8", "surrogateescape")
         licences.setdefault(group, row.maybe("license"))
     return [_Tree(group, some, licences[group]) for group, some in files.items()]

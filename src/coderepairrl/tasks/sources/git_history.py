@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
-from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
+from coderepairrl.tasks.base import LeftOut, LoadedSource, check_day, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, History, open_history
 from coderepairrl.tasks.patches import detect_language, is_test, is_test_module
 from coderepairrl.tasks.project_environment import PYTEST, extra_of, needs_of
@@ -45,8 +45,8 @@ None is before the first setuptools that builds without ``pyproject.toml`` (40.8
 """
 _READ = ("pyproject.toml", "setup.cfg")
 _TEST_BYTES = 8 << 20
-_AT_ONCE = 64
-"""Commits whose changes are listed by one git."""
+_BATCH = 64
+"""Commits whose changes one git command lists."""
 
 
 class GitHistory(LoadedSource):
@@ -79,9 +79,9 @@ class GitHistory(LoadedSource):
         repository: str = "",
     ) -> None:
         for name, day in (("since", since), ("before", before), ("packages_before", packages_before)):
-            _check_day(name, str(day))
+            check_day(f"tasks.options.{name}", str(day))
         if min(n, max_files - 1, max_lines - 1) < 0:
-            raise ConfigError("tasks.options.n, max_files and max_lines count: n from 0, the others from 1")
+            raise ConfigError("tasks.options.n must be 0 or more, max_files and max_lines 1 or more")
         if not 0 < timeout <= LONGEST:
             raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
         try:
@@ -95,7 +95,7 @@ class GitHistory(LoadedSource):
         self.since, self.before, self.n = str(since), str(before), n
         self.max_files, self.max_lines, self.timeout = max_files, max_lines, timeout
         self.python = python
-        self.in_python = _starts_python(self.command)
+        self.in_python = bool(results_of(self.command)) or PurePosixPath(self.command[0]).name.startswith("python")
         self.environment = environment and self.in_python
         self.requirements = tuple(requirements.split() if isinstance(requirements, str) else requirements)
         self.extras = f"[{extras.strip('[]')}]" if extras else ""
@@ -115,7 +115,7 @@ class GitHistory(LoadedSource):
         return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
 
     def _mined(self, history: History, name: str) -> Iterator[Task]:
-        if not (commits := history.commits()):
+        if not (commits := history.list_commits()):
             raise TaskError(
                 f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",
                 fix="name a repository with a history (of a shallow clone: git fetch --unshallow); without one, "
@@ -124,11 +124,10 @@ class GitHistory(LoadedSource):
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
         recent = [commit for commit in commits if self._of_that_time(commit)]
         patches = set[bytes]()
-        count = 0
-        for start in range(0, len(recent), _AT_ONCE):
-            some = [commit for commit in recent[start : start + _AT_ONCE] if self._matches(commit, reverted)]
-            changes = history.changes(some)
-            for commit in some:
+        for start in range(0, len(recent), _BATCH):
+            batch = [commit for commit in recent[start : start + _BATCH] if self._matches(commit, reverted)]
+            changes = history.list_changes(batch)
+            for commit in batch:
                 try:
                     task = self._task(history, commit, changes.get(commit.sha, []), name)
                     if task.reference in patches:
@@ -138,8 +137,7 @@ class GitHistory(LoadedSource):
                     continue
                 patches.add(task.reference)
                 yield task
-                count += 1
-                if count == self.n:
+                if len(patches) == self.n:
                     return
 
     def _of_that_time(self, commit: Commit) -> bool:
@@ -152,8 +150,9 @@ class GitHistory(LoadedSource):
         elif commit.sha.startswith(reverted):
             reason = "were reverted later"
         elif not self.match.search(commit.message):
-            reason = "have no such message"
-        self.left_out.update([reason] if reason else [])
+            reason = "have a message that does not match"
+        if reason:
+            self.left_out[reason] += 1
         return not reason
 
     def _task(self, history: History, commit: Commit, changes: Sequence[Change], name: str) -> Task:
@@ -168,18 +167,18 @@ class GitHistory(LoadedSource):
         prompt = clean_message(commit.message)
         if not prompt:
             raise LeftOut("have no message")
-        reference = history.patch(commit, [change.path for change in rest])
-        if not (main := detect_language(reference, "")):
+        reference = history.diff_commit(commit, [change.path for change in rest])
+        if not (language := detect_language(reference, "")):
             raise LeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
         return Task(
             id=f"{name}/{commit.sha[:12]}",
             prompt=prompt,
-            language=main,
+            language=language,
             workspace=f"git:{self.path}@{commit.parent}",
             reference=reference,
             checks=Checks((Command(argv, self.timeout, results_of(argv)),), _files_to_restore(history, commit, tests)),
-            environment=self._specified(history, commit) if self.environment else "",
+            environment=self._specify_environment(history, commit) if self.environment else "",
             repository=name,
             created=commit.day,
         )
@@ -196,9 +195,9 @@ class GitHistory(LoadedSource):
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
             raise LeftOut("are larger than max_files or max_lines")
 
-    def _specified(self, history: History, commit: Commit) -> str:
-        blobs = history.files(commit.parent)
-        contents = history.read({path: blobs[path] for path in _READ if path in blobs})
+    def _specify_environment(self, history: History, commit: Commit) -> str:
+        blobs = history.list_blobs(commit.parent)
+        contents = history.read_blobs({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()
         taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
         try:
@@ -216,7 +215,7 @@ class GitHistory(LoadedSource):
                 extras=extras,
                 before=self.packages_before or max(commit.day, taken_up),
                 edits=self.edits,
-                version=history.version(commit.parent),
+                version=history.find_version(commit.parent),
             )
         )
 
@@ -233,22 +232,10 @@ def clean_message(message: str) -> str:
 def _files_to_restore(history: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
     """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
-    for path, blob in history.files(commit.sha).items():
+    for path, blob in history.list_blobs(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
             blobs.setdefault(path, blob)
-    contents = history.read(blobs)
+    contents = history.read_blobs(blobs)
     if sum(map(len, contents.values())) > _TEST_BYTES:
         raise LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}
-
-
-def _starts_python(command: Sequence[str]) -> bool:
-    names = [PurePosixPath(word).name for word in command]
-    return bool(results_of(command)) or any(name.startswith("python") for name in names[:1])
-
-
-def _check_day(name: str, day: str) -> None:
-    try:
-        _ = day and date.fromisoformat(day)
-    except ValueError:
-        raise ConfigError(f"tasks.options.{name}={day!r}: no date", fix="write YYYY-MM-DD") from None

@@ -22,7 +22,7 @@ mkdir "$0" && find . '(' -path '*/target/surefire-reports/*.xml' -o -path '*/bui
   xargs -0 -r cp --backup=numbered -t "$0"
 cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 """
-"""Reports of two modules may have one name."""
+"""Script that copies reports, of which two modules' may have one name."""
 
 
 class GitBugJava(Repositories):
@@ -40,9 +40,9 @@ class GitBugJava(Repositories):
         super().__init__(path, split=split, workspace="git", clone=clone)
         self.image_name, self.command = image, command
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
-        task = super().task(row)
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
+        task = super().make_task(row)
         if self.image_name:
             bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")
             task = replace(task, workspace=image_workspace(self.image_name.format(id=bug)))
@@ -51,7 +51,7 @@ class GitBugJava(Repositories):
     def _checks(self, row: Row) -> Checks:
         tool = row.maybe("build_tool") or "maven"
         if not self.command and tool not in _COMMANDS:
-            raise row.wrong(f"no command is known for the tests of {tool}: give one (command=)")
+            raise row.make_error(f"no command is known for the tests of {tool}: give one (command=)")
         run = _RUN.replace("COMMAND", self.command or _COMMANDS[tool])
         script, restore = prepend_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
         fail, passing = row.tests()
@@ -60,12 +60,11 @@ class GitBugJava(Repositories):
         return Checks((command,), restore, fail, passing)
 
     def _read(self) -> list[Row]:
-        bugs = self.path / "data" / "bugs" if self.path is not None else None
-        return list(_gitbug_rows(bugs)) if bugs is not None and bugs.is_dir() else super()._read()
+        return self._read_checkout("data/bugs", _gitbug_rows)
 
 
-def _gitbug_rows(bugs: Path) -> Iterator[Row]:
-    for path in sorted(bugs.glob("*.json")):
+def _gitbug_rows(root: Path) -> Iterator[Row]:
+    for path in sorted((root / "data/bugs").glob("*.json")):
         for line in path.read_text("utf-8").split("\n"):
             if line.strip():
                 bug = json.loads(line)
@@ -73,10 +72,9 @@ def _gitbug_rows(bugs: Path) -> Iterator[Row]:
 
 
 def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    """Row values, with tests repaired (given the new tests) and tests that always pass."""
     before, after = (_read_passed(bug["actions_runs"][at]) for at in (1, 2))
     repaired = bug["actions_runs"][2][0]
-    passing = [name for name, good in after.items() if good]
+    passing = [name for name, passed in after.items() if passed]
     issues = [f"{each['title']}\n{each.get('body') or ''}".strip() for each in bug.get("issues", ())]
     return {
         "instance_id": f"gitbug-java__{bug['repository'].replace('/', '-')}-{bug['commit_hash'][:12]}",

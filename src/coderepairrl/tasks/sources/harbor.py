@@ -2,8 +2,8 @@
 
 Follows harbor 0.26.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths,verifier_mode}.py``, ``trial/trial.py``,
 ``trial/artifact_handler.py``, ``verifier/verifier.py``, ``agents/oracle.py``. ``/tests/test.sh`` writes a number to
-``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier with an environment of
-its own gets the task's artifacts. Never tested with a published image.
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. A verifier in a separate
+environment gets the task's artifacts. Never tested with a published image.
 
 `export_harbor` writes such folders. Unlike a fresh sandbox, Harbor judges the machine that the agent left, including
 files that steer test runners or replace Python's modules.
@@ -31,8 +31,7 @@ from coderepairrl.grading import witness
 from coderepairrl.grading.reports import Outcome
 from coderepairrl.printable import join_first
 from coderepairrl.sandbox.workspace import prepare_workspace
-from coderepairrl.tasks.benchmark import Benchmark, image_workspace
-from coderepairrl.tasks.benchmark import copy_build_context as context_image
+from coderepairrl.tasks.benchmark import Benchmark, copy_build_context, image_workspace
 from coderepairrl.tasks.patches import detect_language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.select import Selected
@@ -68,7 +67,7 @@ verifier.collect.service artifacts.service
 IGNORED = {
     "schema_version": "fields have kept their meaning",
     "task.version task.description task.authors task.keywords source": "about the package",
-    "multi_step_reward_strategy environment.gpu_types": "of fields that are refused",
+    "multi_step_reward_strategy environment.gpu_types": "only with fields that are refused",
     "environment.skills_dir": "no agent reads it",
     "environment.build_timeout_sec": "builds have a limit of their own",
     "artifacts.destination": "a place on Harbor's machine",
@@ -84,11 +83,11 @@ _SIZES = {"memory": "memory", "storage": "disk_bytes"}
 _HOOK = "pre_artifacts.sh"
 """DeepSWE's script that writes artifacts in the attempt's sandbox."""
 _ARTIFACTS = "/logs/artifacts"
-"""Folder that a verifier with an environment of its own always gets."""
+"""Folder that a verifier in a separate environment always gets."""
 _DIFF = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(diff --git .*?\n)\1\n", re.DOTALL)
 """Diff that a script gives to a command."""
 IMAGE = "python:3.12"
-"""Default image, with Python, git and a shell."""
+"""Default image of exported tasks, with Python, git and a shell."""
 WORKDIR = "/workspace"
 _BY_EXIT = ("", "pytest", "unittest", "cargo", "go", "node")
 """Result formats whose commands exit with a code other than 0 when a test fails."""
@@ -112,8 +111,8 @@ class Harbor(Benchmark):
         super().__init__(path)
         self.split, self.kind, self.usable = split, kind, usable
 
-    def task(self, row: Row) -> Task:
-        """Make the task of a folder."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a task's folder."""
         folder = Path(row.text("folder"))
         settings = _Settings(row)
         settings.check(folder)
@@ -136,7 +135,7 @@ class Harbor(Benchmark):
         )
 
     def oracle(self, task_id: str) -> Checks | None:
-        """Make checks that first run the task's solution; None without a solution. Raises KeyError."""
+        """Make checks that first run the task's solution; None without one. Raises KeyError."""
         row = self.row(task_id)
         folder = Path(str(row["folder"]))
         if not (folder / "solution/solve.sh").is_file():
@@ -163,7 +162,7 @@ class Harbor(Benchmark):
 
     def _is_usable(self, row: Row) -> bool:
         try:
-            self.task(row)
+            self.make_task(row)
         except TaskError as error:
             _log.warning("left out: %s", error)
             return False
@@ -182,24 +181,24 @@ class _Settings:
         for name in names:
             table = table.get(name) or {}
             if not isinstance(table, Mapping):
-                raise self.row.wrong(f"[{'.'.join(names)}] is not a table")
+                raise self.row.make_error(f"[{'.'.join(names)}] is not a table")
         checked: Mapping[str, Any] = table
         return checked
 
     def entries(self, *names: str) -> list[Mapping[str, Any]]:
-        """Tables of a list; a text stands for a table with ``source``."""
+        """Tables of a list; a text is short for a table with ``source``."""
         *parents, last = names
         listed = self.table(*parents).get(last) or []
         return [each if isinstance(each, Mapping) else {"source": str(each)} for each in listed]
 
     @property
     def is_separate(self) -> bool:
-        """Whether the verifier has an environment of its own."""
+        """Whether the verifier runs in a separate environment."""
         verifier = self.table("verifier")
         return str(verifier.get("environment_mode") or ("environment" in verifier and "separate")) == "separate"
 
     def asks_for_network(self) -> bool:
-        """Whether a network is asked for by name; Harbor's default is one, too."""
+        """Whether a field asks for a network (Harbor's default is one, too)."""
         tables = map(self.table, ("environment", "agent", "verifier"))
         return any(
             each.get("network_mode", "no-network") != "no-network" or each.get("allow_internet") for each in tables
@@ -273,30 +272,30 @@ def _parse_difficulty(value: object) -> float | None:
 # -- the workspace
 
 
-def _choose_verifier(folder: Path, about: _Settings) -> tuple[str, bool]:
-    """Choose the workspace of a verifier with an environment of its own, and whether its image has the tests."""
-    verifier = about.table("verifier")
+def _choose_verifier(folder: Path, settings: _Settings) -> tuple[str, bool]:
+    """Workspace of a verifier in a separate environment, and whether its image has the tests."""
+    verifier = settings.table("verifier")
     names = ("verifier", "environment") if "environment" in verifier else ("environment",)
-    prebuilt = about.table("verifier", "environment").get("docker_image")
+    prebuilt = settings.table("verifier", "environment").get("docker_image")
     is_bundled = bool(prebuilt or (folder / "tests" / dockerfile.NAME).is_file())
     context = folder / ("tests" if is_bundled else "environment")
-    return _make_image(about, context, verifier.get("user"), *names), is_bundled
+    return _make_image(settings, context, verifier.get("user"), *names), is_bundled
 
 
-def _make_image(about: _Settings, context: Path, user: object, *names: str) -> str:
-    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, as the table `names` says.
+def _make_image(settings: _Settings, context: Path, user: object, *names: str) -> str:
+    """Make the workspace of a prebuilt image, else of the Dockerfile in `context`, with the settings of table `names`.
 
-    Files of ``environment`` beside a prebuilt image without a Dockerfile are copied to its working directory.
+    Without a Dockerfile, files of ``environment`` are copied to a prebuilt image's working directory.
     """
     is_agents = context.name == "environment"
-    prebuilt = str(about.table(*(() if is_agents else ("verifier",)), "environment").get("docker_image") or "")
-    settings = about.table(*names)
+    prebuilt = str(settings.table(*(() if is_agents else ("verifier",)), "environment").get("docker_image") or "")
+    table = settings.table(*names)
     has_dockerfile = (context / dockerfile.NAME).is_file()
     if not prebuilt and not has_dockerfile:
         raise TaskError(f"harbor: {context.parent} has neither {context.name}/Dockerfile nor docker_image")
-    lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(about, *names).items()]
-    lines += [f"WORKDIR {settings['workdir']}"] if settings.get("workdir") else []
-    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if about.is_separate and is_agents else []
+    lines = [f"ENV {name}={_quote(value)}" for name, value in _read_variables(settings, *names).items()]
+    lines += [f"WORKDIR {table['workdir']}"] if table.get("workdir") else []
+    lines += [f"RUN mkdir -p {_ARTIFACTS}"] if settings.is_separate and is_agents else []
     lines += [f"USER {user}"] if user is not None else []
     copies_files = bool(prebuilt and is_agents and not has_dockerfile and context.is_dir() and any(context.iterdir()))
     if prebuilt:
@@ -309,15 +308,15 @@ def _make_image(about: _Settings, context: Path, user: object, *names: str) -> s
         dockerfile.find_base_images(context)
         return image_workspace(dockerfile.dockerfile_image_name(context))
     try:
-        return context_image("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
+        return copy_build_context("\n".join(lines) + "\n", context if copies_files or not prebuilt else None)
     except OSError as error:
         raise TaskError(f"harbor: {context.parent}: {error}", fix="set CRRL_CACHE") from error
 
 
-def _read_limits(about: _Settings) -> dict[str, float]:
-    environment = about.table("environment")
+def _read_limits(settings: _Settings) -> dict[str, float]:
+    environment = settings.table("environment")
     limits = {
-        "seconds": about.table("agent").get("timeout_sec"),
+        "seconds": settings.table("agent").get("timeout_sec"),
         "cpus": environment.get("cpus"),
         **{limit: _read_size(environment, name) for name, limit in _SIZES.items()},
     }
@@ -330,15 +329,15 @@ def _read_size(environment: Mapping[str, Any], name: str) -> float:
     return float(text[:-1]) * {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}[text[-1]]
 
 
-def _read_variables(about: _Settings, *names: str) -> dict[str, str]:
+def _read_variables(settings: _Settings, *names: str) -> dict[str, str]:
     section = ".".join(names)
-    variables = {str(name): str(value) for name, value in about.table(*names, "env").items()}
+    variables = {str(name): str(value) for name, value in settings.table(*names, "env").items()}
     for name, value in variables.items():
         if not _VARIABLE_NAME.fullmatch(name):
-            raise about.row.wrong(f"[{section}.env] {name!r} is not a variable name")
+            raise settings.row.make_error(f"[{section}.env] {name!r} is not a variable name")
         if "${" in value or "\n" in value:
             raise TaskError(
-                f"harbor: {about.row.where}: [{section}.env] {name} uses a variable of the host: {value!r}",
+                f"harbor: {settings.row.where}: [{section}.env] {name} uses a variable of the host: {value!r}",
                 fix="write its value into task.toml: sandboxes do not see the host's variables",
             )
     return variables
@@ -348,47 +347,48 @@ def _quote(value: str) -> str:
     return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
-def _export(about: _Settings, section: str) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in _read_variables(about, section).items())
+def _export(settings: _Settings, section: str) -> str:
+    variables = _read_variables(settings, section)
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 # -- tests and solution
 
 
-def _make_checks(folder: Path, about: _Settings) -> Checks:
-    workspace, is_bundled = _choose_verifier(folder, about) if about.is_separate else ("", False)
+def _make_checks(folder: Path, settings: _Settings) -> Checks:
+    workspace, is_bundled = _choose_verifier(folder, settings) if settings.is_separate else ("", False)
     if not (is_bundled or (folder / "tests/test.sh").is_file()):
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
     files, script = ({}, "chmod +x /tests/test.sh\n") if is_bundled else _stage_files(folder / "tests", "/tests")
     script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent {_ARTIFACTS} || exit 1\n"
-    script += ("" if workspace else _list_hooks(folder, about)) + _export(about, "verifier")
+    script += ("" if workspace else _list_hooks(folder, settings)) + _export(settings, "verifier")
     script += f"/tests/test.sh{_COPY_REWARD}"
-    seconds = float(about.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
+    seconds = float(settings.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
     command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
-    collect = _list_artifacts(folder, about) if workspace else {}
+    collect = _list_artifacts(folder, settings) if workspace else {}
     return Checks((command,), {**files, f"{FOLDER}/test": script}, workspace=workspace, collect=collect)
 
 
-def _list_hooks(folder: Path, about: _Settings) -> str:
-    """Script with what runs in the attempt's sandbox before files are collected: DeepSWE's file, Harbor's hooks."""
+def _list_hooks(folder: Path, settings: _Settings) -> str:
+    """Script that runs DeepSWE's file and Harbor's hooks in the attempt's sandbox, before files are collected."""
     hooks = [(300.0, "bash", _read_bytes(folder / _HOOK).decode())] if (folder / _HOOK).is_file() else []
-    for hook in about.entries("verifier", "collect"):
+    for hook in settings.entries("verifier", "collect"):
         hooks.append((float(hook.get("timeout_sec", 60)), "sh", str(hook["command"])))
     silent = ">/dev/null 2>&1\n"
     return "".join(f"timeout {most:g} {shell} -c {shlex.quote(text)} {silent}" for most, shell, text in hooks)
 
 
-def _list_artifacts(folder: Path, about: _Settings) -> dict[str, str]:
+def _list_artifacts(folder: Path, settings: _Settings) -> dict[str, str]:
     """`Checks.collect` of the task's artifacts, after its hooks."""
     scripts = dict[str, str]()
-    for entry in [{"source": _ARTIFACTS}, *about.entries("artifacts")]:
+    for entry in [{"source": _ARTIFACTS}, *settings.entries("artifacts")]:
         path = PurePosixPath(str(entry["source"]))
         if not path.is_absolute() or ".." in path.parts or not path.name:
-            raise about.row.wrong(f"the artifact {path} is not an absolute path below /")
+            raise settings.row.make_error(f"the artifact {path} is not an absolute path below /")
         excluded = "".join(f"--exclude={shlex.quote(str(pattern))} " for pattern in entry.get("exclude") or ())
         parent, name = shlex.quote(str(path.parent)), shlex.quote(path.name)
         scripts[str(path)] = f"{{ cd {parent} && tar {excluded}-cf - -- {name}; }} 2>/dev/null"
-    return scripts | {_ARTIFACTS: _list_hooks(folder, about) + scripts[_ARTIFACTS]}
+    return scripts | {_ARTIFACTS: _list_hooks(folder, settings) + scripts[_ARTIFACTS]}
 
 
 def _stage_files(source: Path, target: str) -> tuple[dict[str, str], str]:
@@ -419,9 +419,8 @@ def _read_bytes(path: Path) -> bytes:
 def export_harbor(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     """Write each task to a folder in the new folder `target`, all or none; return the number of tasks.
 
-    Folders of Harbor tasks are copied.
-
-    Raises `UsageError` if `target` exists or cannot be written, `TaskError` for tasks that the format cannot express.
+    Folders of Harbor tasks are copied. Raises `UsageError` if `target` exists or cannot be written, `TaskError` for
+    tasks that the format cannot express.
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="remove it, or name another folder")
@@ -470,11 +469,9 @@ def _write_harbor_task(task: Task, folder: Path, image: str) -> None:
         settings += f"docker_image = {_quote_toml(name)}\n"
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            prepare_workspace(task.workspace, Path(scratch) / "made")
-            ignored = shutil.ignore_patterns(".git")
-            shutil.copytree(
-                Path(scratch) / "made/tree", folder / "environment/workspace", symlinks=True, ignore=ignored
-            )
+            prepare_workspace(task.workspace, Path(scratch) / "workspace")
+            source, target = Path(scratch) / "workspace/tree", folder / "environment/workspace"
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         text = f"FROM {image}\nWORKDIR {WORKDIR}\nCOPY workspace/ {WORKDIR}/\n"
         (folder / "environment/Dockerfile").write_text(text)
     (folder / "instruction.md").write_text(task.prompt.rstrip("\n") + "\n", encoding="utf-8")
@@ -500,9 +497,9 @@ def _format_task_toml(task: Task, environment: str, seconds: int) -> str:
     lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
     agent = f"[agent]\ntimeout_sec = {task.limits['seconds']}\n\n" if "seconds" in task.limits else ""
     org, _, name = task.id.partition("/")
-    named = "/".join(map(_harbor_name, (org, name))) if name else f"coderepairrl/{_harbor_name(org)}"
+    full_name = "/".join(map(_harbor_name, (org, name))) if name else f"coderepairrl/{_harbor_name(org)}"
     text = (
-        f'schema_version = "1.4"\n\n[task]\nname = {_quote_toml(named)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
+        f'schema_version = "1.4"\n\n[task]\nname = {_quote_toml(full_name)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
         f"[verifier]\ntimeout_sec = {float(seconds)}\n\n{agent}[environment]\n{environment}"
     )
     tomllib.loads(text)
@@ -524,9 +521,9 @@ def _write_tests(task: Task, folder: Path) -> None:
         restored = folder / "restore" / name
         restored.parent.mkdir(parents=True, exist_ok=True)
         restored.write_bytes(content.encode("utf-8", "surrogateescape"))
-        at, parent = shlex.quote(name), shlex.quote(str(Path(name).parent))
-        lines += [f"rm -rf {at} || fail", f"mkdir -p {parent} || fail"]
-        lines += [f"cp {shlex.quote(f'/tests/restore/{name}')} {at} || fail"]
+        path, parent = shlex.quote(name), shlex.quote(str(Path(name).parent))
+        lines += [f"rm -rf {path} || fail", f"mkdir -p {parent} || fail"]
+        lines += [f"cp {shlex.quote(f'/tests/restore/{name}')} {path} || fail"]
     expected = [f"{json.dumps(name)}: {Outcome.PASSED.value}" for name in checks.named] or ['"ok": true']
     for command in checks.commands:
         call = f"timeout {math.ceil(command.timeout)} {shlex.join(command.argv)}"

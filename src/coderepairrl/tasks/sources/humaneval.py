@@ -1,4 +1,4 @@
-"""`humaneval`: the 164 functions of HumanEval (arXiv 2107.03374, ``openai/human-eval``) as repair.
+"""`humaneval`: repair of the 164 functions of HumanEval (arXiv 2107.03374, ``openai/human-eval``).
 
 ``bug=mutant`` uses the first mutation (`tasks.mutants.mutations`), in seeded order, that fails the tests; ``bug=stub``
 replaces the body by ``pass``, the original completion task.
@@ -10,7 +10,7 @@ import ast
 import asyncio
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -60,27 +60,19 @@ class HumanEval(Files):
             path = str(code_folder(_PACKAGE) / "data" / "HumanEval.jsonl.gz")
         super().__init__(path, hub="openai/openai_humaneval", split="test", revision=revision, cache=cache)
         self.bug, self.seed, self.sandbox = bug, seed, sandbox
-        self._broken: dict[str, str] = {}
 
-    def described(self) -> list[Task]:
-        """Tasks of all rows, with bugs. Raises `TaskError` and `PrerequisiteError`."""
-        if self.bug == "mutant" and not self._broken:
-            self._broken = self._mutants()
-        return super().described()
-
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         fixed, function = _fix(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
         problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
-        tree = ast.parse(fixed)
-        defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        described = next((ast.get_docstring(node) or "" for node in defined if node.name == function), "")
+        defined = [node for node in ast.parse(fixed).body if isinstance(node, ast.FunctionDef)]
+        docstring = next((ast.get_docstring(node) or "" for node in defined if node.name == function), "")
         names = ", ".join(node.name for node in defined)
         check = f"from solution import {names}\n{row.text('test')}\n\ncheck({function})\n"
         return Task(
             id=row.text("task_id"),
-            prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{described}\n",
+            prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{docstring}\n",
             language="python",
             workspace=self.stored({PROGRAM: broken}),
             reference=format_diff(PROGRAM, broken, fixed),
@@ -90,22 +82,23 @@ class HumanEval(Files):
             kind="" if self.bug == "mutant" else IMPLEMENT,
         )
 
-    def _mutants(self) -> dict[str, str]:
+    @cached_property
+    def _broken(self) -> dict[str, str]:
+        """Programs with a bug, by correct program."""
         rows = self.rows()
         key = [self.seed, [(_fix(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
         try:
-            broken_programs: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
+            return dict(cached_json(folder, key, partial(self._found, rows), self.sandbox))
         except OSError as error:
             raise TaskError(f"the bugs cannot be written to {folder}: {error}", fix="set CRRL_CACHE") from error
-        return broken_programs
 
     async def _found(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
-        place = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")
-        free = asyncio.Semaphore(os.cpu_count() or 1)
+        trial = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")
+        slots = asyncio.Semaphore(os.cpu_count() or 1)
 
         async def mutant(row: Row) -> str:
-            async with free, backend.open(place) as fresh:
+            async with slots, backend.open(trial) as fresh:
                 return await self._mutant(row, fresh)
 
         return dict(zip(map(_fix, rows), await asyncio.gather(*map(mutant, rows)), strict=True))
@@ -118,7 +111,7 @@ class HumanEval(Files):
         for broken in candidates:
             if await _fails(sandbox, f"{broken}\n{tests}"):
                 return broken
-        raise row.wrong(f"its tests notice none of {len(candidates)} mutations")
+        raise row.make_error(f"its tests notice none of {len(candidates)} mutations")
 
 
 def _fix(row: Row) -> str:

@@ -32,8 +32,8 @@ class HumanEvalJava(Files):
         super().__init__(path, cache=cache)
         self.jars = jars
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
         checks = witness.junit_checks(
@@ -53,8 +53,7 @@ class HumanEvalJava(Files):
         return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
-        checkout = self.path is not None and (self.path / _MAIN).is_dir()
-        rows = _humaneval_rows(self.path) if checkout and self.path else super()._read()
+        rows = self._read_checkout(_MAIN, _humaneval_rows)
         return [row for row in rows if not row.text("instance_id").endswith(NOT_SINCE_JDK_11)]
 
 

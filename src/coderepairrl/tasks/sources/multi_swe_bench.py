@@ -53,23 +53,24 @@ class MultiSweBench(Repositories):
         self.task_split = "test" if measured else "train"
         self.evaluation_set = "Multi-SWE-bench" if measured else ""
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
-        task = super().task(_as_swe_bench(row))
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
+        task = super().make_task(_as_swe_bench(row))
         return replace(task, checks=_instance_checks(row)) if self._is_judged(row) else task
 
     def _is_judged(self, row: Row) -> bool:
         return self.workspace == "image" and "test_patch_result" in row
 
     def made_images(self, row: Row) -> Images | None:
-        """Images without what agents must not see, and without the repair."""
+        """Build images without hidden files (agent) and without the repair (checks)."""
         if not self._is_judged(row):
             return None
-        base, go = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
-        visible = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
-        return Images(visible, derived_image(base, "RUN rm -rf /home/fix.patch", go))
+        image = self.format_image_name(_as_swe_bench(row))
+        workdir = f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
+        visible = derived_image(image, f"RUN rm -rf {_HIDDEN}", workdir)
+        return Images(visible, derived_image(image, "RUN rm -rf /home/fix.patch", workdir))
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Published image."""
         owner, _, name = row.text("repo").lower().partition("/")
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"
@@ -95,7 +96,7 @@ def _instance_checks(row: Row) -> Checks:
     passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)
     repaired = failed + skipped + new
     if not repaired:
-        raise row.wrong("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
+        raise row.make_error("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
     settings = {
         "org": row.text("org"),
         "repo": row.text("repo"),

@@ -16,14 +16,7 @@ from cydifflib import SequenceMatcher
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks.patches import language_of
 from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read_rows
-from coderepairrl.tasks.vulnerabilities import (
-    Ask,
-    Form,
-    Pair,
-    Vulnerabilities,
-    check_direction,
-    label,
-)
+from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, check_direction, label
 
 TOP = (
     "CWE-20",
@@ -64,14 +57,12 @@ class PrimeVul(Vulnerabilities):
         revision: str = "",
         cache: str = "",
     ) -> None:
-        super().__init__(
-            path, hub=hub, revision=revision, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache
-        )
-        self.inverted = inverted
+        super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
+        self.hub, self.revision, self.inverted = hub, revision, inverted
         if not classes and ask == "weakness":
             self.classes = TOP
 
-    def pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, Pair]]:
         """Pairs of all splits with the vulnerable version's row. Raises as `rows`."""
         pairs = [
             (vulnerable, pair)
@@ -89,15 +80,15 @@ class PrimeVul(Vulnerabilities):
             return
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         files = [file for file in files if file.name.endswith(ENDINGS)]
-        named = {file: split for file in files for split in SPLITS if f"{split}_paired" in file.name}
+        splits = {file: split for file in files for split in SPLITS if f"{split}_paired" in file.name}
         if self.path.is_file():
-            named = {self.path: named.get(self.path, "train")}
-        if not named:
+            splits = {self.path: splits.get(self.path, "train")}
+        if not splits:
             raise TaskError(
                 f"{self.name}: {self.path} has no file of pairs",
                 fix="name a folder with primevul_train_paired.jsonl and the others",
             )
-        yield from ((split, read_rows(self.name, file)) for file, split in named.items())
+        yield from ((split, read_rows(self.name, file)) for file, split in splits.items())
 
     def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
@@ -117,21 +108,22 @@ class PrimeVul(Vulnerabilities):
         vulnerable = [row for row in group if self._vulnerable(row)]
         fixed = [row for row in group if not self._vulnerable(row)]
         if len(vulnerable) != len(fixed):
-            raise group[0].wrong(
+            raise group[0].make_error(
                 f"{len(vulnerable)} vulnerable and {len(fixed)} repaired functions belong together: not all are pairs"
             )
         if len(vulnerable) == 1:
             yield vulnerable[0], fixed[0]
             return
-        near = sorted(
+        by_similarity = sorted(
             (-_similarity(one, other), one.text("func"), other.text("func"), at, to)
             for at, one in enumerate(vulnerable)
             for to, other in enumerate(fixed)
         )
-        used: set[tuple[str, int]] = set()
-        for _, _, _, at, to in near:
-            if not {("v", at), ("f", to)} & used:
-                used |= {("v", at), ("f", to)}
+        left, right = set(range(len(vulnerable))), set(range(len(fixed)))
+        for *_, at, to in by_similarity:
+            if at in left and to in right:
+                left.remove(at)
+                right.remove(to)
                 yield vulnerable[at], fixed[to]
 
     def _vulnerable(self, row: Row) -> bool:
@@ -139,9 +131,9 @@ class PrimeVul(Vulnerabilities):
             if column in row:
                 value = row.values[column]
                 if value not in (0, 1):
-                    raise row.wrong(f"column {column!r} is neither 0 nor 1: {value!r}")
+                    raise row.make_error(f"column {column!r} is neither 0 nor 1: {value!r}")
                 return bool(value) != bool(self.inverted)
-        raise row.wrong("no column 'target' or 'is_vulnerable'")
+        raise row.make_error("no column 'target' or 'is_vulnerable'")
 
 
 def _hash(row: Row) -> str:
@@ -159,13 +151,13 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     try:
         weaknesses = [label(str(name)) for name in names]
     except ValueError as error:
-        raise vulnerable.wrong(str(error)) from error
+        raise vulnerable.make_error(str(error)) from error
     if not weaknesses or None in weaknesses:
         return None
     code = vulnerable.text("func")
     match = _NAMED.search(code)
     function = match[1] if match else ""
-    described = vulnerable.values.get("cwe_description") or ""
+    descriptions = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
     return Pair(
         key=f"{split}-{vulnerable.values['idx'] if 'idx' in vulnerable else digest}",
@@ -178,5 +170,5 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
         function=function,
         path=vulnerable.maybe("file_name") or f"{re.sub(r'[^A-Za-z0-9_]+', '_', function) or 'function'}.c",
         split=split,
-        described=str(described[0]) if isinstance(described, list) and described else str(described or ""),
+        description=str(descriptions[0] if isinstance(descriptions, list) else descriptions),
     )

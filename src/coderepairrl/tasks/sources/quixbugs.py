@@ -1,6 +1,6 @@
 """`quixbugs`: 40 classic algorithms with one-line bugs, in Python and Java (``jkoppel/QuixBugs``).
 
-Tests may loop; upstream's limits are 5 s in Python, 3 s in Java.
+Programs may loop; upstream's limits per test are 5 s in Python, 3 s in Java.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
 TEST_SECONDS = 5.0
-_MORE_SECONDS = 30.0
+_START_SECONDS = 30.0
 _PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _JAVA_TESTS = "java_testcases/junit"
-_LICENCE = "MIT"
 
 
 class QuixBugs(Files):
-    """QuixBugs in `language`: a workspace is a program, its tests and their classes.
+    """QuixBugs in `language`: a workspace is a program, its tests and modules that they import.
 
     `path` is a checkout, or a file of rows. Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
@@ -45,37 +44,34 @@ class QuixBugs(Files):
         super().__init__(path, cache=cache)
         self.language, self.environment, self.jars = language, environment, jars
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         files = row.texts("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}
-        names = (row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS"))
-        seconds = _MORE_SECONDS + TEST_SECONDS * (len(names[0]) + len(names[1]) or 20)
+        fail_to_pass, pass_to_pass = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
         environment = ""
         if self.language == "java":
             test_class = f"java_testcases.junit.{Path(buggy).stem}_TEST"
             checks = witness.junit_checks(
-                tests, list(files), test_class, fail_to_pass=names[0], pass_to_pass=names[1], jars=self.jars
+                tests, list(files), test_class, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, jars=self.jars
             )
         else:
             test = next(name for name in tests if Path(name).name == f"test_{Path(buggy).name}")
+            seconds = _START_SECONDS + TEST_SECONDS * (len(fail_to_pass) + len(pass_to_pass) or 20)
             command = Command((*_PYTEST, test), seconds, "pytest", TEST_SECONDS)
-            checks = Checks((command,), tests, *names)
+            checks = Checks((command,), tests, fail_to_pass, pass_to_pass)
             if self.environment:
                 environment = str(Specification(python=sandbox_version(), requirements=("pytest",)))
-        reference = patch_bytes(row.text("patch"))
-        fields = {"licence": _LICENCE, "environment": environment, "language": self.language}
-        return self.file_task(row, files, reference, checks, **fields)
+        fields = {"licence": "MIT", "environment": environment, "language": self.language}
+        return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
 
     def _read(self) -> list[Row]:
-        if self.path is not None and (self.path / "python_programs").is_dir():
-            checkout_rows = _python_rows(self.path) if self.language == "python" else _java(self.path)
-            return [Row(self.name, str(values["buggy_file"]), values) for values in checkout_rows]
-        return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
+        rows = self._read_checkout("python_programs", _python_rows if self.language == "python" else _java)
+        return [row for row in rows if row.values.get("language", self.language) == self.language]
 
 
-def _python_rows(root: Path) -> list[dict[str, object]]:
+def _python_rows(root: Path) -> list[Row]:
     """Rows of a checkout; references keep the docstring, which upstream's corrected files drop."""
     shared = {"conftest.py": text_of(root / "conftest.py")}
     rows = []
@@ -96,7 +92,7 @@ def _python_rows(root: Path) -> list[dict[str, object]]:
     return rows
 
 
-def _java(root: Path) -> list[dict[str, object]]:
+def _java(root: Path) -> list[Row]:
     """Rows of a checkout; Java has no docstrings, so issues are the Python ones."""
     rows = []
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
@@ -120,8 +116,8 @@ def _java(root: Path) -> list[dict[str, object]]:
 
 def _quixbugs_row(
     language: str, program: str, buggy: str, files: Mapping[str, str], broken: str, fixed: str, statement: str
-) -> dict[str, object]:
-    return {
+) -> Row:
+    values = {
         "instance_id": f"quixbugs-{language}__{program}",
         "language": language,
         "problem_statement": statement,
@@ -129,6 +125,7 @@ def _quixbugs_row(
         "files": dict(files),
         "patch": format_diff(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
     }
+    return Row("quixbugs", buggy, values)
 
 
 def _split_source(source: str) -> tuple[str, str]:
@@ -142,7 +139,7 @@ def _split_source(source: str) -> tuple[str, str]:
 
 def _first(source: str) -> str:
     tree = ast.parse(source)
-    # alternatives stand in docstrings behind the first solution, or define its function again
+    # alternatives follow the first solution in docstrings, or define its function again
     lines, seen, last = source.split("\n"), set[str](), 0
     for node in tree.body:
         name = getattr(node, "name", "")

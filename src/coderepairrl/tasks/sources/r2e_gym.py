@@ -62,8 +62,8 @@ class R2EGym(Benchmark):
     ) -> None:
         super().__init__(path, hub=_HUB[name], split=split, revision=revision)
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         commit = row.mapping("parsed_commit_content")
         diffs = [_file_patch(row, each) for each in commit.get("file_diffs", ()) if _changes_code(row, each)]
         reference = patch_bytes("".join(diffs))
@@ -84,18 +84,17 @@ class R2EGym(Benchmark):
         )
 
     def made_images(self, row: Row) -> Images:
-        """Image as upstream shows it to agents, and unchanged."""
+        """Build the image for agents; checks run in the published one."""
         image = row.text("docker_image")
         return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
 
 def _r2e_checks(row: Row) -> Checks:
-    """Checks, empty without expected results."""
     if "expected_output_json" not in row:
         return Checks()
     expected = row.mapping("expected_output_json")
     if not expected:
-        raise row.wrong("column 'expected_output_json' names no test")
+        raise row.make_error("column 'expected_output_json' names no test")
     command = Command(("bash", "-c", _SCRIPT), TIMEOUT, f"r2e_gym:{json.dumps(expected)}")
     return Checks((command,))
 
@@ -111,7 +110,7 @@ def _changed_path(row: Row, diff: Mapping[str, Any]) -> str:
     try:
         return str(diff["header"]["file"]["path"])
     except (KeyError, TypeError):
-        raise row.wrong("a file of 'parsed_commit_content' has no header.file.path") from None
+        raise row.make_error("a file of 'parsed_commit_content' has no header.file.path") from None
 
 
 def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:
@@ -122,9 +121,9 @@ def _file_patch(row: Row, diff: Mapping[str, Any]) -> str:
         out.append(misc)
     out += [f"--- {sides[0]}", f"+++ {sides[1]}"]
     for hunk in diff.get("hunks", ()):
-        described = hunk["descriptor"]
-        old, new = (_range(described[side]) for side in ("old_range", "new_range"))
-        section = described.get("section") or ""
+        header = hunk["descriptor"]
+        old, new = (_range(header[side]) for side in ("old_range", "new_range"))
+        section = header.get("section") or ""
         out.append(f"@@ -{old} +{new} @@{' ' if section else ''}{section}")
         out += [f"{_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
     return "\n".join(out) + "\n"

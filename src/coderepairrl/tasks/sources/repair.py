@@ -30,7 +30,7 @@ class Repair(LoadedSource):
     """Repairs of one file, from a file of rows or another task source (options: docs/guides/kinds.md).
 
     `left_out` counts, by reason, repairs that change several files or none, or whose file is unavailable or not text.
-    Raises `ConfigError` for unusable options, `TaskError` without tasks, and what the source raises.
+    Raises `ConfigError` for unusable options, `TaskError` without tasks, and the source's errors.
     """
 
     name = "repair"
@@ -66,17 +66,14 @@ class Repair(LoadedSource):
         if self._source is not None:
             self._source.prepare()
         origin = self._source.name if self._source else str(self.path)
-        given = self._source or read_rows(self.name, self.path)
-        tasks = [task for each in given if (task := self._make_task(each)) is not None]
+        tasks: list[Task] = []
+        for each in self._source or read_rows(self.name, self.path):
+            try:
+                tasks.append(self._convert_task(each) if isinstance(each, Task) else self._convert_row(each))
+            except LeftOut as left:
+                self.left_out[str(left)] += 1
         log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
         return tasks
-
-    def _make_task(self, given: Task | Row) -> Task | None:
-        try:
-            return self._convert_task(given) if isinstance(given, Task) else self._convert_row(given)
-        except LeftOut as left:
-            self.left_out[str(left)] += 1
-            return None
 
     def _convert_task(self, task: Task) -> Task:
         changed = changed_paths(task.reference)
@@ -95,12 +92,10 @@ class Repair(LoadedSource):
     def _convert_row(self, row: Row) -> Task:
         task_id, path = _read_first(row, "id", "instance_id"), _read_first(row, "path") or "code.py"
         if not task_id:
-            raise row.wrong("no column 'id'")
+            raise row.make_error("no column 'id'")
         before = row.text("before").encode("utf-8", "surrogateescape")
-        if "after" in row:
-            after: bytes | None = row.text("after").encode("utf-8", "surrogateescape")
-        else:
-            after = apply_to_text(before, row.text("patch").encode("utf-8", "surrogateescape"))
+        change = row.text("after" if "after" in row else "patch").encode("utf-8", "surrogateescape")
+        after = change if "after" in row else apply_to_text(before, change)
         if after is None:
             raise LeftOut("have a patch that does not apply")
         issue = _read_first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."

@@ -9,7 +9,7 @@ import re
 
 from coderepairrl.tasks.patches import language_of
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, label
+from coderepairrl.tasks.vulnerabilities import Pair, Vulnerabilities, label
 
 _COMMIT = re.compile(r"https?://[^/]+/(?P<repository>[^/]+/[^/]+)/commit/(?P<commit>\w+)")
 
@@ -23,31 +23,19 @@ class Sven(Vulnerabilities):
 
     name = "sven"
 
-    def __init__(
-        self,
-        path: str = "",
-        *,
-        ask: Ask = "weakness",
-        form: Form = "think",
-        confidence: bool = False,
-        classes: str = "",
-        cache: str = "",
-    ) -> None:
-        super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
-
-    def pairs(self) -> list[tuple[Row, Pair]]:
+    def read_pairs(self) -> list[tuple[Row, Pair]]:
         """Published pairs with rows. Raises as `read_rows`."""
-        return [(row, pair) for row in self.published() if (pair := _pair(row)) is not None]
+        return [(row, pair) for row in self.read_published_rows() if (pair := _pair(row)) is not None]
 
 
 def _pair(row: Row) -> Pair | None:
     commit = _COMMIT.match(row.text("commit_url"))
     if commit is None:
-        raise row.wrong(f"commit_url is not an address of a commit: {row.text('commit_url')!r}")
+        raise row.make_error(f"commit_url is not an address of a commit: {row.text('commit_url')!r}")
     try:
         weakness = label(row.text("cwe"))
     except ValueError as error:
-        raise row.wrong(str(error)) from error
+        raise row.make_error(str(error)) from error
     if weakness is None:
         return None
     return Pair(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import Repositories
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources import swe_bench_native
 from coderepairrl.types import Task
@@ -19,17 +19,13 @@ _log = logging.getLogger(__name__)
 Name = Literal["verified", "lite", "multilingual", "full"]
 
 
-class _Set(NamedTuple):
-    hub: str
-    evaluation: str = ""
-
-
-_SETS: dict[str, _Set] = {
-    "verified": _Set("SWE-bench/SWE-bench_Verified", "SWE-bench Verified"),
-    "lite": _Set("SWE-bench/SWE-bench_Lite", "SWE-bench Lite"),
-    "multilingual": _Set("SWE-bench/SWE-bench_Multilingual"),
-    "full": _Set("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
+_SETS = {
+    "verified": ("SWE-bench/SWE-bench_Verified", "SWE-bench Verified"),
+    "lite": ("SWE-bench/SWE-bench_Lite", "SWE-bench Lite"),
+    "multilingual": ("SWE-bench/SWE-bench_Multilingual", ""),
+    "full": ("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
 }
+"""Data sets of the hub, and the names of evaluation sets, by option `name`."""
 _OF_SWE_BENCH = frozenset(
     [
         "astropy/astropy",
@@ -46,12 +42,12 @@ _OF_SWE_BENCH = frozenset(
         "sympy/sympy",
     ]
 )
-"""Repositories of the test split, which no wrong name makes training data."""
+"""Repositories of the test split, which a wrong `name` must not turn into training data."""
 _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
 
 
 NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_text().split())
-"""Instances that their reference, and nothing but a repair, resolves in a native environment."""
+"""Instances that repairs alone, such as the reference, resolve in a native environment."""
 
 
 class SweBench(Repositories):
@@ -76,22 +72,20 @@ class SweBench(Repositories):
         images: str = "",
         for_training: bool = False,
     ) -> None:
-        chosen = _SETS[name]
-        place: Workspace = "image" if workspace == "image" else "git"
-        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=place, clone=clone)
-        self.native, self.all_native = workspace == "native", all_native
-        self.variant, self.images = name, images
+        hub, evaluation_set = _SETS[name]
+        super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        self.variant, self.images, self.all_native = name, images, all_native
         self.task_split = "train" if for_training else split
-        self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
+        self.evaluation_set = "" if for_training or split != "test" else evaluation_set
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
-        task = super().task(row)
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
+        task = super().make_task(row)
         if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
-            raise row.wrong(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
+            raise row.make_error(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.maybe("difficulty")
         if effort and effort not in _EFFORT:
-            raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
+            raise row.make_error(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
         task = replace(task, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
             return replace(task, checks=swe_bench_native.native_checks(row, image=True))
@@ -113,7 +107,7 @@ class SweBench(Repositories):
             )
         return [row for row in rows if swe_bench_native.is_specified(row)]
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Image of `images`, the row, or the harness (``swebench`` 4.1.0, ``TestSpec.instance_image_key``)."""
         instance = row.text("instance_id")
         key = instance.lower().replace("__", "_1776_")

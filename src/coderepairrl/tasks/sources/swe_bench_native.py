@@ -29,8 +29,6 @@ TIMEOUT = 1800.0
 """The harness's test limit per instance, in seconds."""
 _PROGRAMS = resources.files(__package__) / "programs"
 _SPECIFICATIONS = (_PROGRAMS / "swebench_specifications.py").read_text()
-_IMAGE = "use its image: workspace=image"
-_FILES = ("requirements.txt", "environment.yml")
 _LEFT_OUT = re.compile(
     r"^(source \S+/activate|conda activate \S+|cd /testbed|(python -m )?pip install .*|python setup\.py install"
     r"|git (config|status|show|-c core\.fileMode=false diff)\b.*|.* /etc/locale\.gen .*)$"
@@ -97,7 +95,7 @@ make -j 4 -C build/freetype-2.6.1 CFLAGS="-c -g0 -O2 -fPIC"
 
 
 class _Recipe(NamedTuple):
-    """What a project with compiled modules needs beyond its specification."""
+    """Needs of a project with compiled modules beyond its specification."""
 
     requirements: tuple[str, ...]
     """Build requirements, which stay so that agents can compile, and packages that replace `without`."""
@@ -154,9 +152,9 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
 
 @cache
 def _published_specification() -> dict[str, Any]:
-    inside = tool("swebench-specifications", PACKAGES)
-    [package] = inside.glob("lib/python3*/site-packages/swebench")
-    return constants(inside / "bin/python", package / "harness/constants/python.py")
+    installed = tool("swebench-specifications", PACKAGES)
+    [package] = installed.glob("lib/python3*/site-packages/swebench")
+    return constants(installed / "bin/python", package / "harness/constants/python.py")
 
 
 def constants(python: Path, file: Path) -> dict[str, Any]:
@@ -184,11 +182,15 @@ def instance_environment(row: Row, clone: str) -> str:
     Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError`.
     """
     published = _published_specification()
-    instance, version, url = row.text("instance_id"), row.text("version"), clone.format(repository=row.text("repo"))
+    version, url = row.text("version"), clone.format(repository=row.text("repo"))
     if not is_specified(row):
-        raise TaskError(f"{instance} has no specification of an environment that needs packages alone", fix=_IMAGE)
+        raise TaskError(
+            f"{row.text('instance_id')} has no specification of an environment that needs packages alone",
+            fix="use its image: workspace=image",
+        )
     spec = published["specifications"][row.text("repo")][version]
-    listed = spec.get("packages", "")
+    packages = spec.get("packages", "")
+    named = [] if packages in ("requirements.txt", "environment.yml") else shlex.split(packages)
     conda, setup = published["environments"].get(row.text("repo"), ()), row.maybe("environment_setup_commit")
     extras = _EXTRAS.search(spec["install"])
     built_at = row.text("environment_setup_commit" if row.text("repo") in _BY_VERSION else "base_commit")
@@ -196,10 +198,10 @@ def instance_environment(row: Row, clone: str) -> str:
         workspace=f"git:{url}@{built_at}",  # most projects' needs change within a version
         python=_PYTHONS.get(spec["python"], spec["python"]),
         conda=CondaFile(paths=conda, workspace=f"git:{url}@{setup}" if setup else "")
-        if listed == "environment.yml"
+        if packages == "environment.yml"
         else None,
-        requirements=(*_words(listed), *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
-        files=tuple(published["requirements"].get(row.text("repo"), ())) if listed == "requirements.txt" else (),
+        requirements=(*named, *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
+        files=tuple(published["requirements"].get(row.text("repo"), ())) if packages == "requirements.txt" else (),
         extras=(extras and extras[1]) or "",
         before=BEFORE,
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
@@ -210,10 +212,10 @@ def instance_environment(row: Row, clone: str) -> str:
 
 
 def _compiled(specification: Specification, recipe: _Recipe, clone: str) -> Specification:
-    kept = [each for each in specification.requirements if each not in recipe.without]
-    sources = {folder: named.partition("@")[::2] for folder, named in recipe.sources.items()}
+    specified = [each for each in specification.requirements if each not in recipe.without]
+    sources = {folder: source.split("@") for folder, source in recipe.sources.items()}
     changed = {
-        "requirements": (*kept, *recipe.requirements),
+        "requirements": (*specified, *recipe.requirements),
         "conda": None,
         "files": (),
         "edits": (),
@@ -224,10 +226,6 @@ def _compiled(specification: Specification, recipe: _Recipe, clone: str) -> Spec
         "version": "",
     }
     return specification.model_copy(update=changed)
-
-
-def _words(packages: str) -> list[str]:
-    return [] if packages in _FILES else shlex.split(packages)
 
 
 def native_checks(row: Row, *, image: bool) -> Checks:

@@ -48,14 +48,14 @@ class SweBenchPro(Repositories):
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training else "SWE-bench Pro"
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         parts = [row.text("problem_statement")]
         for title, column in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
             if text := row.maybe(column).strip():
                 parts.append(f"{title}:\n{text}")
         checks = self._checks(row, self.scripts) if self.scripts and self.workspace == "image" else Checks()
-        return replace(super().task(row), prompt="\n\n".join(parts), checks=checks)
+        return replace(super().make_task(row), prompt="\n\n".join(parts), checks=checks)
 
     def _checks(self, row: Row, scripts: Path) -> Checks:
         folder = scripts / row.text("instance_id")
@@ -72,6 +72,6 @@ class SweBenchPro(Repositories):
         command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
         return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """Published image."""
         return f"jefzda/sweap-images:{row.text('dockerhub_tag')}"

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import ConfigError
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import Repositories
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench_native import BEFORE, TIMEOUT, constants
 from coderepairrl.types import Checks, Command, Task
@@ -55,19 +55,17 @@ class SweGym(Repositories):
         specifications: str = "",
         clone: str = "",
     ) -> None:
-        place: Workspace = "image" if workspace == "image" else "git"
-        super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=place, clone=clone)
-        self.native = workspace == "native"
+        super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
         if self.native and not specifications:
-            raise ConfigError("workspace=native needs SWE-Gym's own specifications, which are not shipped", fix=_FIX)
+            raise ConfigError("workspace=native needs SWE-Gym's specifications, which are not shipped", fix=_FIX)
         self.specifications = Path(specifications).expanduser().resolve()
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
-        task = super().task(row)
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
+        task = super().make_task(row)
         if not self.native:
             return task
-        spec, conda = self._specified(row)
+        spec, conda = self._find_specification(row)
         specification = Specification(
             workspace=f"git:{self.clone.format(repository=row.text('repo'))}@{row.text('base_commit')}",
             python=spec.get("python", ""),
@@ -85,22 +83,22 @@ class SweGym(Repositories):
         rows = super()._read()
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
-    def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _find_specification(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
         published, repository = _read_specifications(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
-        named = spec.get("packages") == "environment.yml"
-        return spec, tuple(published["environments"].get(repository, ())) if named else ()
+        in_file = spec.get("packages") == "environment.yml"
+        return spec, tuple(published["environments"].get(repository, ())) if in_file else ()
 
     def _can_build(self, row: Row) -> bool:
         """Whether packages suffice, and the fork's pytest parser reads the log."""
-        spec, conda = self._specified(row)
+        spec, conda = self._find_specification(row)
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
         return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(
             _install_commands(spec)
         )
 
-    def image(self, row: Row) -> str:
+    def format_image_name(self, row: Row) -> str:
         """The fork's published image."""
         if "image" in row:
             return row.text("image")

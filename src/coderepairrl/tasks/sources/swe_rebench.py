@@ -41,20 +41,20 @@ class SweRebench(Repositories):
     ) -> None:
         split = split or _SPLIT[name]
         super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
-        measured = name == "leaderboard"
-        self.named = name
-        self.task_split = "test" if measured and not for_training else "train"
-        self.evaluation_set = "SWE-rebench's leaderboard" if measured and not for_training else ""
+        measured = name == "leaderboard" and not for_training
+        self.variant = name
+        self.task_split = "test" if measured else "train"
+        self.evaluation_set = "SWE-rebench's leaderboard" if measured else ""
 
-    def task(self, row: Row) -> Task:
-        """Task of a row."""
-        task = super().task(row)
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
+        task = super().make_task(row)
         if self.workspace != "image" or "install_config" not in row:
             return task
         settings = Row(row.benchmark, row.where, row.mapping("install_config"))
         test_command = settings.values.get("test_cmd")
         tests = "\n".join(map(str, test_command)) if isinstance(test_command, list) else settings.text("test_cmd")
-        if self.named != "v2":  # whose commands name files themselves
+        if self.variant != "v2":  # whose commands name files themselves
             changed = changed_paths(patch_bytes(row.text("test_patch")))
             tests += "".join(f" {path}" for path in changed if is_test_module(path))
         script, restore = prepend_tests(tests, row.text("test_patch"))

@@ -29,7 +29,7 @@ _BUG = "bug.patch"
 
 
 class SweSmith(Repositories):
-    """Tasks of SWE-smith. A row's patch makes the bug, so the reference is its inverse.
+    """SWE-smith's tasks. A row's patch makes the bug, so the reference is its inverse.
 
     `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without tests that the bug
     breaks; ``image`` is ``image_name`` with the bug, without these tests and history. Other options: see `swe_gym`.
@@ -50,25 +50,25 @@ class SweSmith(Repositories):
         super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
         self._profiles: dict[str, dict[str, Any]] = {}
 
-    def task(self, row: Row) -> Task:
-        """Make the task of a row."""
+    def make_task(self, row: Row) -> Task:
+        """Convert a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(reverse_patch(row.text("patch")))
-        task = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
+        task = super().make_task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
         task = replace(task, reference=reference, language=detect_language(reference))
         if self.workspace != "image":
             return task
         return replace(task, checks=Checks((), {}, *row.tests()))
 
-    def ready(self, tasks: Sequence[Task]) -> list[Task]:
+    def attach_images(self, tasks: Sequence[Task]) -> list[Task]:
         """Put tasks into images; their commands come from a single call of the package swesmith."""
         if self.workspace != "image":
-            return super().ready(tasks)
+            return super().attach_images(tasks)
         rows = [self._described[task.id][1] for task in tasks]
         answers = SWE_SMITH.ask([{**_identify(row), **_named_tests(row)} for row in rows])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
-        placed = zip(super().ready(tasks), rows, strict=True)
+        placed = zip(super().attach_images(tasks), rows, strict=True)
         return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
 
     def made_images(self, row: Row) -> Images | None:
@@ -78,8 +78,8 @@ class SweSmith(Repositories):
         broken, _ = self._profile(row)["files"]
         bug = {_BUG: patch_bytes(row.text("patch"))}
         removal = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
-        visible = derived_image(self.image(row), *removal, f"PATCH {_BUG}", files=bug)
-        return Images(visible, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
+        image, patch = self.format_image_name(row), f"PATCH {_BUG}"
+        return Images(derived_image(image, *removal, patch, files=bug), derived_image(image, patch, files=bug))
 
     def _command(self, row: Row) -> Command:
         profile = self._profile(row)

@@ -19,7 +19,7 @@ SECONDS = 10
 
 
 def late(*_: object) -> None:
-    """End what is running."""
+    """End examples that run too long."""
     raise TimeoutError
 
 
@@ -40,13 +40,13 @@ def problem(module: str, name: str, examples: str) -> str:
     """Reason that a function's examples do not judge it."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            there = importlib.import_module(module)
+            imported = importlib.import_module(module)
         *outer, last = name.split(".")
-        owner = functools.reduce(getattr, outer, there)
+        owner = functools.reduce(getattr, outer, imported)
         function = vars(owner)[last]
-        if inner(function).__module__ != module:  # another of that name, from elsewhere
+        if inner(function).__module__ != module:  # another module's function of that name
             raise KeyError(last)
-        if not passes(vars(there), examples):
+        if not passes(vars(imported), examples):
             return "have examples that fail"
     except KeyError:
         return "are not where they are defined"
@@ -54,7 +54,7 @@ def problem(module: str, name: str, examples: str) -> str:
         return f"cannot be run ({type(error).__name__})"
     with without(owner, last, function):
         try:
-            return "have examples that pass without them" if passes(vars(there), examples) else ""
+            return "have examples that pass without them" if passes(vars(imported), examples) else ""
         except (Exception, SystemExit):
             return ""
 
@@ -81,11 +81,11 @@ def without(owner: Any, name: str, function: Any) -> Iterator[None]:
 
 
 def missing(*_: object, **__: object) -> None:
-    """Stands for what is not there."""
+    """Replace the body of a removed function."""
     raise NotImplementedError
 
 
 signal.signal(signal.SIGALRM, late)
-imports, asked = json.load(sys.stdin)
+imports, functions = json.load(sys.stdin)
 sys.path.insert(0, imports)
-print("\n" + json.dumps([problem(*each) for each in asked]))
+print("\n" + json.dumps([problem(*each) for each in functions]))

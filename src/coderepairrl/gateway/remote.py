@@ -76,7 +76,6 @@ class Remote:
     """
 
     masked = "relayed"
-    counts = False
     codec = None
 
     def __init__(

@@ -239,11 +239,6 @@ class Gateway:
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
                     model_request = await session.read(dialect.name, body)
-                    model_request = (
-                        responses.resolve_references(model_request, session.find)
-                        if model_request.unread
-                        else model_request
-                    )
                     call = session.admit(model_request, body.digest, dialects.retry_count(request))
                 with call.follower():
                     return await dialects.send(request, dialect, model_request, call)
@@ -259,11 +254,6 @@ class Gateway:
             try:
                 with _void_on_bug(session), _count_refusals(session):
                     model_request = await session.read(counter.path, await incoming.body(request, counter.path))
-                    model_request = (
-                        responses.resolve_references(model_request, session.find)
-                        if model_request.unread
-                        else model_request
-                    )
                     return web.json_response(counter.reply(await session.count(model_request)))
             finally:
                 if keyless:

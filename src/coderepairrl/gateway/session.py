@@ -15,7 +15,8 @@ from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFaul
 from coderepairrl.gateway.budget import EpisodeBudget, ReplyBudget
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Message, Request
-from coderepairrl.gateway.source import Generating, ReplySource
+from coderepairrl.gateway.responses import resolve_references
+from coderepairrl.gateway.source import PendingReply, ReplySource
 from coderepairrl.gateway.tree import Placement
 from coderepairrl.gateway.workers import Body, Incoming, Offload, Workers
 from coderepairrl.processes.meter import unix_time
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 class _Placed(NamedTuple):
     placement: Placement
     budget: ReplyBudget
-    generation: Generating
+    generation: PendingReply
 
 
 class Session:
@@ -66,7 +67,7 @@ class Session:
         self._stored: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
-        self._generating: set[Generating] = set()
+        self._generating: set[PendingReply] = set()
         self._commits = asyncio.Lock()
 
     @property
@@ -153,16 +154,17 @@ class Session:
             self._budget.calls += 1
 
     async def read(self, name: str, body: Body) -> Request:
-        """Parse as dialect or counter `name`. Raises `ApiError`."""
+        """Parse as dialect or counter `name`, and look up references. Raises `ApiError`."""
         try:
-            return await self._offload.parse(name, body)
+            request = await self._offload.parse(name, body)
         except TooLong as error:
             raise self._budget.too_long(error.tokens) from error
+        return resolve_references(request, self.find) if request.unread else request
 
     async def count(self, request: Request) -> int:
         """Count prompt tokens. Raises `ApiError`."""
         self._check_open()
-        if not self._source.counts:
+        if self._source.codec is None:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
         return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
@@ -334,7 +336,7 @@ class Session:
             self._budget.met(placed.budget.limit)
         self._budget.check_context(placed.generation.usage.context)
 
-    def _outcome(self, turn: Turn, generation: Generating, reply: Reply) -> Completion:
+    def _outcome(self, turn: Turn, generation: PendingReply, reply: Reply) -> Completion:
         usage = generation.usage
         return Completion(
             turn=turn,

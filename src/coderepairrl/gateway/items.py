@@ -1,7 +1,7 @@
 """The ``input`` items of the Responses dialect, and its client-run tools with special item types.
 
-Clients give only such a tool's type, so the policy sees a function, whose calls become items. Invalid arguments stay a
-``function_call``.
+The policy sees such a tool as a function, and its calls become items of the tool's type; a call with invalid arguments
+stays a ``function_call``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Anthropic's Messages.
 
-Tools that the vendor runs or only its models know (``web_search_...``, ``bash_...``) are hidden from the policy and
-recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
+Tools that the vendor runs, or that only its models know (``web_search_...``, ``bash_...``), are hidden from the policy
+and recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ KINDS = {
 """Anthropic's error types by status; others are ``invalid_request_error``, or ``api_error`` from 500."""
 SIGNATURE = "unsigned"
 """Makes clients send thoughts back; it is not verified, since recorded replies are looked up."""
-
 
 _AROUND = 50  # JSON nesting of a body around a call's arguments
 
@@ -282,10 +281,10 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _loaded_tool(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
-    typed_events = part.get("tool_name")
-    if part.get("type") != "tool_reference" or not isinstance(typed_events, str) or typed_events not in later:
+    tool = part.get("tool_name")
+    if part.get("type") != "tool_reference" or not isinstance(tool, str) or tool not in later:
         return None
-    return json.dumps(later[typed_events], ensure_ascii=False)
+    return json.dumps(later[tool], ensure_ascii=False)
 
 
 def _add(messages: list[Message], message: _Message, parts: ContentReader) -> None:

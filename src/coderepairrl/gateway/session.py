@@ -304,6 +304,8 @@ class Session:
     def _turn(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
         placement, _, generation = placed
         output, tail = generation.spans()
+        tools = tuple(request.tools)
+        inherited = () if placement.base is None else offered_tools(self._tree.turns, placement.base)
         return Turn(
             index=len(self._tree.turns),
             base=placement.base,
@@ -320,14 +322,11 @@ class Session:
             started=call.started,
             ended=unix_time(),
             masked=unfinished or self._source.masked or ("" if self._sampling.trainable else "sampling"),
-            tools=tuple(tool["function"]["name"] for tool in request.tools),
-            schemas=() if self._as_before(request, placement) else tuple(request.tools),
+            tools=tuple(tool["function"]["name"] for tool in tools),
+            schemas=() if inherited == tools else tools,
             fork=placement.fork,
             remote=generation.remote,
         )
-
-    def _as_before(self, request: Request, placement: Placement) -> bool:
-        return placement.base is not None and offered_tools(self._tree.turns, placement.base) == tuple(request.tools)
 
     def _note_limit(self, turn: Turn, placed: _Placed) -> None:
         if placed.generation.out_of_time:

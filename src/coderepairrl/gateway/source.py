@@ -115,7 +115,7 @@ class Generation:
         count, start = len(chunk.ids), len(self.ids)
         last = self.versions[-1].version if self.versions else chunk.version
         if wrong := self._wrong(chunk, start, last):
-            raise EngineFault(f"the engine's answer cannot be true: {wrong}")
+            raise EngineFault(f"the engine gave an impossible answer: {wrong}")
         self._logprobs += chunk.logprobs
         if self.versions and chunk.version == last:
             start = self.versions.pop().start
@@ -133,7 +133,7 @@ class Generation:
         if ids and not self._stops.isdisjoint([*self.ids[-1:], *ids[:-1]]):
             return "tokens after a stop token"
         if ids and not (math.isfinite(sum(chunk.logprobs)) and max(chunk.logprobs) <= 1e-3):  # rounding may exceed 0
-            return "a logprob that is not a log of a probability"
+            return "a logprob that is not the log of a probability"
         return f"version {chunk.version} after {version}" if chunk.version < version else ""
 
 

@@ -34,7 +34,7 @@ BODIES = 16
 CONNECTIONS = 64
 """Connections that a session may have."""
 BODY_SECONDS = 60.0
-"""Within which a body must have arrived."""
+"""Time limit for a body to arrive."""
 PAUSE = 0.004
 """Seconds after each piece of a large body: 60 MB/s."""
 _PIECE = 1 << 18
@@ -201,8 +201,8 @@ class Workers:
             case b"unwritable":
                 raise ValueError(result[0].decode())
             case b"too large":
-                raise ApiError(413, "request_too_large", "the request takes more memory or time than there is for one")
-        raise GatewayFault(f"a request could not be worked on: {result[0].decode().strip().splitlines()[-1]}")
+                raise ApiError(413, "request_too_large", "the request takes too much memory or time")
+        raise GatewayFault(f"a request could not be processed: {result[0].decode().strip().splitlines()[-1]}")
 
     async def _job(self, offload: Offload, pieces: list[bytes], large: bool) -> list[bytes]:
         async with offload.busy:
@@ -257,10 +257,10 @@ class Workers:
 
     def _next(self) -> None:
         while self._used < self._most:
-            may = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
-            if not may:
+            startable = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
+            if not startable:
                 return
-            entry = min(may, key=lambda each: each[0].seconds)
+            entry = min(startable, key=lambda each: each[0].seconds)
             self._waiting.remove(entry)
             if not entry[2].done():
                 self._used += 1

@@ -247,7 +247,7 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     void = [each for each in read_episodes(tmp_path) if each.ending is Ending.VOID]
     assert void and {each.reason for each in void} == {"worker"}
     assert {each.fault for each in void} == {f"WorkerFault: {cut[0].name} was lost"}
-    assert made.said == [f"{cut[0].name} was lost; {len(void)} episodes were made there, and are void"]
+    assert made.said == [f"{cut[0].name} was lost; its {len(void)} open episodes are void"]
     assert [each.ending for each in episodes] == [Ending.DONE] * 6
     assert {each.id.partition("-retry")[0] for each in void} == {
         each.id.partition("-retry")[0] for each in episodes if "retry" in each.id
@@ -416,7 +416,7 @@ async def test_an_address_where_something_else_listens(
         error = await refused(miniature, monkeypatch, ray, there)
         found = services.canonicalize_bootstrap_address(address)
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"what listens at {found} is not a head of a Ray cluster that works: no answer"
+    assert str(error) == f"{found} is not the head of a working Ray cluster: no answer"
 
 
 async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.errors import CodeRepairError, EngineFault, GatewayFault
@@ -109,29 +108,19 @@ _STOPPING = "the worker is stopping"
 def make_picklable(error: BaseException) -> Exception:
     """Return `error` if it is expected and can be pickled, else a fault with its text."""
     if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
-        with contextlib.suppress(Exception):  # a user's class, with a constructor that pickle cannot call
+        with contextlib.suppress(Exception):  # pickle cannot call the constructors of some users' classes
             return error if type(pickle.loads(pickle.dumps(error))) is type(error) else GatewayFault(str(error))
     log.error("unexpected %r", error, exc_info=error)
     return GatewayFault(f"{type(error).__name__}: {error}")
 
 
-def pack_messages(messages: Any) -> bytes:
-    """Serialize for `unpack_messages`, in a process with the same versions."""
-    return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def unpack_messages(data: bytes) -> Any:
-    """Restore what `pack_messages` serialized. Unsafe for data of other users, as pickle is."""
-    return pickle.loads(data)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker process needs to start; pickled."""
+    """Pickled setup of a worker process."""
 
     tokenizer: LoadedFrom
     terms: Callable[[], Mapping[str, Terms]]
-    """Makes the terms of attempts within a second; raises if the machine cannot run them."""
+    """Creates the terms of attempts within a second; raises if the machine cannot run them."""
 
 
 class RelayedEngine(Engine):

@@ -122,7 +122,7 @@ class Agent(Protocol):
     binds: Sequence[str] = ()
     not_in: Mapping[str, str] = MappingProxyType({})
     side_calls: SideCalls = "mask"
-    dialect: str = ""  # API that a program in the sandbox speaks; its exam asks
+    dialect: str = ""  # API of a program in the sandbox, for its exam
 
     @property
     def reads_reference(self) -> bool:

@@ -80,12 +80,8 @@ def as_turns(
     for each in examples:
         if each.id == task_id:
             continue
-        parts = [
-            each.prompt,
-            *([fence_file(each.path, each.before)] if code else []),
-            *([question] if question else []),
-        ]
-        messages.append({"role": "user", "content": "\n\n".join(parts)})
+        further = filter(None, (fence_file(each.path, each.before) if code else "", question))
+        messages.append({"role": "user", "content": "\n\n".join([each.prompt, *further])})
         messages.append({"role": "assistant", "content": _example_reply(each, form).rstrip()})
     return messages
 

@@ -1,4 +1,4 @@
-"""Request bodies and streamed replies of all dialects, and message content as text.
+"""Request bodies, errors and events of all dialects, and message content as text.
 
 Content other than text becomes a deterministic placeholder, such as ``[image: image/png, 12345 bytes, not shown]``.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coderepairrl.gateway.call import Call, Completion
+from coderepairrl.gateway.call import Completion
 from coderepairrl.gateway.request import ApiError
-from coderepairrl.tokens import Delta
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -95,42 +94,6 @@ def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
         return dict(wish)
     schema = {key: value for key, value in wish.items() if key != "type"}
     return {"type": "json_schema", "json_schema": {"name": "reply", **schema}}
-
-
-class EventWriter(Protocol):
-    """Writes a reply as server-sent events."""
-
-    def add(self, delta: Delta) -> bytes:
-        """Events of `delta`."""
-        ...
-
-    def alive(self) -> bytes:
-        """Keep-alive."""
-        ...
-
-    def end(self, completion: Completion) -> bytes:
-        """Closing events."""
-        ...
-
-    def fail(self, failure: ApiError) -> bytes:
-        """Error event, since the HTTP status is already sent."""
-        ...
-
-
-async def stream(writer: EventWriter, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield events, and keep-alives after `heartbeat` silent seconds. Raises `ApiError` only before the first."""
-    begun = False
-    try:
-        async for delta in call.follow(heartbeat):
-            begun = True
-            yield writer.alive() if delta is None else writer.add(delta)
-        completion = await call.result()
-    except ApiError as failure:
-        if not begun:
-            raise
-        yield writer.fail(failure)
-    else:
-        yield writer.end(completion)
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -110,9 +109,7 @@ class Remote:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     def tree(self, offload: Offload) -> TextTree:

@@ -36,7 +36,7 @@ BACKLOG = 1024
 KEY_SECONDS = 10.0
 """Seconds before a connection without a valid key is closed."""
 REMEMBERED = 1 << 16
-"""Keys of closed sessions that get the error `episode_closed` instead of `invalid_api_key`."""
+"""Number of closed sessions whose keys get `episode_closed` instead of `invalid_api_key`."""
 
 log = logging.getLogger(__name__)
 
@@ -275,15 +275,17 @@ class Gateway:
             session.forget(responses.response_name(response))
             return web.json_response(responses.delete_response(response))
 
-    async def _list_models(self, request: web.Request) -> web.Response:
+    def _check_key(self, request: web.Request) -> None:
         if not self._may_be_keyless(request):
             self._session(request)
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        self._check_key(request)
         ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
         return web.json_response({"object": "list", "data": [self._model_card(self.model_name)], **ends})
 
     async def _get_model(self, request: web.Request) -> web.Response:
-        if not self._may_be_keyless(request):
-            self._session(request)
+        self._check_key(request)
         return web.json_response(self._model_card(request.match_info["model"]))
 
     def _model_card(self, name: str) -> dict[str, Any]:

@@ -289,8 +289,22 @@ class Session:
             call.failure = failure
             return
         call.publish(rest)
-        self._note_limit(turn, placed)
-        call.completion = self._outcome(turn, placed.generation, reply)
+        usage = placed.generation.usage
+        if placed.generation.out_of_time:
+            self._budget.met("time")
+        elif turn.finish is Finish.LENGTH:
+            self._budget.met(placed.budget.limit)
+        self._budget.check_context(usage.context)
+        call.completion = Completion(
+            turn=turn,
+            message=turn.messages[-1],
+            malformed=reply.malformed,
+            usage=usage,
+            stop=placed.generation.stopped_by,
+            remaining_tokens=max(0, self._budget.tokens - usage.context),
+            remaining_calls=max(0, self._budget.max_calls - self._budget.calls),
+            limit=self.limit,
+        )
 
     async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
         async with self._commits:  # keeps the order of the log and the tree the same
@@ -326,26 +340,6 @@ class Session:
             schemas=() if inherited == tools else tools,
             fork=placement.fork,
             remote=generation.remote,
-        )
-
-    def _note_limit(self, turn: Turn, placed: _Placed) -> None:
-        if placed.generation.out_of_time:
-            self._budget.met("time")
-        elif turn.finish is Finish.LENGTH:
-            self._budget.met(placed.budget.limit)
-        self._budget.check_context(placed.generation.usage.context)
-
-    def _outcome(self, turn: Turn, generation: PendingReply, reply: Reply) -> Completion:
-        usage = generation.usage
-        return Completion(
-            turn=turn,
-            message=turn.messages[-1],
-            malformed=reply.malformed,
-            usage=usage,
-            stop=generation.stopped_by,
-            remaining_tokens=max(0, self._budget.tokens - usage.context),
-            remaining_calls=max(0, self._budget.max_calls - self._budget.calls),
-            limit=self.limit,
         )
 
     def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:

@@ -40,19 +40,19 @@ class Finding(NamedTuple):
     """False if a failure has no consequences."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'X'?`` with the known name nearest to `word`, else all names.
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """``did you mean 'X'?`` with the choice nearest to `word`, else all choices.
 
     >>> nearest("bwarp", ["bwrap", "docker"])
     "did you mean 'bwrap'?"
     """
-    names = sorted(known)
+    names = sorted(choices)
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}."
 
 
 def nearest_run(folder: Path) -> str:
-    """Suggest runs in `folder`, or the `nearest` run beside it if it does not exist; else return ""."""
+    """Suggest runs in `folder`, or if it does not exist its `nearest` sibling; else return ""."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""

@@ -207,7 +207,7 @@ class Turn:
     schemas: tuple[Mapping[str, Any], ...] = ()
     """Schemas of the tools, if they differ from those of `base` (`offered_tools`)."""
     fork: Fork | None = None
-    """Where a turn without `base` branches off inside another; None for a root."""
+    """Branching point of a turn without `base`; None for a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
     """Remote server's report on a turn that it sampled, for information: ``usage``, ``finish_reason``, any ids. No
     spans.
@@ -381,7 +381,7 @@ class Episode:
     language: str = ""
     repository: str = ""
     difficulty: float | None = None
-    """These four fields are the task's, for grouping."""
+    """Four fields of the task, for grouping."""
     calls_known: bool = True
     """Whether the agent reported its tool calls; otherwise an empty `tool_calls` means nothing."""
 
@@ -563,9 +563,9 @@ class SandboxInfo:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Limits of a sandbox: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
     limits_kept: str = "by means of its own"
-    """How limits are enforced, in words."""
+    """Enforcement of the limits, in words."""
     workspaces: str = "by means of its own"
-    """How workspaces are opened, in words."""
+    """Opening of workspaces, in words."""
     slowdown: float = 3.0
     """Longest time of a short command, as a multiple of the host's."""
 

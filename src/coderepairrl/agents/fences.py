@@ -238,7 +238,8 @@ def _replace_functions(before: str, code: str) -> str:
         raise Unreadable(f"the file is not Python: {error.msg}") from None
     block, lines = _parse_code(code)
     file_definitions = list(_definitions(file.body))
-    block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
+    file_names = {each.name for each in file_definitions} | _classes(file)
+    block_definitions = list(_definitions(block.body, file_names=file_names))
     if _is_whole(file, file_definitions, block, block_definitions):
         return whole(before, "\n".join(lines))
     targets = _targets(block_definitions, file_definitions)
@@ -295,26 +296,26 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
 
 
 def _definitions(
-    body: Sequence[ast.AST], place: str = "", *, nested: bool = False, known: set[str] | None = None
+    body: Sequence[ast.AST], place: str = "", *, nested: bool = False, file_names: set[str] | None = None
 ) -> Iterator[_Definition]:
     """Yield the definitions in `body`.
 
-    With `known`, the file's names, `body` is a block's: nested functions are skipped, unknown classes kept whole.
+    With `file_names`, `body` is a block's: nested functions are skipped, unknown classes kept whole.
     """
     for node in body:
         if isinstance(node, _Function):
             name = f"{place}{node.name}"
             yield _Definition(name, place, node, nested)
-            if known is None:
+            if file_names is None:
                 yield from _definitions(node.body, f"{name}.", nested=True)
         elif isinstance(node, ast.ClassDef):
-            if known is not None and f"{place}{node.name}" not in known:
+            if file_names is not None and f"{place}{node.name}" not in file_names:
                 yield _Definition(f"{place}{node.name}", place, node)
             else:
-                yield from _definitions(node.body, f"{place}{node.name}.", nested=nested, known=known)
+                yield from _definitions(node.body, f"{place}{node.name}.", nested=nested, file_names=file_names)
         elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             inner = [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
-            yield from _definitions(inner, place, nested=nested, known=known)
+            yield from _definitions(inner, place, nested=nested, file_names=file_names)
 
 
 def _classes(file: ast.Module) -> set[str]:

@@ -73,7 +73,7 @@ class Recipe:
     output_bytes: int = 1 << 20
     """Most bytes of its output in the log."""
     side_calls: SideCalls = "mask"
-    """How side conversations are trained, unless ``rollout.side_calls`` is set."""
+    """Training of side conversations, unless ``rollout.side_calls`` is set."""
     not_in: Mapping[str, str] = field(default_factory=dict)
     """Sandboxes in which the program does not work, with reasons; a run with one does not start."""
 

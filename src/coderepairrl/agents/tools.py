@@ -220,7 +220,7 @@ WORDS = 10
 """Words of a command line that are read, so that a script in an argument is not counted."""
 
 _CHARS = 10_000
-"""Characters of a command line that are read: a word can be as long as a reply."""
+"""Characters of a command line that are read, since one word can be very long."""
 
 _SEPARATORS = re.compile(r"[|&;()]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")

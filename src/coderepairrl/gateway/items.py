@@ -21,8 +21,9 @@ _OPERATIONS = ("create_file", "update_file", "delete_file")
 def _strings(value: object) -> list[str] | None:
     if isinstance(value, str):
         return [value]
-    only_strings = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
-    return list(value) if isinstance(value, list) and only_strings else None
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return list(value)
+    return None
 
 
 def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:

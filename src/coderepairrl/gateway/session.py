@@ -247,7 +247,7 @@ class Session:
             clock = asyncio.get_running_loop().time
             began = clock()
             await generation.run(self._budget.deadline, call.publish)
-            ours = self._source.codec is not None  # what another server has sampled is unknown until its reply is whole
+            ours = self._source.codec is not None  # a remote reports its tokens only with the complete reply
             sampled = self.answered or any(each.usage.sampled for each in self._generating)
             waited = clock() - began
             if generation.out_of_time and ours and not sampled and waited > self.limits.seconds / 2:

@@ -283,7 +283,7 @@ class TurnTree(Tree):
         return False
 
     async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        await asyncio.sleep(0)  # there may be thousands: let other sessions run
+        await asyncio.sleep(0)  # lets other sessions run: there may be thousands
         index = self._recorded(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])

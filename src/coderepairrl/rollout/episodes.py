@@ -44,7 +44,7 @@ def derive_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How attempts are made and scored, for one kind of task or all.
+    """Terms of attempts and their scores, for one kind of task or all.
 
     `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
     agent's.

@@ -98,9 +98,7 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
 async def _leave(ray: Any, code: ExitCode) -> None:
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
-    ends = time.monotonic() + LEAVE_SECONDS
-    while leaving.is_alive() and time.monotonic() < ends:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(leaving.join, LEAVE_SECONDS)
     if leaving.is_alive():  # Ray would wait for the head, or crash
         atexit.register(_end, code)
 

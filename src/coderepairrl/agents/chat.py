@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -133,15 +133,14 @@ REPLY_FLOOR = 256
 class Budget:
     """Limits and what remains of them. L calls allow exactly L actions.
 
-    >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60), clock=lambda: 0.0)
+    >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60))
     >>> budget.spent(), budget.act(), budget.spent()
     (None, None, 'calls')
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._clock = clock
-        self._started = clock()
+        self._started = time.monotonic()
         self._calls = 0
         self.tokens_left = limits.tokens
         """Tokens left after the last reply, before later tool results."""
@@ -154,7 +153,7 @@ class Budget:
     @property
     def seconds_left(self) -> float:
         """Seconds until the deadline."""
-        return self._limits.seconds - (self._clock() - self._started)
+        return self._limits.seconds - (time.monotonic() - self._started)
 
     def act(self) -> None:
         """Count a tool call, failed or not, or a reply that did nothing."""

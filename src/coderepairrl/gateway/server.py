@@ -29,6 +29,8 @@ from coderepairrl.gateway.workers import LARGE, Body, Incoming, Workers
 from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
+MODEL = "policy"
+"""Name of the model; requests may name any other."""
 KEYLESS_CONNECTIONS = 512
 """Most connections without a valid key; one more closes the oldest."""
 BACKLOG = 1024
@@ -61,17 +63,9 @@ class Gateway:
             turns = await gateway.close(session)
     """
 
-    def __init__(
-        self,
-        source: ReplySource,
-        *,
-        sampling: Sampling,
-        on_turn: OnTurn,
-        model_name: str = "policy",
-    ) -> None:
+    def __init__(self, source: ReplySource, *, sampling: Sampling, on_turn: OnTurn) -> None:
         self.source = source
         self.sampling = sampling
-        self.model_name = model_name
         self.url = ""
         self.socket: Path | None = None
         self.keyless_session: KeylessSession | None = None
@@ -85,12 +79,10 @@ class Gateway:
         self._workers = Workers()
 
     @contextlib.asynccontextmanager
-    async def listening(
-        self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
-    ) -> AsyncIterator[Self]:
+    async def listening(self, socket: Path | None = None) -> AsyncIterator[Self]:
         """Call `start`, and `stop` on exit. Raises `UsageError`."""
         try:
-            await self.start(host, port, socket)
+            await self.start(socket=socket)
             yield self
         finally:
             await self.stop()
@@ -142,7 +134,7 @@ class Gateway:
         endpoint = Endpoint(
             base_url=f"{self.url}/s/{key}/v1",
             api_key=key,
-            model=self.model_name,
+            model=MODEL,
             limits=limits,
             socket=str(self.socket or ""),
         )
@@ -281,8 +273,8 @@ class Gateway:
 
     async def _list_models(self, request: web.Request) -> web.Response:
         self._check_key(request)
-        ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
-        return web.json_response({"object": "list", "data": [self._model_card(self.model_name)], **ends})
+        ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return web.json_response({"object": "list", "data": [self._model_card(MODEL)], **ends})
 
     async def _get_model(self, request: web.Request) -> web.Response:
         self._check_key(request)

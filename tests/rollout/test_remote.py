@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -38,15 +39,7 @@ from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Terms, Ticket, collect, ray_cluster, ray_executor, slots
 from coderepairrl.rollout.ray_executor import WorkerActor, executor_versions
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
-from coderepairrl.rollout.worker import (
-    FromWorker,
-    ToWorker,
-    Worker,
-    WorkerSetup,
-    make_picklable,
-    pack_messages,
-    unpack_messages,
-)
+from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Turn
@@ -97,14 +90,14 @@ class Wire(Connection):
         if self.broken.done():
             given.cancel()
             self.broken.result()
-        messages: list[FromWorker] = unpack_messages(pack_messages(given.result()))
+        messages: list[FromWorker] = pickle.loads(pickle.dumps(given.result()))
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
         await asyncio.sleep(0)
         if self.broken.done():
             self.broken.result()
-        self.worker.receive(unpack_messages(pack_messages(messages)))
+        self.worker.receive(pickle.loads(pickle.dumps(messages)))
 
     async def close(self) -> None:
         await self._home.aclose()
@@ -314,7 +307,7 @@ def faults() -> Iterator[Exception]:
 
 @pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
 def test_errors_travel_whole(error: Exception) -> None:
-    there = unpack_messages(pack_messages(make_picklable(error)))
+    there = pickle.loads(pickle.dumps(make_picklable(error)))
     assert type(there) is type(error)
     assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))
 
@@ -466,7 +459,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pack_messages(make_picklable(OSError(28, "No space left on device")))
+    full = pickle.dumps(make_picklable(OSError(28, "No space left on device")))
     error = await refused(miniature, monkeypatch, fake(options=dying(given=("there", full))))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
@@ -476,7 +469,7 @@ async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
 async def wrong(actor: WorkerActor) -> CodeRepairError:
     name, packed = await actor.open()
     assert name == socket.gethostname()
-    error: CodeRepairError = unpack_messages(packed)
+    error: CodeRepairError = pickle.loads(packed)
     assert isinstance(error, PrerequisiteError)
     return error
 

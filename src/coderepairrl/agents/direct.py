@@ -94,7 +94,7 @@ class DirectOptions:
         if self.context_chars < 0:
             raise ConfigError("agent.options.context_chars is negative")
         if self.examples and self.tags:
-            raise ConfigError("agent.options.examples have no thoughts, which agent.options.tags asks for")
+            raise ConfigError("agent.options.examples exclude agent.options.tags: they have no thoughts")
 
 
 class Direct(Agent):

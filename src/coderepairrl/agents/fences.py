@@ -231,7 +231,7 @@ def replaced(before: str, codes: Sequence[str]) -> str:
 
 def _replace_functions(before: str, code: str) -> str:
     if max(len(before), len(code)) > _LARGEST or "\r" in before:
-        raise Unreadable("the file is too large, or has other line ends than a block can")
+        raise Unreadable("the file is too large, or has line ends that a block cannot express")
     try:
         file = ast.parse(before)
     except SyntaxError as error:
@@ -261,7 +261,7 @@ def _replace_functions(before: str, code: str) -> str:
             insert(_first_comment(old, target.start), [*_indent(helper, lines, target, old), *empty])
     spans = sorted((start, end) for start, (end, _) in replacements.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
-        raise Unreadable("one function of the block stands within another one of the file")
+        raise Unreadable("a function of the block is nested in another one of the file")
     used = {name for each in block_definitions for name in _assigned_names(each.node)}
     for at, added in _imports(file, block, used).items():
         insert(at, added)
@@ -456,7 +456,7 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
         bottom = after[-1].end_lineno or after[-1].lineno
         last = max(node.end_lineno or node.lineno for node in body if node.lineno <= bottom) + 1
     if any(missing.values()) and is_text and first <= (file.body[0].end_lineno or 0):
-        raise Unreadable("the file's first statement stands on the line of its docstring")
+        raise Unreadable("the file's first statement is on the line of its docstring")
     insertions: dict[int, list[str]] = {}
     for line, future in missing.items():
         insertions.setdefault(first if future else last, []).append(line)

@@ -156,7 +156,7 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     Raises as `install`, and `ConfigError` if there is nothing to install.
     """
     if not is_recipe(source):
-        raise ConfigError(f"{source!r} is not an agent to install", fix=nearest(source, recipe_names()))
+        raise ConfigError(f"{source!r} is not an installable agent", fix=nearest(source, recipe_names()))
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")

@@ -126,10 +126,10 @@ def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
-        raise unsupported("n", "one choice per request; send the request again")
+        raise unsupported("n", "only one choice per request is supported; send the request again")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if "" in stop:
-        raise ApiError(400, "invalid_value", "a stop string has at least one character", param="stop")
+        raise ApiError(400, "invalid_value", "a stop string needs at least one character", param="stop")
     tools, hosted = _tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}

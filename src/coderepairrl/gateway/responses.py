@@ -82,7 +82,7 @@ def parse(raw: bytes) -> Request:
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
-            raise unsupported(field, "nothing but responses is stored here")
+            raise unsupported(field, "only responses are stored here")
     tools, names, hosted = _tools(body.tools or ())
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
     if body.text and (shape := body.text.format) and shape.get("type") != "text":
@@ -373,7 +373,7 @@ def _tools(
         elif tool.type not in ("function", "custom"):
             hosted.append(tool.type)
         elif not tool.name:
-            raise ApiError(400, "invalid_value", "a tool has a name", param="tools")
+            raise ApiError(400, "invalid_value", "a tool needs a name", param="tools")
         else:
             custom = tool.type == "custom"
             function: dict[str, Any] = {"name": full_name(namespace, tool.name)}

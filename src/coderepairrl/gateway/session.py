@@ -165,7 +165,7 @@ class Session:
         """Count prompt tokens. Raises `ApiError`."""
         self._check_open()
         if self._source.codec is None:
-            raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
+            raise ApiError(404, "not_supported", "a remote model's tokens are only known after its reply")
         return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
@@ -204,7 +204,7 @@ class Session:
             return request
         call, stored_request = self._stored.get(request.after, (None, None))
         if call is None or stored_request is None or call.completion is None:
-            message = f"there is no finished response {request.after} in this episode"
+            message = f"this episode has no finished response {request.after}"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
         before = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
         at = request.opening
@@ -367,7 +367,7 @@ class Session:
             fault = error
         elif isinstance(error, ValueError) and not isinstance(error, UnicodeError):
             fault = EngineFault(f"the engine refused a prompt: {error}")
-        elif isinstance(error, CodeRepairError):  # such as a full disk, on which the next write to the log ends the run
+        elif isinstance(error, CodeRepairError):  # a full disk, for example: the next write to the log ends the run
             fault = GatewayFault(str(error), fix=error.fix)
         else:
             log.error("episode %s: unexpected %r", self.episode_id, error, exc_info=error)
@@ -386,7 +386,7 @@ def request_seed(seed: int, ordinal: int) -> int:
 
 
 def _reuse(old: Any, new: Any) -> Any:
-    if old == new:  # memory holds equal parts once
+    if old == new:  # equal parts are held in memory once
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {key: _reuse(old.get(key), value) for key, value in new.items()}

@@ -274,8 +274,8 @@ class RemoteExecutor(Executor):
                 raise RunError(
                     f"no machine has made episodes for {self._patience:g} seconds: {self._last_fault};"
                     f" {self._describe()}",
-                    fix="see what the cluster has and who holds it (ray status), and whether its machines have memory,"
-                    " and room in /tmp/ray; then continue with --resume",
+                    fix="check what is free (ray status), and that machines have memory, and space in /tmp/ray; then"
+                    " continue with --resume",
                 ) from None
 
     def _notify(self) -> None:

@@ -76,7 +76,7 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but not a module that it imports
-        raise ConfigError(f"{kind} {name!r}: module {error.name} not found", fix=_IMPORT_FIX) from error
+        raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_IMPORT_FIX) from error
     implementation = getattr(module, attribute, None)
     if implementation is None:
         parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]

@@ -153,7 +153,7 @@ class ContentReader:
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
-        for part in content if isinstance(content, list) else [] if content is None else [content]:
+        for part in content if isinstance(content, list) else [content]:
             before = len(self.hidden)
             words = self._words(part)
             placeholder = len(self.hidden) > before

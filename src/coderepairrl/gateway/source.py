@@ -184,4 +184,6 @@ class PolicySource:
 
 
 ReplySource = PolicySource | Remote
+"""Generates a session's replies."""
 PendingReply = Generation | Relayed
+"""A reply that is being generated."""

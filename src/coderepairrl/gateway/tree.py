@@ -129,9 +129,9 @@ class TextTree(Tree):
         return int(usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
     async def _relayed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        relayed, last = list(messages), -1
         if not any("returned" in turn.remote for turn in self.turns):
             return messages
+        relayed, last = list(messages), -1
         for at, message in enumerate(messages):
             if message["role"] != "assistant" or (index := self._recorded(message, last)) is None:
                 continue

@@ -195,7 +195,7 @@ class Remote:
             answer = RemoteAnswer.model_validate_json(data)
         except ValidationError as error:
             start = data[:200].decode(errors="replace")
-            raise RemoteFault(f"{self.url} sent no chat completion: {start}") from error
+            raise RemoteFault(f"{self.url} sent an answer that is not a chat completion: {start}") from error
         if answer.error:
             raise RemoteFault(f"{self.url} reported an error: {json.dumps(answer.error)[:500]}")
         return answer

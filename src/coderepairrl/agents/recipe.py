@@ -151,27 +151,20 @@ def installed_versions(name: str, recipe: Recipe) -> dict[str, Any] | None:
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
-    """Install the agent of a recipe, shipped or a file; return its folder and `installed_versions`.
+    """Install the agent of a recipe, shipped or a file, if needed; return its folder and `installed_versions`.
 
-    Raises as `install`, and `ConfigError` if there is nothing to install.
+    Raises `ConfigError` if there is nothing to install, `PrerequisiteError` when a tool is missing or sandboxes cannot
+    see the folder, `RunError` when an installer fails.
     """
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is not an installable agent", fix=nearest(source, recipe_names()))
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
-    return install(name, recipe), installed_versions(name, recipe) or {}
-
-
-def install(name: str, recipe: Recipe) -> Path:
-    """Install the agent unless already installed; return its folder.
-
-    Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder, `RunError` when an installer
-    fails.
-    """
     target = install_folder(name, recipe)
     with lock_installation(target):
-        if installed_versions(name, recipe) is None:
+        versions = installed_versions(name, recipe)
+        if versions is None:
             shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted installation
             target.mkdir(mode=0o755, parents=True)
             check_reachable(target)
@@ -182,7 +175,7 @@ def install(name: str, recipe: Recipe) -> Path:
                 versions["npm"] = _npm(target / "npm", recipe.install.npm)
             with replace_file(target / _DONE) as record:
                 record.write_text(json.dumps(versions, indent=1) + "\n")
-    return target
+    return target, versions
 
 
 def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:

@@ -262,7 +262,8 @@ def _replace_functions(before: str, code: str) -> str:
     spans = sorted((start, end) for start, (end, _) in replacements.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("a function of the block is nested in another one of the file")
-    used = {name for each in block_definitions for name in _assigned_names(each.node)}
+    nodes = [node for each in block_definitions for node in ast.walk(each.node)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
     for at, added in _imports(file, block, used).items():
         insert(at, added)
     for start, (end, text) in sorted(replacements.items(), reverse=True):
@@ -382,15 +383,11 @@ def _indent(definition: _Definition, lines: Sequence[str], target: _Definition, 
         fixed_lines |= set(range(body, definition.end + 1))  # only the first line has another indentation
     if block_indent != file_indent:
         for at, line in enumerate(text):
-            if definition.start + at not in fixed_lines and line.strip():
-                text[at] = _shift(line, block_indent, file_indent)
+            if definition.start + at not in fixed_lines and line.strip() and line.startswith(block_indent):
+                text[at] = file_indent + line[len(block_indent) :]
     if node.name == target.node.name and not node.decorator_list:
         text = [*old[target.start - 1 : target.node.lineno - 1], *text]
     return text
-
-
-def _shift(line: str, old_indent: str, new_indent: str) -> str:
-    return new_indent + line[len(old_indent) :] if line.startswith(old_indent) else line
 
 
 def _blanks(line: str) -> str:
@@ -417,10 +414,6 @@ def _first_comment(old: Sequence[str], start: int) -> int:
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
-
-
-def _assigned_names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Import | ast.ImportFrom, ast.alias]]:

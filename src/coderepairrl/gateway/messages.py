@@ -176,11 +176,10 @@ class MessageWriter:
         return events
 
     def _end(self, completion: Completion) -> list[dict[str, Any]]:
-        usage = {
-            **_input(completion.usage.prompt, completion.usage.cached),
-            "output_tokens": completion.usage.sampled,
-            **_thoughts(completion),
-        }
+        counts = completion.usage
+        usage: dict[str, Any] = {**_input(counts.prompt, counts.cached), "output_tokens": counts.sampled}
+        if counts.reasoning:
+            usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning}
         stop = completion.stop if completion.stop in self._request.stop else None
         delta = {"stop_reason": _stop_reason(completion, self._request), "stop_sequence": stop}
         last = {"type": "message_delta", "delta": delta, "usage": usage, "crrl": extras(completion)}
@@ -253,11 +252,6 @@ def _stop_reason(completion: Completion, request: Request) -> str:
     if completion.stop in request.stop:
         return "stop_sequence"
     return "tool_use" if "tool_calls" in completion.message else "end_turn"
-
-
-def _thoughts(completion: Completion) -> dict[str, Any]:
-    thinking = completion.usage.reasoning
-    return {"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}
 
 
 def _object(arguments: str) -> dict[str, Any]:

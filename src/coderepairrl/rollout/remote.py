@@ -27,6 +27,7 @@ from coderepairrl.rollout.worker import (
     TurnCommitted,
     TurnLogged,
     make_picklable,
+    take_all,
 )
 from coderepairrl.types import Episode, Turn
 
@@ -69,8 +70,7 @@ class RemoteWorker:
         self.finished = 0
         self._engine = engine
         self._on_turn = on_turn
-        self._outbox: list[ToWorker] = []
-        self._outbox_filled = asyncio.Event()
+        self._outbox = asyncio.Queue[ToWorker]()
         self._results: dict[str, asyncio.Future[AttemptFinished]] = {}
         self._turns: dict[str, list[Turn]] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}
@@ -145,15 +145,11 @@ class RemoteWorker:
         if self._lost is not None:
             self.lose(self._lost)
             return
-        self._outbox.append(message)
-        self._outbox_filled.set()
+        self._outbox.put_nowait(message)
 
     async def _send_outbox(self) -> None:
         while True:
-            await self._outbox_filled.wait()
-            self._outbox_filled.clear()
-            messages, self._outbox = self._outbox, []
-            await self.connection.send(messages)  # meanwhile, more may gather
+            await self.connection.send(await take_all(self._outbox))  # meanwhile, more may gather
 
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:

@@ -143,11 +143,12 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, (option, *(each for each in first["loc"] if not _BRANCH.match(str(each))))))
+            list_fix = f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell"""
             fixes = {
                 "string_type": f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line""",
-                "tuple_type": f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell""",
+                "tuple_type": list_fix,
+                "list_type": list_fix,
             }
-            fixes["list_type"] = fixes["tuple_type"]
             raise ConfigError(
                 f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}",
                 fix=fixes.get(first["type"], ""),

@@ -159,8 +159,7 @@ class Call:
         await self.wait()
         if self.failure is not None:
             raise self.failure.again()
-        if self.completion is None:
-            raise AssertionError("a call ended without a completion")
+        assert self.completion is not None, "a call ended without a completion"
         return self.completion
 
     async def _run(

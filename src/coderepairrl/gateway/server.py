@@ -172,8 +172,7 @@ class Gateway:
         await self._workers.close()
 
     def _accept(self) -> asyncio.Protocol:
-        if self._runner is None or self._runner.server is None:
-            raise AssertionError("the server does not run")
+        assert self._runner is not None and self._runner.server is not None, "the server does not run"
         handler = self._runner.server()
         if len(self._keyless) >= KEYLESS_CONNECTIONS:
             self._drop(next(iter(self._keyless)))

@@ -359,8 +359,7 @@ class Offload:
 
     @property
     def _renderer(self) -> tuple[Codec, int]:
-        if self._codec is None or self._most is None:
-            raise AssertionError("a remote renders its own prompts")
+        assert self._codec is not None and self._most is not None, "a remote renders its own prompts"
         return self._codec, self._most
 
 

@@ -109,8 +109,7 @@ class WorkerActor:
 
     @property
     def _opened(self) -> Worker:
-        if self._worker is None:
-            raise AssertionError("it was not opened")
+        assert self._worker is not None, "it was not opened"
         return self._worker
 
 

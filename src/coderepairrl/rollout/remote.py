@@ -103,8 +103,7 @@ class RemoteWorker:
         self.finished += 1
         if finished.error is not None:
             raise finished.error
-        if finished.result is None:
-            raise AssertionError("an attempt was cancelled by something else")
+        assert finished.result is not None, "an attempt was cancelled by something else"
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:

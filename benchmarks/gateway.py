@@ -30,7 +30,8 @@ from aiohttp import web
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, chat
-from coderepairrl.gateway.request import Digest, PrefixKeys
+from coderepairrl.gateway.request import PrefixKeys
+from coderepairrl.gateway.workers import Body
 from coderepairrl.types import Chunk, Limits, Sampling
 
 TOOL = {
@@ -191,9 +192,9 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
 
 
 def _name(body: bytes) -> str:
-    digest = Digest("chat")
-    digest.update(body)
-    return digest.hexdigest()
+    arrived = Body("chat")
+    arrived.add(body)
+    return arrived.digest
 
 
 async def _memory(gateway: Gateway, calls: int) -> None:

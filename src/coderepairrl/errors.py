@@ -29,13 +29,13 @@ class ExitCode(IntEnum):
     USAGE = 2
     PREREQUISITE = 3
     HEALTH_GATE = 4
-    INTERRUPTED = 130  # 128 + SIGINT, as shells report it, whatever the signal: nothing is left running or half done
+    INTERRUPTED = 130  # 128 + SIGINT, as in shells, for any signal
 
 
 class CodeRepairError(Exception):
     """Base of all errors raised on purpose.
 
-    `fix` is one sentence on what to do, printed under the message. Both lose logins in URLs, since they are recorded.
+    `fix` is one sentence on what to do, printed below the message. Logins in URLs are removed, since both are recorded.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
@@ -46,7 +46,7 @@ class CodeRepairError(Exception):
 
 
 class Several(CodeRepairError):
-    """Several problems with their fixes; the exit code is the first's."""
+    """Several errors at once; the exit code is the first's."""
 
     def __init__(self, problems: Sequence[CodeRepairError]) -> None:
         super().__init__("\n".join(map(str, problems)), fix="\n".join(filter(None, (each.fix for each in problems))))
@@ -58,7 +58,7 @@ class Several(CodeRepairError):
 
 
 def combine_errors(problems: Sequence[CodeRepairError]) -> CodeRepairError:
-    """Combine `problems` (at least one) without repetitions, the user's mistakes before the machine's lacks.
+    """Combine `problems` (at least one) without repetitions, sorted by exit code.
 
     >>> combine_errors([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
@@ -87,7 +87,7 @@ def exit_on_error() -> Iterator[None]:
             if each.fix:
                 print(f"  fix: {logged(spell_crrl(each.fix))}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except OSError as error:  # user-supplied paths are opened in many places; this is the one that catches
+    except OSError as error:  # the user's paths are opened in many places, and caught here
         if error.errno not in _INACCESSIBLE or error.filename is None:
             raise
         print(f"error: {logged(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
@@ -104,11 +104,11 @@ def exit_on_error() -> Iterator[None]:
 
 
 def spell_crrl(text: str) -> str:
-    """Spell ``crrl`` so that it pastes into this shell: ``make hello`` runs one that is not on PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "crrl" or shutil.which("crrl"):
+    """Replace ``crrl`` by the path of this program if it is not on PATH, as under ``make hello``."""
+    program = Path(sys.argv[0])
+    if program.name != "crrl" or shutil.which("crrl"):
         return text
-    return re.sub(r"\bcrrl (?=[a-z])", lambda _: f"{shlex.quote(str(called))} ", text)
+    return re.sub(r"\bcrrl (?=[a-z])", lambda _: f"{shlex.quote(str(program))} ", text)
 
 
 class ConfigError(CodeRepairError):
@@ -201,7 +201,7 @@ class GraderFault(RewardFault):
 
 
 class UnjudgedPatch(GraderFault):
-    """The checks cannot judge this patch, as they can others. What an attempt earns for it is 0."""
+    """The checks cannot judge this patch, only others. An attempt earns 0 for it."""
 
 
 class WorkerFault(Fault):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 _UNUSUAL = re.compile(r"[^\n\t -~]")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _JOINERS = frozenset("\u200d\ufe0f")
-"""Without them emoji fall apart; they hide and reorder nothing."""
+"""Parts of emoji, which hide and reorder nothing."""
 _USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
 
 
@@ -45,15 +45,15 @@ def logged(text: str) -> str:
 
 
 def fence_code(text: str, info: str = "") -> str:
-    """Markdown block of `text`, whose fence is longer than any in it; a last line end makes no empty line.
+    """Fence `text` as a Markdown block, with a longer fence than any in it, and without its last line end.
 
     >>> print(fence_code("a ``` b\\n", "c"))
     ````c
     a ``` b
     ````
     """
-    signs = "`" * (1 + max(map(len, re.findall("`{3,}", text)), default=2))
-    return f"{signs}{info}\n{text.removesuffix(chr(10))}\n{signs}"
+    fence = "`" * (1 + max(map(len, re.findall("`{3,}", text)), default=2))
+    return f"{fence}{info}\n{text.removesuffix(chr(10))}\n{fence}"
 
 
 class LogFormatter(logging.Formatter):

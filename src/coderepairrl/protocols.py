@@ -44,7 +44,7 @@ class TaskSource(Protocol):
     def __iter__(self) -> Iterator[Task]: ...
 
     def oracle(self, task_id: str) -> Checks | None:
-        """Checks after the solution, a program, of a task without a reference; or None. Raises KeyError."""
+        """Checks that run a task's solution program first, for a task without a reference; or None. Raises KeyError."""
         return None
 
 
@@ -114,7 +114,7 @@ class SandboxBackend(Protocol):
 class Agent(Protocol):
     """Program that repairs code by calling a model, from the ``host`` (the controller) or within the ``sandbox``.
 
-    It may need `binds` (host folders) in the sandbox, and not work in some, `not_in` (reasons by backend).
+    `binds` are host folders that it needs in the sandbox, `not_in` reasons why it does not work, by backend.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Agent(Protocol):
     binds: Sequence[str] = ()
     not_in: Mapping[str, str] = MappingProxyType({})
     side_calls: SideCalls = "mask"
-    dialect: str = ""  # API that a program in the sandbox speaks; its exam asks
+    dialect: str = ""  # API of a program in the sandbox, for its exam
 
     @property
     def reads_reference(self) -> bool:
@@ -153,9 +153,9 @@ class EngineSpec(Protocol):
         return
 
     def require(self, needs: EngineNeeds = EngineNeeds(), *, connect: bool = False) -> Mapping[str, str]:
-        """Versions of packages that affect its samples, of a server that runs already only with `connect`.
+        """Versions of packages that affect its samples; only `connect` asks a server that runs already.
 
-        Raises `PrerequisiteError`, with what helps, if this machine lacks something. May take a second.
+        Raises `PrerequisiteError`, with a fix, if this machine lacks something. May take a second.
         """
         return {}
 
@@ -178,7 +178,7 @@ class Engine(Protocol):
 
     @abstractmethod
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """Serve the weights at `path` as `version`; return it once every later token is theirs.
+        """Serve the weights at `path` as `version`; return it once they sample every later token.
 
         `path` is a safetensors file, a Hugging Face folder, or, by its `Capabilities`, peft adapters or an offer
         (`coderepairrl.sync.weights`); `checksum` the hex SHA-256 of its safetensors files, one after the other by name.
@@ -187,11 +187,11 @@ class Engine(Protocol):
         """
 
     def at(self, version: int) -> Engine:
-        """Same engine for requests of a kept `version` (`EngineNeeds.adapters`); closing it has no effect."""
-        raise EngineFault("this engine serves one version at a time", fix="measure each policy in a call of its own")
+        """This engine, with requests for a kept `version` (`EngineNeeds.adapters`); closing it has no effect."""
+        raise EngineFault("this engine serves one version at a time", fix="measure each policy in a separate call")
 
     async def receivers(self) -> tuple[int, float]:
-        """Number of processes that receive an offer's weights, and the seconds that these may take to arrive."""
+        """Number of processes that receive an offer's weights, and their time limit in seconds."""
         raise EngineFault("this engine takes weights as files only", fix="engine.weights=file, or engine=vllm")
 
     async def sleep(self) -> None:
@@ -212,14 +212,14 @@ class Engine(Protocol):
 
 
 class Reward(Protocol):
-    """Judge of an episode's patch; may be a plain function. Scores of two `version`s of its formula do not compare."""
+    """Scores an episode's patch; may be a plain function. Scores by other `version`s of its formula do not compare."""
 
     name: str
     version: int = 1
-    repairs: bool = False  # 1 for the task's reference, 0 for no repair: tried before a run's first step
-    runs_checks: bool = False  # it runs the task's checks, so that `Score.passed` verifies repairs
-    takes_verified: bool = False  # it also compares patches with `Task.verified`
-    on_state: bool = False  # it judges the attempt's final workspace, which `sandbox` then opens
+    repairs: bool = False  # 1 for the task's reference, 0 without repair: checked before a run's first step
+    runs_checks: bool = False  # runs the task's checks, so that `Score.passed` verifies repairs
+    takes_verified: bool = False  # also compares patches with `Task.verified`
+    on_state: bool = False  # scores the attempt's final workspace, which `sandbox` then opens
 
     @abstractmethod
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:

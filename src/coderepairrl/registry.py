@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 
-_TO_FIND = "install it, or call crrl in the folder that holds it"
+_IMPORT_FIX = "install it, or run crrl in the folder that contains it"
 _BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
 """Names of types that pydantic adds to the location of an error in a union."""
 
@@ -37,22 +37,22 @@ class Finding(NamedTuple):
     detail: str = ""
     fix: str = ""
     required: bool = True
-    """False if failure has no consequence."""
+    """False if a failure has no consequences."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'X'?`` with the known name nearest to `word`, else all names.
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """``did you mean 'X'?`` with the choice nearest to `word`, else all choices.
 
     >>> nearest("bwarp", ["bwrap", "docker"])
     "did you mean 'bwrap'?"
     """
-    names = sorted(known)
+    names = sorted(choices)
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}."
 
 
 def nearest_run(folder: Path) -> str:
-    """Suggest runs in `folder`, or the `nearest` run beside it if it does not exist; else return ""."""
+    """Suggest runs in `folder`, or if it does not exist its `nearest` sibling; else return ""."""
     if folder.exists():
         inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
         return f"name one of the runs in it: {', '.join(inside)}" if inside else ""
@@ -63,8 +63,8 @@ def nearest_run(folder: Path) -> str:
 def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     """Find the class `name`: a key of `shipped` (values are import paths) or ``module:Class``.
 
-    Messages contain `kind`. Also finds modules in the current folder. Raises
-    `ConfigError` with the nearest name or the import's failure; errors in a user's module pass through.
+    Messages name `kind`. Also finds modules in the current folder. Raises `ConfigError` with the nearest name or the
+    failed import; errors in a user's module pass through.
     """
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon or not module_name:
@@ -75,8 +75,8 @@ def resolve_class(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
         module = importlib.import_module(module_name) if name in shipped else _import_user_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists; something that it imports does not
-        raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_TO_FIND) from error
+            raise  # the module exists, but not a module that it imports
+        raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_IMPORT_FIX) from error
     implementation = getattr(module, attribute, None)
     if implementation is None:
         parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
@@ -102,7 +102,7 @@ def check_options(
 ) -> None:
     """Raise `ConfigError`, with the nearest option, for one that `call` does not take by keyword.
 
-    `also` are further options that may be meant by a misspelt one.
+    `also` are further names to suggest.
     """
     parameters = inspect.signature(call).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -143,11 +143,12 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, (option, *(each for each in first["loc"] if not _BRANCH.match(str(each))))))
+            list_fix = f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell"""
             fixes = {
                 "string_type": f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line""",
-                "tuple_type": f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell""",
+                "tuple_type": list_fix,
+                "list_type": list_fix,
             }
-            fixes["list_type"] = fixes["tuple_type"]
             raise ConfigError(
                 f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}",
                 fix=fixes.get(first["type"], ""),
@@ -202,10 +203,11 @@ def protocol_members(protocol: type) -> frozenset[str]:
     >>> sorted(protocol_members(TaskSource))
     ['__iter__', 'evaluation_set', 'name', 'oracle', 'prepare']
     """
-    functions = {name for name, value in vars(protocol).items() if inspect.isfunction(value)}
-    properties = {name for name, value in vars(protocol).items() if isinstance(value, property)}
-    named = {*inspect.get_annotations(protocol), *functions, *properties}
-    return frozenset(name for name in named if name in ("__call__", "__iter__") or not name.startswith("_"))
+    methods = {
+        name for name, value in vars(protocol).items() if inspect.isfunction(value) or isinstance(value, property)
+    }
+    members = methods | inspect.get_annotations(protocol).keys()
+    return frozenset(name for name in members if name in ("__call__", "__iter__") or not name.startswith("_"))
 
 
 def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str]) -> None:

@@ -113,9 +113,9 @@ class Capabilities:
     can_receive: bool = False
     """Whether it takes full weights without a file, as an offer (`coderepairrl.sync.weights`)."""
     can_sleep: bool = False
-    """Whether it can release its GPUs while others use them."""
+    """Whether it can release its GPUs for other processes."""
     uses_gpus: bool = False
-    """Whether a start starts GPU processes; others use the CPU, or run already."""
+    """Whether it starts GPU processes; others use the CPU, or run already."""
     is_exclusive: bool = False
     """Whether two at once would conflict: same GPUs, or each other's weights."""
     context: int | None = None
@@ -124,7 +124,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNeeds:
-    """Needs of a run from the engine that it starts.
+    """A run's requirements for the engine that it starts.
 
     >>> EngineNeeds(adapter_rank=8, adapters=3).sleep
     False
@@ -137,7 +137,7 @@ class EngineNeeds:
     gpus: str | None = None
     """GPUs that it may use (CUDA_VISIBLE_DEVICES); None: all."""
     sleep: bool = False
-    """Whether it sleeps while others use its GPUs."""
+    """Whether it sleeps while other processes use its GPUs."""
 
 
 class Finish(StrEnum):
@@ -148,7 +148,7 @@ class Finish(StrEnum):
     LENGTH = "length"
     """The turn's token budget was spent: the message is cut."""
     ABORT = "abort"
-    """The client went away; tokens sampled so far are recorded, not trained."""
+    """The client left; tokens sampled so far are recorded, not trained."""
 
 
 SideCalls = Literal["mask", "tools", "train"]
@@ -207,7 +207,7 @@ class Turn:
     schemas: tuple[Mapping[str, Any], ...] = ()
     """Schemas of the tools, if they differ from those of `base` (`offered_tools`)."""
     fork: Fork | None = None
-    """Where a turn without `base` branches off inside another; None for a root."""
+    """Branching point of a turn without `base`; None for a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
     """Remote server's report on a turn that it sampled, for information: ``usage``, ``finish_reason``, any ids. No
     spans.
@@ -217,16 +217,6 @@ class Turn:
     def sampled(self) -> int:
         """Tokens sampled in this call, the cut tail included."""
         return len(self.output) + len(self.tail)
-
-
-def turn_path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
-    """Turns from a root or fork to `leaf`, each extending the one before. `turns` are indexed by `Turn.index`."""
-    chain: list[Turn] = []
-    at: int | None = leaf
-    while at is not None:
-        chain.append(turns[at])
-        at = turns[at].base
-    return tuple(reversed(chain))
 
 
 def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
@@ -283,9 +273,10 @@ def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | No
 
 def offered_tools(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Tool schemas offered to turn `leaf`; none in logs of older versions."""
-    if not turns[leaf].tools:
-        return ()
-    return next((turn.schemas for turn in reversed(turn_path(turns, leaf)) if turn.schemas), ())
+    at: int | None = leaf if turns[leaf].tools else None
+    while at is not None and not turns[at].schemas:
+        at = turns[at].base
+    return () if at is None else turns[at].schemas
 
 
 def leaves(turns: Sequence[Turn]) -> Iterator[int]:
@@ -318,9 +309,9 @@ class Ending(StrEnum):
 
     DONE = "done"
     LIMIT = "limit"
-    """Calls, tokens, context or time were spent: the present tree is scored, and flagged."""
+    """Calls, tokens, context or time were spent: the workspace is scored as it is, and flagged."""
     CRASH = "crash"
-    """The agent broke after a reply, perhaps through the policy: the present tree is scored, and flagged."""
+    """The agent broke after a reply, perhaps through the policy: the workspace is scored as it is, and flagged."""
     VOID = "void"
     """Infrastructure fault, or an agent that broke before any reply: outside the baseline, retried, counted, never a
     zero.
@@ -354,8 +345,8 @@ def total(scores: Sequence[Score]) -> float:
 class Episode:
     """Attempt at a task.
 
-    `phase` is ``train`` or an evaluation's name; `step` the optimiser step it was begun for (the consuming step's
-    record names its episodes). `patch` is ``git diff`` against the task's commit, `timings` seconds per activity
+    `phase` is ``train`` or an evaluation's name; `step` the optimiser step that it was begun for (another may consume
+    it). `patch` is ``git diff`` against the task's commit, `timings` seconds per activity
     (``generate``, ``tools``, ``sandbox``, ``diff``, ``reward``, ``total``).
 
     >>> Episode("e", "toy/1", "train", step=0, group="g", attempt=0, ending=Ending.DONE).reward
@@ -370,7 +361,7 @@ class Episode:
     attempt: int
     ending: Ending
     reason: str = ""
-    """Why it ended, in a word: ``submitted``, ``calls``, ``tokens``, ``time``, a crash (``exit 1``, ``SIGSEGV``,
+    """Cause of the end: ``submitted``, ``calls``, ``tokens``, ``time``, a crash (``exit 1``, ``SIGSEGV``,
     ``KeyError``), or the fault's boundary.
     """
     fault: str = ""
@@ -409,7 +400,7 @@ class Episode:
 class Sample:
     """Spans of one leaf as a row for the learner.
 
-    ``ids[i]`` is trained iff ``trained[i]``; `logprobs` are the engine's (0.0 if not sampled), `versions` the policy
+    ``ids[i]`` is trained if ``trained[i]``; `logprobs` are the engine's (0.0 if not sampled), `versions` the policy
     versions (-1 if not sampled). `weight` is the row's share of its episode's trained tokens, so that forks do not
     raise an episode's weight.
 
@@ -466,8 +457,8 @@ class Checks:
     workspace: str = ""
     """Workspace of the checks, if not the task's: the image with hidden tests."""
     collect: Mapping[str, str] = field(default_factory=dict)
-    """What the last command gets of the attempt, in a fresh sandbox of `workspace`: by absolute path, the shell script
-    that writes it as a tar archive (`grading.collect`). Earlier commands run in the attempt's sandbox.
+    """Parts of the attempt for the last command, which runs in a fresh sandbox of `workspace`: by absolute path, the
+    shell script that writes it as a tar archive (`grading.collect`). Earlier commands run in the attempt's sandbox.
     """
 
     @property
@@ -481,7 +472,7 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Policy's repair that passed the checks in an earlier step, from episode `episode`: a further reference.
+    """A repair by the policy that passed the checks in an earlier step: a further reference.
 
     >>> Verified(b"", "train-00001-000-03", step=1).step
     1
@@ -513,8 +504,8 @@ class Task:
     reference: bytes
     checks: Checks = Checks()
     environment: str = ""
-    """``venv:FOLDER``: virtual environment here, shown to sandboxes read-only and first on ``PATH``; ``python:JSON``:
-    built from a specification on any machine (`environments.Specification`); other text is a fingerprint of the
+    """``venv:FOLDER``: virtual environment on this machine, read-only in sandboxes and first on ``PATH``;
+    ``python:JSON``: built from a specification (`environments.Specification`); other text is a fingerprint of the
     environment in which checks were verified.
     """
     split: str = "train"
@@ -523,7 +514,7 @@ class Task:
     repository: str = ""
     """``OWNER/NAME``. Bugs of one repository are not independent."""
     created: str = ""
-    """Date of the issue or repair, ``YYYY-MM-DD``: models trained later may know it."""
+    """Date of the issue or repair, ``YYYY-MM-DD``: models trained later may have seen it."""
     kind: str = ""
     """Selects agent, limits and rewards (config section ``kinds``); empty: the run's."""
     answer: str = ""
@@ -572,9 +563,9 @@ class SandboxInfo:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Limits of a sandbox: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
     limits_kept: str = "by means of its own"
-    """How limits are enforced, in words."""
+    """Enforcement of the limits, in words."""
     workspaces: str = "by means of its own"
-    """How workspaces are opened, in words."""
+    """Opening of workspaces, in words."""
     slowdown: float = 3.0
     """Longest time of a short command, as a multiple of the host's."""
 

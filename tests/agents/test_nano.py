@@ -200,7 +200,7 @@ async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
         ({"descriptions": {"bash": "x"}}, "shell"),
         ({"names": {"bash": "run"}}, "shell"),
         ({"names": {"shell": "apply_patch"}}, "two tools"),
-        ({"names": {"shell": "run it"}}, "not a name of a tool"),
+        ({"names": {"shell": "run it"}}, "not a valid tool name"),
         ({"user_template": "no place"}, "{prompt}"),
         ({"system_file": "/nonexistent/prompt"}, "cannot be read"),
         ({"request": {"stream": True}}, "stream"),

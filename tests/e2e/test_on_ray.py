@@ -103,7 +103,7 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
     lost = [each for each in logged_episodes(iter(there.records())) if each.ending is Ending.VOID]
     assert {each.reason for each in lost} == {"worker"}, printed
     assert all(each.fault.startswith("WorkerFault: actor ") and "was lost: Actor" in each.fault for each in lost)
-    assert f"; {len(lost)} episodes were made there, and are void" in printed
+    assert f"; its {len(lost)} open episodes are void" in printed
     assert result(there) == result(here), "the same seeds gave the same episodes, wherever they were made"
 
 

@@ -549,7 +549,7 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         child.process.kill()
         assert await offload.render(asked, ()) == expected
         monkeypatch.setattr(workers, "SECONDS", 0.05)
-        with pytest.raises(Exception, match="more memory or time"):
+        with pytest.raises(Exception, match="too much memory or time"):
             await offload.render((user("other words " * 200_000),), ())
         monkeypatch.setattr(workers, "SECONDS", 60.0)
         assert await offload.render(asked, ()) == expected

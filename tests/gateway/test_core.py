@@ -436,19 +436,15 @@ class TestLifetime:
 
     async def test_a_unix_socket_serves_the_same(self, world: World, tmp_path: Path) -> None:
         address = tmp_path / "gateway.sock"
-        gateway = Gateway(
-            PolicySource(world.gateway.source.codec, world.engine),
-            sampling=Sampling(),
-            on_turn=world.gateway._on_turn,
-            model_name="m",
-        )
+        policy = PolicySource(world.gateway.source.codec, world.engine)
+        gateway = Gateway(policy, sampling=Sampling(), on_turn=world.gateway._on_turn)
         await gateway.start(socket=address)
         endpoint = gateway.open("e", limits=world.open().limits, seed=0).endpoint
         assert endpoint.socket == str(address)
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(address))) as session:
             url = endpoint.base_url.replace(gateway.url, "http://gateway")
             async with session.get(f"{url}/models") as response:
-                assert [model["id"] for model in (await response.json())["data"]] == ["m"]
+                assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
             async with session.get("http://gateway/health") as response:
                 assert await response.json() == {"status": "ok"}, "nothing of other episodes or the engine"
         await gateway.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -38,15 +39,7 @@ from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Terms, Ticket, collect, ray_cluster, ray_executor, slots
 from coderepairrl.rollout.ray_executor import WorkerActor, executor_versions
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
-from coderepairrl.rollout.worker import (
-    FromWorker,
-    ToWorker,
-    Worker,
-    WorkerSetup,
-    make_picklable,
-    pack_messages,
-    unpack_messages,
-)
+from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Turn
@@ -97,14 +90,14 @@ class Wire(Connection):
         if self.broken.done():
             given.cancel()
             self.broken.result()
-        messages: list[FromWorker] = unpack_messages(pack_messages(given.result()))
+        messages: list[FromWorker] = pickle.loads(pickle.dumps(given.result()))
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
         await asyncio.sleep(0)
         if self.broken.done():
             self.broken.result()
-        self.worker.receive(unpack_messages(pack_messages(messages)))
+        self.worker.receive(pickle.loads(pickle.dumps(messages)))
 
     async def close(self) -> None:
         await self._home.aclose()
@@ -247,7 +240,7 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     void = [each for each in read_episodes(tmp_path) if each.ending is Ending.VOID]
     assert void and {each.reason for each in void} == {"worker"}
     assert {each.fault for each in void} == {f"WorkerFault: {cut[0].name} was lost"}
-    assert made.said == [f"{cut[0].name} was lost; {len(void)} episodes were made there, and are void"]
+    assert made.said == [f"{cut[0].name} was lost; its {len(void)} open episodes are void"]
     assert [each.ending for each in episodes] == [Ending.DONE] * 6
     assert {each.id.partition("-retry")[0] for each in void} == {
         each.id.partition("-retry")[0] for each in episodes if "retry" in each.id
@@ -314,7 +307,7 @@ def faults() -> Iterator[Exception]:
 
 @pytest.mark.parametrize("error", list(faults()), ids=lambda error: type(error).__name__)
 def test_errors_travel_whole(error: Exception) -> None:
-    there = unpack_messages(pack_messages(make_picklable(error)))
+    there = pickle.loads(pickle.dumps(make_picklable(error)))
     assert type(there) is type(error)
     assert (str(there), repr(there.__dict__)) == (str(error), repr(error.__dict__))
 
@@ -416,7 +409,7 @@ async def test_an_address_where_something_else_listens(
         error = await refused(miniature, monkeypatch, ray, there)
         found = services.canonicalize_bootstrap_address(address)
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"what listens at {found} is not a head of a Ray cluster that works: no answer"
+    assert str(error) == f"{found} is not the head of a working Ray cluster: no answer"
 
 
 async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +459,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = pack_messages(make_picklable(OSError(28, "No space left on device")))
+    full = pickle.dumps(make_picklable(OSError(28, "No space left on device")))
     error = await refused(miniature, monkeypatch, fake(options=dying(given=("there", full))))
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
@@ -476,7 +469,7 @@ async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
 async def wrong(actor: WorkerActor) -> CodeRepairError:
     name, packed = await actor.open()
     assert name == socket.gethostname()
-    error: CodeRepairError = unpack_messages(packed)
+    error: CodeRepairError = pickle.loads(packed)
     assert isinstance(error, PrerequisiteError)
     return error
 

@@ -1,6 +1,6 @@
 """`agentless`: no tools. A script localises the defect (files, elements, lines), samples repairs, and takes a vote.
 
-After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without embeddings
+Follows Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without embeddings
 and generated tests.
 """
 
@@ -27,11 +27,11 @@ from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, FirstRequest, SideCalls, Task, ToolCall
 
 _LARGEST_SOURCE = 100_000
-"""Bytes of a Python file that is asked whether it parses, in the process of all episodes."""
+"""Bytes of a Python file that is parsed in this process, which all episodes share."""
 _COPY_SECONDS = 300.0
-# without -p: there are sandboxes in which no mode can be changed; executable files are so from the beginning
-_KEEP = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -dR -t "$0" {} +'
-_PUT_BACK = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -dR "$0"/. .'
+# without -p: in some sandboxes no mode can be changed; executable files already are
+_SAVE = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -dR -t "$0" {} +'
+_RESTORE = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -dR "$0"/. .'
 _COMMENTS = ("#", "//")
 
 
@@ -87,15 +87,15 @@ async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposa
 
     Returns None if one does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
     """
-    drawn = _Draft(sandbox)
-    tools = Tools(drawn, FULL, output_chars=0)  # type: ignore[arg-type]  # which only reads and writes files here
+    overlay = _Draft(sandbox)
+    tools = Tools(overlay, FULL, output_chars=0)  # type: ignore[arg-type]  # `apply_patch` only reads and writes files
     for edit in edits:
         if not (await tools.apply_patch(edit, lines=True)).ok:
             return None
-    before = {path: await _read_before(sandbox, path) for path in drawn.files}
-    changed = {path: data for path, data in drawn.files.items() if data != before[path]}
-    broken = (p for p, data in changed.items() if not _parses(p, data) and _parses(p, before[p] or b""))
-    return Proposal(changed) if changed and next(broken, None) is None else None
+    before = {path: await _read_before(sandbox, path) for path in overlay.files}
+    changed = {path: data for path, data in overlay.files.items() if data != before[path]}
+    breaks = any(not _parses(path, data) and _parses(path, before[path] or b"") for path, data in changed.items())
+    return Proposal(changed) if changed and not breaks else None
 
 
 async def _read_before(sandbox: Sandbox, path: str) -> bytes | None:
@@ -108,7 +108,7 @@ async def _read_before(sandbox: Sandbox, path: str) -> bytes | None:
 def _parses(path: str, data: bytes) -> bool:
     if not path.endswith((".py", ".pyi")) or len(data) > _LARGEST_SOURCE:
         return True
-    with warnings.catch_warnings():  # of invalid escapes
+    with warnings.catch_warnings():  # about invalid escapes
         warnings.simplefilter("ignore")
         try:
             ast.parse(data)
@@ -124,13 +124,13 @@ async def passing(sandbox: Sandbox, proposal: Proposal, command: str, seconds: f
     """
     result = await sandbox.exec(["mktemp", "-d"])
     copy = result.output.decode(errors="replace").strip()
-    await _shell(sandbox, _KEEP, copy)
+    await _shell(sandbox, _SAVE, copy)
     try:
         if not await proposal.write(sandbox):
             return False
         return (await sandbox.exec(["bash", "-c", command], timeout=seconds)).ok
     finally:
-        await _shell(sandbox, _PUT_BACK, copy)
+        await _shell(sandbox, _RESTORE, copy)
         await sandbox.exec(["rm", "-rf", copy], timeout=_COPY_SECONDS)
 
 
@@ -165,7 +165,7 @@ Which lines have to be changed, or stand next to new ones? One place on each lin
 path/to/file.py: 12-15"""
 _REPAIR = "Reply with the edits that resolve the issue, and with nothing that is not needed for it. {format}"
 _LARGEST_FILE = 1 << 20
-"""Bytes: no file that is larger is written by hand."""
+"""Bytes of a file to show: larger ones are not written by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,25 +173,24 @@ class AgentlessOptions:
     """Options of `agentless`. Raises `ConfigError` for invalid values."""
 
     files: Literal["model", "oracle"] = "model"
-    """Who says which files: the model, or the task's reference (an upper bound for any search)."""
+    """Chooses the files: the model, or the task's reference (an upper bound for any search)."""
     most_files: int = 3
-    """At most so many files are looked into."""
+    """Most files to look into."""
     format: Format = "blocks"
-    """What repairs are written in, as `DirectOptions.format`; for all but blocks whole files are shown."""
+    """Format of repairs, as `DirectOptions.format`; all but ``blocks`` show whole files."""
     examples: Examples = 0
     """Worked examples before each question for a repair, as `DirectOptions.examples`."""
     samples: int = 4
-    """Repairs that are sampled, by the run's sampling: greedily all are the same."""
+    """Repairs to sample; greedy sampling makes all the same."""
     around: int = 10
-    """Lines shown before and after those that are named."""
+    """Lines shown before and after the named ones."""
     context_chars: int = 20_000
-    """At most so much of the list of files, of outlines or of code in a question. Never more than two characters for
-    each token that the episode may have."""
+    """Most characters of file list, outlines or code in a question; at most two per token of the episode's limit."""
     tests: str = ""
-    """A command line of the repository's own tests, such as ``python -m pytest -q``, run by bash with each different
-    repair: those with which it exits with 0 are preferred. The tests that judge the repair are not in the sandbox."""
+    """Command line of the repository's own tests, such as ``python -m pytest -q``, run by bash with each different
+    repair; repairs that pass are preferred. The tests that judge the repair are not in the sandbox."""
     test_seconds: float = 60.0
-    """Longer tests are ended, and have not passed."""
+    """Time limit of the tests, which then fail."""
 
     def __post_init__(self) -> None:
         for name, least in (("most_files", 1), ("samples", 1), ("around", 0), ("context_chars", 1)):
@@ -239,7 +238,7 @@ class _Run:
         self.budget = Budget(endpoint.limits)
         self.room = clip_issue_chars(options.context_chars, endpoint.limits)
         self.turn = -1
-        self.there: list[str] = []
+        self.paths: list[str] = []
         self.cut_off = False
         self.done: list[ToolCall] = []
         self.log: list[Message] = []
@@ -277,7 +276,7 @@ class _Run:
 
     async def _sources(self) -> list[Source]:
         """Choose the files that the model names, else those that the issue mentions, else the first."""
-        self.there = paths = await files_of(self.sandbox) if self.task.workspace else []
+        self.paths = paths = await files_of(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
             named = choose("oracle", self.task, paths)
         elif paths:
@@ -323,7 +322,7 @@ class _Run:
         answer = await self._ask(question, [excerpt(place) for place in excerpted], _shots(self.options, self.task))
         paths = [source.path for source in sources]
         try:
-            edits = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
+            edits = await read_edits(form, answer, self.sandbox, self.paths, paths, cut_off=self.cut_off)
         except Unreadable:
             edits = []
         proposal = await draft(self.sandbox, edits)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -39,7 +38,7 @@ class Reply:
     malformed: tuple[str, ...] = ()
     turn: int | None = None
     cut_off: bool = False
-    """Whether it ended at the tokens that it may have."""
+    """Whether the token limit ended it."""
 
 
 class Chat:
@@ -57,15 +56,13 @@ class Chat:
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int, seconds: float
     ) -> Reply:
-        """Request the next message.
+        """Request the model's next message.
 
         Raises `LimitReached`, `GatewayFault` for a failing endpoint, and `AgentFault` for a rejected request.
         """
@@ -107,7 +104,7 @@ def _error_of_status(status: int, answer: Any) -> Exception:
 def _parse_reply(answer: Any) -> Reply:
     try:
         message = answer["choices"][0]["message"]
-        # Null fields are not part of the conversation; everything else is sent back as it came.
+        # Null fields are not part of the conversation; all others are sent back unchanged.
         fields = {key: value for key, value in message.items() if value is not None or key == "content"}
         exact = answer.get("crrl") or {}
         usage = answer.get("usage") or {}
@@ -130,23 +127,23 @@ def _parse_reply(answer: Any) -> Reply:
 Spent = Literal["calls", "tokens", "time"]
 
 REPLY_FLOOR = 256
-"""Tokens that a reply may always ask for, so that a last patch is not cut short."""
+"""Least tokens requested for a reply, so that a last patch is not cut short."""
 
 
 class Budget:
     """Limits and what remains of them. L calls allow exactly L actions.
 
-    >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60), clock=lambda: 0.0)
+    >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60))
     >>> budget.spent(), budget.act(), budget.spent()
     (None, None, 'calls')
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._clock = clock
-        self._started = clock()
+        self._started = time.monotonic()
         self._calls = 0
-        self._tokens_left = limits.tokens
+        self.tokens_left = limits.tokens
+        """Tokens left after the last reply, before later tool results."""
 
     @property
     def calls_left(self) -> int:
@@ -154,14 +151,9 @@ class Budget:
         return self._limits.calls - self._calls
 
     @property
-    def tokens_left(self) -> int:
-        """Tokens left after the last reply, before later tool results."""
-        return self._tokens_left
-
-    @property
     def seconds_left(self) -> float:
         """Seconds until the deadline."""
-        return self._limits.seconds - (self._clock() - self._started)
+        return self._limits.seconds - (time.monotonic() - self._started)
 
     def act(self) -> None:
         """Count a tool call, failed or not, or a reply that did nothing."""
@@ -173,10 +165,10 @@ class Budget:
         `remaining` is the endpoint's own count, which considers the model's context.
         """
         left = self._limits.tokens - tokens
-        self._tokens_left = left if remaining is None else min(left, remaining)
+        self.tokens_left = left if remaining is None else min(left, remaining)
 
     def exhausted(self) -> Spent | None:
-        """Limit that forbids another action; never tokens, which a call has already spent."""
+        """Limit that forbids another action. Not ``tokens``: the reply that asks for the action has spent them."""
         if self.calls_left <= 0:
             return "calls"
         return "time" if self.seconds_left <= 0 else None

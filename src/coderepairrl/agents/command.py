@@ -21,7 +21,7 @@ _CANNOT_RUN = (126, 127)
 _SETUP_SECONDS = 30.0
 _LAST_WORDS = 2_000
 _REMOVE = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }'
-"""Folders that are closed, too: what an agent can bring about is not a reason for a crash."""
+"""Also removes unwritable folders: an agent can make some, which must not be a crash."""
 _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 

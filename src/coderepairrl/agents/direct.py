@@ -66,7 +66,7 @@ your thoughts
 the edits
 </answer>"""
 _LISTING_SECONDS = 30.0
-_MOST_FILES = 20  # of a repository none of whose files is shown, all are candidates
+_MOST_FILES = 20  # if no file is shown, all are candidates
 _DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 
@@ -75,27 +75,26 @@ class DirectOptions:
     """Options of `direct`. Raises `ConfigError` for invalid values."""
 
     files: Literal["mentioned", "oracle", "all", "none"] = "mentioned"
-    """Which files: those whose path or name the issue has, those that the reference changes (an upper bound for any
-    search), or all. Where none is found, all. With `none` the issue says what there is to know."""
+    """Files to show: those whose name is in the issue, those that the reference changes (an upper bound for any
+    search), or all; also all if none match. ``none`` is for issues that contain the code."""
     context_chars: int = 20_000
-    """At most so much of them: whole files, in the order of their paths, until one does not fit. Never more than two
-    characters for each token that the episode may have."""
+    """Most characters of them: whole files by path, until one does not fit; at most two per token of the episode's
+    limit."""
     format: Format = "blocks"
-    """What a reply writes: search/replace blocks, whole files in fences, or functions in fences (Python alone)."""
+    """Format of a reply: search/replace blocks, whole files in fences, or functions in fences (Python only)."""
     system: str | None = None
-    """The system prompt, in place of the shipped one of the format; empty sends none."""
+    """System prompt that replaces the format's; empty sends none."""
     tags: bool = False
-    """Whether the system prompt also asks for a thought and an answer between tags. Where a reply has an answer between
-    tags, only its edits are made, whatever was asked for."""
-
+    """Whether the system prompt also asks for a thought and an answer between tags. A reply's answer between tags is
+    always used alone, even without this option."""
     examples: Examples = 0
-    """Worked examples before the issue: so many drawn from the training tasks, a file of them, or themselves."""
+    """Worked examples before the issue: a number to draw from the training tasks, a file, or the examples."""
 
     def __post_init__(self) -> None:
         if self.context_chars < 0:
             raise ConfigError("agent.options.context_chars is negative")
         if self.examples and self.tags:
-            raise ConfigError("agent.options.examples have no thoughts, which agent.options.tags asks for")
+            raise ConfigError("agent.options.examples exclude agent.options.tags: they have no thoughts")
 
 
 class Direct(Agent):
@@ -167,7 +166,7 @@ class Direct(Agent):
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox, paths: list[str], room: int) -> tuple[str, list[str]]:
-        """Build the prompt, and list its files; if none, those that the issue names."""
+        """Build the prompt; return it with its files, or if none those that the issue names."""
         files: dict[str, str] = {}
         for path in choose(self.options.files, task, paths):
             try:
@@ -187,11 +186,11 @@ def clip_issue_chars(chars: int, limits: Limits) -> int:
     >>> clip_issue_chars(20_000, Limits()), clip_issue_chars(20_000, Limits(tokens=2_000))
     (20000, 4000)
     """
-    return min(chars, 2 * limits.tokens)  # of code a token is 3 to 4 characters
+    return min(chars, 2 * limits.tokens)  # a token of code has 3 to 4 characters
 
 
 def choose(which: str, task: Task, paths: list[str]) -> list[str]:
-    """Select files by `which`: all if it matches none, none if ``none``.
+    """Select files by the option `files`: all if none match, no files for ``none``.
 
     >>> task = Task("t", "add() in calc.py subtracts", "python", "dir:x", b"--- a/calc.py\\n+++ b/calc.py\\n")
     >>> choose("mentioned", task, ["calc.py", "other.py"]), choose("oracle", task, ["a.py", "calc.py"])
@@ -254,7 +253,7 @@ async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[
     for path in files:
         try:
             text = Text.parse(await sandbox.read(path)).text
-        except OSError:  # gone since it was shown: the message about the block says enough
+        except OSError:  # deleted since it was shown
             continue
         if not names.isdisjoint(_DEF.findall(text)):
             defining.append(path)

@@ -29,12 +29,11 @@ class Example:
     before: str
     after: str
     id: str = ""
-    """Of the task that it is; a task is not shown its own repair."""
+    """Id of its task, which is not shown its own repair."""
 
 
 Examples = int | str | tuple[Example, ...]
-"""An agent's option: how many are drawn from the training tasks, a file of them, or the examples themselves, which are
-what a run records."""
+"""An agent's option: a number to draw from the training tasks, a file, or the examples, which a run records."""
 
 
 def resolve_examples(option: Examples) -> tuple[Example, ...]:
@@ -63,8 +62,8 @@ def read_examples_file(path: str) -> tuple[Example, ...]:
     except (OSError, ValueError, UsageError) as error:
         raise ConfigError(f"agent.options.examples: {path} cannot be read: {error}", fix=f"a line is {line}") from error
     for number, row in rows:
-        if lacking := [name for name in _COLUMNS if not isinstance(row.get(name), str)]:
-            raise ConfigError(f"agent.options.examples: {path}:{number} has no text {lacking[0]!r}", fix=line)
+        if missing := [name for name in _COLUMNS if not isinstance(row.get(name), str)]:
+            raise ConfigError(f"agent.options.examples: {path}:{number} has no text {missing[0]!r}", fix=line)
     if not rows:
         raise ConfigError(f"agent.options.examples: {path} has no example", fix=f"a line is {line}")
     return tuple(Example(**{name: row[name] for name in (*_COLUMNS, "id") if name in row}) for _, row in rows)
@@ -81,12 +80,8 @@ def as_turns(
     for each in examples:
         if each.id == task_id:
             continue
-        parts = [
-            each.prompt,
-            *([fence_file(each.path, each.before)] if code else []),
-            *([question] if question else []),
-        ]
-        messages.append({"role": "user", "content": "\n\n".join(parts)})
+        further = filter(None, (fence_file(each.path, each.before) if code else "", question))
+        messages.append({"role": "user", "content": "\n\n".join([each.prompt, *further])})
         messages.append({"role": "assistant", "content": _example_reply(each, form).rstrip()})
     return messages
 

@@ -23,16 +23,16 @@ _OPEN = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`\n]*)")
 _WORD = re.compile(r"[\w./@+-]*\w")
 _PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
 _NAMING = 250
-"""Characters of a line in which a file is named."""
+"""Characters of a line that are searched for a file name."""
 _SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
-"""Languages of blocks that are not code of a file, unless one is named."""
+"""Languages of blocks that are no file's code, unless they name a file."""
 _LARGEST = 1 << 20
-"""Characters of a file or block that is parsed, in the process of all episodes."""
+"""Characters of a file or block that is parsed in this process, which all episodes share."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Unreadable(Exception):
-    """Why a reply or block makes no edit."""
+    """A reply or block that makes no edit; the message is the reason."""
 
 
 class Fence(NamedTuple):
@@ -69,7 +69,7 @@ def parse_fences(reply: str) -> list[Fence]:
             end += 1
         inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
         if end == len(lines) and inner and not inner[-1]:
-            del inner[-1]  # the empty text after the last line end
+            del inner[-1]  # `split` leaves an empty text after the last line end
         fences.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
         above, at = "", end + 1
     return fences
@@ -209,7 +209,7 @@ def replace_functions(before: str, code: str) -> str:
     Raises `Unreadable` for invalid Python, and for functions that the file lacks or repeats.
     """
     try:
-        with warnings.catch_warnings():  # of invalid escapes
+        with warnings.catch_warnings():  # about invalid escapes
             warnings.simplefilter("ignore")
             return _replace_functions(before, code)
     except (RecursionError, MemoryError, ValueError) as error:
@@ -231,14 +231,15 @@ def replaced(before: str, codes: Sequence[str]) -> str:
 
 def _replace_functions(before: str, code: str) -> str:
     if max(len(before), len(code)) > _LARGEST or "\r" in before:
-        raise Unreadable("the file is too large, or has other line ends than a block can")
+        raise Unreadable("the file is too large, or has line ends that a block cannot express")
     try:
         file = ast.parse(before)
     except SyntaxError as error:
         raise Unreadable(f"the file is not Python: {error.msg}") from None
     block, lines = _parse_code(code)
     file_definitions = list(_definitions(file.body))
-    block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
+    file_names = {each.name for each in file_definitions} | _classes(file)
+    block_definitions = list(_definitions(block.body, file_names=file_names))
     if _is_whole(file, file_definitions, block, block_definitions):
         return whole(before, "\n".join(lines))
     targets = _targets(block_definitions, file_definitions)
@@ -246,25 +247,26 @@ def _replace_functions(before: str, code: str) -> str:
         names = ", ".join(each.name for each in block_definitions[:5])
         raise Unreadable(f"the file has no function {names}" if names else "the block has no function")
     old = before.split("\n")
-    put: dict[int, tuple[int, list[str]]] = {}
-    """By the first line that is replaced: the line behind the last one, and what is put there."""
+    replacements: dict[int, tuple[int, list[str]]] = {}
+    """New lines by the first line they replace, with the line after the last one."""
 
     def insert(at: int, text: list[str]) -> None:
-        end, lines_there = put.get(at, (at, []))
-        put[at] = end, [*text, *lines_there]
+        end, following = replacements.get(at, (at, []))
+        replacements[at] = end, [*text, *following]
 
     for number, (definition, target) in targets.items():
-        put[target.start] = target.end + 1, _indent(definition, lines, target, old)
+        replacements[target.start] = target.end + 1, _indent(definition, lines, target, old)
         for helper in reversed(_helpers(number, block_definitions, targets)):
             empty = [""] * (1 if target.node.col_offset else 2)
             insert(_first_comment(old, target.start), [*_indent(helper, lines, target, old), *empty])
-    spans = sorted((start, end) for start, (end, _) in put.items())
+    spans = sorted((start, end) for start, (end, _) in replacements.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
-        raise Unreadable("one function of the block stands within another one of the file")
-    used = {name for each in block_definitions for name in _assigned_names(each.node)}
+        raise Unreadable("a function of the block is nested in another one of the file")
+    nodes = [node for each in block_definitions for node in ast.walk(each.node)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
     for at, added in _imports(file, block, used).items():
         insert(at, added)
-    for start, (end, text) in sorted(put.items(), reverse=True):
+    for start, (end, text) in sorted(replacements.items(), reverse=True):
         old[start - 1 : end - 1] = text
     return "\n".join(old)
 
@@ -285,7 +287,7 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
         except SyntaxError as error:
             problem = problem or str(error.msg)
             continue
-        except ValueError:  # what follows is not indented
+        except ValueError:  # several statements: later lines are not indented
             continue
         assert isinstance(wrapper, ast.If)
         for statement in wrapper.body:
@@ -295,26 +297,26 @@ def _parse_code(code: str) -> tuple[ast.Module, list[str]]:
 
 
 def _definitions(
-    body: Sequence[ast.AST], place: str = "", *, nested: bool = False, known: set[str] | None = None
+    body: Sequence[ast.AST], place: str = "", *, nested: bool = False, file_names: set[str] | None = None
 ) -> Iterator[_Definition]:
     """Yield the definitions in `body`.
 
-    With `known` names, `body` is a block's: nested functions are skipped, unknown classes kept whole.
+    With `file_names`, `body` is a block's: nested functions are skipped, unknown classes kept whole.
     """
     for node in body:
         if isinstance(node, _Function):
             name = f"{place}{node.name}"
             yield _Definition(name, place, node, nested)
-            if known is None:
+            if file_names is None:
                 yield from _definitions(node.body, f"{name}.", nested=True)
         elif isinstance(node, ast.ClassDef):
-            if known is not None and f"{place}{node.name}" not in known:
+            if file_names is not None and f"{place}{node.name}" not in file_names:
                 yield _Definition(f"{place}{node.name}", place, node)
             else:
-                yield from _definitions(node.body, f"{place}{node.name}.", nested=nested, known=known)
+                yield from _definitions(node.body, f"{place}{node.name}.", nested=nested, file_names=file_names)
         elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             inner = [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
-            yield from _definitions(inner, place, nested=nested, known=known)
+            yield from _definitions(inner, place, nested=nested, file_names=file_names)
 
 
 def _classes(file: ast.Module) -> set[str]:
@@ -329,15 +331,15 @@ def _classes(file: ast.Module) -> set[str]:
     return set(inner(file.body, ""))
 
 
-def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
-    """Match the block's functions to the file's, by index in `given`."""
+def _targets(block: Sequence[_Definition], file: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
+    """Match the block's functions to the file's, by index in `block`."""
     targets: dict[int, tuple[_Definition, _Definition]] = {}
-    for number, definition in enumerate(given):
+    for number, definition in enumerate(block):
         if isinstance(definition.node, ast.ClassDef):
             continue
-        same = [each for each in known if each.name == definition.name]
+        same = [each for each in file if each.name == definition.name]
         if not same and not definition.place:
-            same = [each for each in known if each.node.name == definition.node.name]
+            same = [each for each in file if each.node.name == definition.node.name]
         if len(same) > 1:
             one_name = len({each.name for each in same}) == 1
             same_decorators = [
@@ -345,7 +347,7 @@ def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict
                 for each in same
                 if each.decorators == definition.decorators and (one_name or definition.decorators)
             ]
-            twins = [each for each in given if each.name == definition.name]
+            twins = [each for each in block if each.name == definition.name]
             if len(same_decorators) == 1:
                 same = same_decorators
             elif len(twins) == len(same):
@@ -359,55 +361,49 @@ def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict
 
 
 def _helpers(
-    number: int, given: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
+    number: int, block: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
     """New definitions between the previous matching function and `number`, or after the last."""
-    same = [at for at in sorted(targets) if given[at].place == given[number].place]
+    same = [at for at in sorted(targets) if block[at].place == block[number].place]
     before = max((at for at in same if at < number), default=-1)
-    last = len(given) if number == same[-1] else number
-    candidates = {at for at in range(before + 1, last) if given[at].place == given[number].place and at not in targets}
-    names = {given[at].name for at in targets}
-    return [given[at] for at in sorted(candidates) if given[at].name not in names]
+    last = len(block) if number == same[-1] else number
+    candidates = {at for at in range(before + 1, last) if block[at].place == block[number].place and at not in targets}
+    names = {block[at].name for at in targets}
+    return [block[at] for at in sorted(candidates) if block[at].name not in names]
 
 
-def _indent(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
+def _indent(definition: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
     """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
-    block_indent, file_indent = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
-    text = list(lines[own.start - 1 : own.end])
-    fixed_lines = _kept_lines(own)
-    body = own.node.body[0].lineno
-    inside = target.node.body[0].lineno
-    if body > own.node.lineno and inside > target.node.lineno and _blanks(lines[body - 1]) == _blanks(old[inside - 1]):
-        fixed_lines |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
+    node, text = definition.node, list(lines[definition.start - 1 : definition.end])
+    block_indent, file_indent = _blanks(lines[node.lineno - 1]), _blanks(old[target.node.lineno - 1])
+    fixed_lines = _kept_lines(definition)
+    body, file_body = node.body[0].lineno, target.node.body[0].lineno
+    both_below = body > node.lineno and file_body > target.node.lineno
+    if both_below and _blanks(lines[body - 1]) == _blanks(old[file_body - 1]):
+        fixed_lines |= set(range(body, definition.end + 1))  # only the first line has another indentation
     if block_indent != file_indent:
-        text = [
-            line if own.start + at in fixed_lines or not line.strip() else _shift(line, block_indent, file_indent)
-            for at, line in enumerate(text)
-        ]
-    is_target = own.node.name == target.node.name
-    if is_target and not own.node.decorator_list:
+        for at, line in enumerate(text):
+            if definition.start + at not in fixed_lines and line.strip() and line.startswith(block_indent):
+                text[at] = file_indent + line[len(block_indent) :]
+    if node.name == target.node.name and not node.decorator_list:
         text = [*old[target.start - 1 : target.node.lineno - 1], *text]
     return text
-
-
-def _shift(line: str, old_indent: str, new_indent: str) -> str:
-    return new_indent + line[len(old_indent) :] if line.startswith(old_indent) else line
 
 
 def _blanks(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _kept_lines(own: _Definition) -> set[int]:
+def _kept_lines(definition: _Definition) -> set[int]:
     """Lines inside multi-line strings (not docstrings), which must not be reindented."""
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(own.node)
+        for node in ast.walk(definition.node)
         if isinstance(node, _Function | ast.ClassDef) and node.body and isinstance(node.body[0], ast.Expr)
     }
     return {
         line
-        for node in ast.walk(own.node)
+        for node in ast.walk(definition.node)
         if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings
         for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
         if isinstance(node, ast.JoinedStr) or isinstance(node.value, str | bytes)
@@ -418,10 +414,6 @@ def _first_comment(old: Sequence[str], start: int) -> int:
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
-
-
-def _assigned_names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Import | ast.ImportFrom, ast.alias]]:
@@ -438,13 +430,14 @@ def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
     present = {_as_code(*each) for each in _imported(file.body)}
-    lacking: dict[str, bool] = {}
+    missing: dict[str, bool] = {}
+    """Lines of imports, and whether each is of ``__future__``."""
     for node, alias in _imported(block.body):
         bound = alias.asname or alias.name.partition(".")[0]
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
         if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in present:
-            lacking[line] = future
-    if not lacking:
+            missing[line] = future
+    if not missing:
         return {}
     is_text = ast.get_docstring(file, clean=False) is not None
     body = file.body[1:] if is_text else file.body
@@ -452,13 +445,13 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
     after = [node for node in leading if node.lineno == first or _only_imports(body, node)]
     last = first
-    if after:  # below all that shares a line with the last import
+    if after:  # below all statements on the line of the last import
         bottom = after[-1].end_lineno or after[-1].lineno
         last = max(node.end_lineno or node.lineno for node in body if node.lineno <= bottom) + 1
-    if any(lacking.values()) and is_text and first <= (file.body[0].end_lineno or 0):
-        raise Unreadable("the file's first statement stands on the line of its docstring")
+    if any(missing.values()) and is_text and first <= (file.body[0].end_lineno or 0):
+        raise Unreadable("the file's first statement is on the line of its docstring")
     insertions: dict[int, list[str]] = {}
-    for line, future in lacking.items():
+    for line, future in missing.items():
         insertions.setdefault(first if future else last, []).append(line)
     if not after:
         insertions = {at: [*text, "", ""] for at, text in insertions.items()}
@@ -469,12 +462,17 @@ def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
     return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body[: list(body).index(node)])
 
 
-def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module, given: Sequence[_Definition]) -> bool:
-    """Whether the block has all of the file, and changes more than functions."""
+def _is_whole(
+    file: ast.Module,
+    file_definitions: Sequence[_Definition],
+    block: ast.Module,
+    block_definitions: Sequence[_Definition],
+) -> bool:
+    """Whether the block has all names of the file, and changes more than functions."""
     in_block, in_file = _statements(block), _statements(file)
-    names = {each.name for each in given}
+    names = {each.name for each in block_definitions}
     return (
-        {each.name for each in known if not each.nested} <= names
+        {each.name for each in file_definitions if not each.nested} <= names
         and _classes(file) <= _classes(block)
         and {_as_code(*each) for each in _imported(file.body)} <= {_as_code(*each) for each in _imported(block.body)}
         and in_file.keys() <= in_block.keys()

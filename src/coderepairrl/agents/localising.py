@@ -24,16 +24,16 @@ _DEFINES = re.compile(
 _STATES = re.compile(
     r"\s*(?:return|else|elif|if|for|while|switch|case|throw|raise|new|await|yield|assert|print|import|from|goto|delete|not)\b"
 )
-"""What looks like it and is none."""
+"""Statements that look like a definition."""
 _CLOSES = re.compile(r"^\s*[}\])]|^\s*(?:end|else|elif|except|finally|rescue|ensure|catch|case|default)\b")
 _WORD = re.compile(r"[^\s`'\"*,()<>|]+")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 _RANGE = re.compile(r"(?:^|[\s:#,(L`])(?:lines?\s*)?L?(\d{1,7})(?:\s*(?:-|\u2013|to)\s*L?(\d{1,7}))?(?=$|[\s,.;)`])")
 _ITEM = re.compile(r"^\s*\d+[.)]\s+")
 _LONGEST_LINE = 400
-"""Of a line in an answer or in code that is looked at: no definition and no path is longer."""
+"""Characters of a line that are read: no definition and no path is longer."""
 _MOST_NAMES = 20
-"""Elements or places of one answer: an answer that names everything names nothing."""
+"""Most elements or places of an answer: one that names everything is useless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Place:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Text."""
+        """Lines of text."""
         return self.source.lines[self.first - 1 : self.last]
 
 
@@ -135,8 +135,8 @@ def find_elements(answer: str, sources: Sequence[Source]) -> list[Place]:
     by_name: dict[tuple[Source, str], list[Place]] = {}
     for source in sources:
         for each in source.elements:
-            own_name = (source, _NAME.findall(each.name)[-1])
-            by_name.setdefault(own_name, []).append(Place(source, each.first, each.last))
+            last_name = _NAME.findall(each.name)[-1]
+            by_name.setdefault((source, last_name), []).append(Place(source, each.first, each.last))
     named = (
         (source, name) for files, line in _by_file(answer, sources) for source in files for name in _NAME.findall(line)
     )
@@ -179,12 +179,12 @@ def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[
 def _merge(places: Iterable[Place]) -> list[Place]:
     """Merge touching ranges: files in order of mention, then by line."""
     by_path: dict[str, list[Place]] = {}
-    first: dict[Place, None] = {}
+    distinct: dict[Place, None] = {}
     for place in places:
-        first[place] = None
-        if len(first) == _MOST_NAMES:
+        distinct[place] = None
+        if len(distinct) == _MOST_NAMES:
             break
-    for place in first:
+    for place in distinct:
         by_path.setdefault(place.source.path, []).append(place)
     merged: list[Place] = []
     for file_places in by_path.values():

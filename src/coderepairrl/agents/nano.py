@@ -1,4 +1,4 @@
-"""Nano: a mission, two tools, hard limits, and nothing else.
+"""Nano: an agent with a mission, two tools and hard limits.
 
 History is never rewritten, so each request extends the previous one token for token. Exact semantics:
 ``docs/guides/nano.md``.
@@ -38,7 +38,7 @@ class NanoOptions:
     tools: Literal["full", "compact"] = "full"
     """``compact`` drops the descriptions and the optional `context`, and answers in a few tokens."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Other names for tools, by their own, such as ``{shell = "run"}``: in schemas, prompts and answers."""
+    """New names of tools, by shipped name, such as ``{shell = "run"}``: in schemas, prompts and answers."""
     descriptions: Mapping[str, str] = field(default_factory=dict)
     """Tool descriptions that replace the shipped ones, by tool."""
     messages: Mapping[str, str] = field(default_factory=dict)
@@ -47,17 +47,17 @@ class NanoOptions:
     """Warn before limits, ahead of a tool's result."""
     low_tokens: int = 3_000
     critical_tokens: int = 1_500
-    """With fewer tokens left than this, warn."""
+    """Tokens left below which it warns."""
     few_calls: int = 4
-    """With so many calls left, warn."""
+    """Calls left at which it warns."""
     nudge: bool = True
-    """Remind a model that did nothing; otherwise every reply without a tool call ends the episode."""
+    """Remind a model that changed nothing; otherwise every reply without a tool call ends the episode."""
     output_chars: int = 2_000
     """Longer tool results are cut."""
     shell_seconds: float = 4.0
     """Longer commands are killed."""
     examples: Examples = 0
-    """Worked examples before the issue, as `DirectOptions.examples`: Nano looks at the file and patches it."""
+    """Worked examples before the issue, as `DirectOptions.examples`: Nano reads the file and patches it."""
     request: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request, such as ``temperature`` (a training run's own sampling overrides them)."""
 
@@ -66,8 +66,6 @@ class NanoOptions:
             raise ConfigError(
                 "agent.options.user_template has no {prompt}", fix="Put {prompt} where the issue belongs."
             )
-        if self.tools not in ("full", "compact"):
-            raise ConfigError(f"agent.options.tools is full or compact, not {self.tools!r}")
         if self.system_file and self.system != "full":
             raise ConfigError("agent.options.system and agent.options.system_file exclude each other")
         if self.output_chars < 1 or self.shell_seconds <= 0:
@@ -89,7 +87,7 @@ class NanoOptions:
         for name in names:
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
                 raise ConfigError(
-                    f"agent.options.names: {name!r} is not a name of a tool", fix="A-Z a-z 0-9 _ -, up to 64"
+                    f"agent.options.names: {name!r} is not a valid tool name", fix="A-Z a-z 0-9 _ -, up to 64"
                 )
             if names.count(name) > 1:
                 raise ConfigError(f"agent.options.names: two tools are named {name!r}")
@@ -163,7 +161,7 @@ class _Run:
         messages, self.schemas = agent.first_request(task)
         self.messages = [dict(message) for message in messages]
         self.tools = agent.toolbox(sandbox, self.texts, options.output_chars, options.names)
-        self.own = {options.names.get(tool, tool): tool for tool in agent.wording.parameters}
+        self.shipped_names = {options.names.get(tool, tool): tool for tool in agent.wording.parameters}
         self.budget = Budget(endpoint.limits)
         self.chat = chat
         self.turn = -1
@@ -201,12 +199,12 @@ class _Run:
         for call in reply.tool_calls:
             limit = limit or self.budget.exhausted()
             reference = {"role": "tool", "tool_call_id": call.get("id") or ""}
-            if limit:  # several calls in a reply do not overshoot, and none is left without an answer
+            if limit:  # calls beyond the limit are not executed, but answered
                 self.messages.append(reference | {"content": fill_template(self.texts.refused, limit=limit)})
             else:
                 self.budget.act()
                 self._append(reference, await self._execute(call))
-        for text in reply.malformed:  # what the gateway could not read has no id to answer to
+        for text in reply.malformed:  # without an id, so the answer is a user message
             limit = limit or self.budget.exhausted()
             if not limit:
                 self.budget.act()
@@ -218,7 +216,7 @@ class _Run:
     async def _execute(self, call: Mapping[str, Any]) -> str:
         function = call.get("function") or {}
         called, raw = str(function.get("name", "")), function.get("arguments", "")
-        name = self.own.get(called, "")
+        name = self.shipped_names.get(called, "")
         started = time.monotonic()
         command = ""
         arguments, problem = _parse_arguments(raw)
@@ -263,6 +261,6 @@ class _Run:
 def _parse_arguments(raw: object) -> tuple[dict[str, Any] | None, str]:
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
-    except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand brackets
+    except (ValueError, RecursionError) as error:  # RecursionError: deeply nested brackets
         return None, str(error)
     return (arguments, "") if isinstance(arguments, dict) else (None, f"a {type(arguments).__name__}")

@@ -28,7 +28,7 @@ def _reword(text: str) -> str:
     return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda match: _WORDS[match[1]], text)
 
 
-_NEW = {
+_CHANGED_TEXTS = {
     "unknown_tool": "error: there is no tool {name}; the tools are bash, view_file, str_replace and write_file",
     "no_file": "error: {path} does not exist; write_file would create it",
 }
@@ -40,7 +40,7 @@ NANO4 = Wording(
     compact_system="Repair the bug. Find it with bash and view_file, change it with str_replace, then say done.",
     full=replace(
         FULL,
-        **_NEW,
+        **_CHANGED_TEXTS,
         nudge=_reword(FULL.nudge),
         absent=_reword(FULL.absent),
         ambiguous="error: old_str occurs {count} times in {path}; give more of the surrounding text",
@@ -78,7 +78,7 @@ NANO4 = Wording(
     optional=frozenset({"start", "end"}),
     integers=frozenset({"start", "end"}),
 )
-"""Texts of `nano4`; those that are not about its tools are Nano's."""
+"""Texts of `nano4`; texts that name no tool are Nano's."""
 
 
 class FourTools(Tools):
@@ -105,7 +105,7 @@ class FourTools(Tools):
         if problem := self._unusable("str_replace", path=path, old_str=old, new_str=new):
             return problem
         if not old:
-            return Result(fill_template(self._texts.empty_old, path=path), False)
+            return self._fail(self._texts.empty_old, path=path)
         return await self.apply_patch({"file_path": path, "old_content": old, "new_content": new})
 
     async def view(self, arguments: Mapping[str, Any]) -> Result:
@@ -115,18 +115,15 @@ class FourTools(Tools):
             return problem
         for name, value in (("start", start), ("end", end)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                tool_name = self._names.get("view_file", "view_file")
-                text = fill_template(self._texts.not_text, name=tool_name, argument=name, problem="not a line number")
-                return Result(text, False)
+                tool = self._names.get("view_file", "view_file")
+                return self._fail(self._texts.not_text, name=tool, argument=name, problem="not a line number")
         path = self._relative(str(path))
         try:
             data = await self._text_of(path)
-        except PermissionError:
-            return Result(fill_template(self._texts.outside, path=path), False)
         except OSError as error:
-            return Result(fill_template(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+            return self._fail_on_file(path, error)
         if data is None:
-            return Result(fill_template(self._texts.no_file, path=path), False)
+            return self._fail(self._texts.no_file, path=path)
         lines = data.decode("utf-8", "replace").split("\n")
         return Result("\n".join(lines[(start or 1) - 1 : end]).rstrip("\n") or self._texts.silent, True)
 
@@ -139,10 +136,8 @@ class FourTools(Tools):
         try:
             before = await self._read(path)
             await self._sandbox.write(path, str(content).encode())
-        except PermissionError:
-            return Result(fill_template(self._texts.outside, path=path), False)
         except OSError as error:
-            return Result(fill_template(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+            return self._fail_on_file(path, error)
         self._edited(path, before, str(content).encode())
         return Result(fill_template(self._texts.created if before is None else self._texts.patched, path=path), True)
 

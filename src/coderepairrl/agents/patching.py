@@ -1,4 +1,4 @@
-"""Search and replace that preserves every other byte, and the blocks that say it (`direct.FORMAT`).
+"""Search and replace that preserves every other byte, and its notation as blocks (`direct.FORMAT`).
 
 Models write ``\\n``. Matching therefore reads ``\\r\\n`` as ``\\n``, and untouched lines keep their endings.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from coderepairrl.errors import TaskError
 
 _MOST_PLACES = 100_000
-"""Beyond, all that matters is that a passage is ambiguous: a policy can write files in which every place is one."""
+"""Most occurrences to look for: a policy can write files in which a passage occurs everywhere."""
 
 
 class NoMatch(Exception):
@@ -151,18 +151,18 @@ def _occurrences(text: str, part: str) -> Iterator[int]:
 
 
 def _in_context(text: str, old: str, places: list[int], context: str) -> list[int]:
-    around = list(_occurrences(text, context))
+    contexts = list(_occurrences(text, context))
     if old in context:
         reach = len(context) - len(old)
-        ends = [bisect_right(around, place) for place in places]  # for each place, how many contexts begin up to there
-        return [place for place, end in zip(places, ends, strict=True) if end and around[end - 1] >= place - reach]
-    if len(around) != 1:
+        ends = [bisect_right(contexts, place) for place in places]  # number of contexts that begin up to each place
+        return [place for place, end in zip(places, ends, strict=True) if end and contexts[end - 1] >= place - reach]
+    if len(contexts) != 1:
         return []
-    return [place for place in places if place >= around[0] + len(context)][:1]
+    return [place for place in places if place >= contexts[0] + len(context)][:1]
 
 
 MARKER = 7
-"""Signs of a marker."""
+"""Characters of a marker."""
 HEAD = f"{'<' * MARKER} SEARCH"
 """The first line of a block."""
 
@@ -196,7 +196,7 @@ class Block(NamedTuple):
 
 
 class Inexpressible(TaskError):
-    """The change cannot be written as blocks, for example of line ends alone."""
+    """The change cannot be written as blocks, for example one of line ends alone."""
 
 
 def answer_part(reply: str) -> str:
@@ -222,7 +222,7 @@ def parse_blocks(text: str) -> list[Block]:
     lines = text.replace("\r\n", "\n").split("\n")
     marks = _Marks(lines)
     blocks: list[Block] = []
-    free = 0  # lines before are of earlier blocks
+    free = 0  # first line after earlier blocks
     for head in marks.opening:
         if head < free or not (ends := marks.ends(head)):
             continue
@@ -254,20 +254,20 @@ def blocks_between(path: str, before: bytes, after: bytes, context_lines: int = 
     old, new = Text.parse(before).text, Text.parse(after).text
     created: list[Block] = []
     if not old and new:
-        old = _whole(new)
+        old = new if new.endswith("\n") else f"{new}\n"
         created = [Block(path, (), tuple(old.split("\n")[:-1]))]
     a, b, end = old.split("\n"), new.split("\n"), ""
     if a[-1] == b[-1] == "":
         del a[-1], b[-1]
         end = "\n"
-    whole_file = [(0, len(a), 0, len(b))]  # which keeps line ends that a file in between may lack
+    whole_file = [(0, len(a), 0, len(b))]  # keeps line ends that applying single blocks may lose
     for ranges in (_singled_out(a, b, end, context_lines), whole_file):
         blocks = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
-        with suppress(UnicodeEncodeError):  # a file in Latin-1 that becomes one in UTF-8
+        with suppress(UnicodeEncodeError):  # the file changes from Latin-1 to UTF-8
             if apply_blocks(before, blocks) == after:
                 return blocks
     raise Inexpressible(
-        f"{path}: search/replace blocks cannot make this change", fix="leave it out: it is of line ends"
+        f"{path}: search/replace blocks cannot make this change", fix="leave it out: it changes line ends only"
     )
 
 
@@ -351,7 +351,7 @@ def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: in
         first, end, other, last = group = groups[at]
         file = "\n".join(b[:other] + a[first:]) + end_of_file
         found_once = first < end and places_of_lines(file, _join_lines(a[first:end])) == [len(_join_lines(b[:other]))]
-        if found_once and (other < last or end < len(a)):  # of the last lines one is left, whose line end may go
+        if found_once and (other < last or end < len(a)):  # a line must remain at the end, since its line end may go
             at += 1
         elif at and first == groups[at - 1][1]:
             before = groups[at - 1]
@@ -361,7 +361,7 @@ def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: in
             after = groups[at + 1]
             groups[at : at + 2] = [[group[0], after[1], group[2], after[3]]]
         elif first == 0 and end == len(a):
-            break  # nothing else singles it out
+            break  # it already is the whole file
         else:
             up, down = int(first > 0), int(end < len(a))
             groups[at] = [group[0] - up, group[1] + down, group[2] - up, group[3] + down]
@@ -370,7 +370,3 @@ def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: in
 
 def _join_lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def _whole(text: str) -> str:
-    return text if text.endswith("\n") else f"{text}\n"

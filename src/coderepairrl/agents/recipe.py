@@ -31,7 +31,7 @@ PLACEHOLDERS = (
     "base_url", "root_url", "api_key", "model", "prompt", "prompt_file", "home", "workdir", "install",
     "calls", "tokens", "turn_tokens", "seconds",
 )  # fmt: skip
-"""What is filled in where a recipe says ``{name}``; docs/guides/agents.md has what each means."""
+"""Values for ``{name}`` in a recipe (docs/guides/agents.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +54,28 @@ class Recipe:
     """Options of the agent `command`. Raises `ConfigError` for invalid values."""
 
     argv: tuple[str, ...]
-    """The program and its arguments, run in the root of the repository."""
+    """Program and arguments, run in the root of the repository."""
     about: str = ""
-    """One line for people."""
+    """Description in one line."""
     dialect: Literal["chat", "responses", "messages"] = "chat"
-    """The API that the program speaks."""
+    """API that the program speaks."""
     install: Install = Install()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables, beside those of the sandbox and ``HOME``."""
+    """Variables in addition to the sandbox's and ``HOME``."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files to write before it starts, by their path in ``{home}``."""
     stdin: str = ""
-    """What is on its standard input."""
+    """Standard input."""
     exit_codes: tuple[int, ...] = (0,)
-    """With these it has done its work; any other is a fault of the program."""
+    """Exit codes of success; any other is a fault of the program."""
     discard: tuple[str, ...] = ()
-    """Paths in the repository that the program leaves there for itself: deleted before the diff."""
+    """The program's own files in the repository, deleted before the diff."""
     output_bytes: int = 1 << 20
-    """So much of what it prints is kept in the log."""
+    """Most bytes of its output in the log."""
     side_calls: SideCalls = "mask"
-    """What becomes of its calls beside the main conversation, where ``rollout.side_calls`` does not say."""
+    """Training of side conversations, unless ``rollout.side_calls`` is set."""
     not_in: Mapping[str, str] = field(default_factory=dict)
-    """Sandboxes in which the program does not work, each with the reason: there it is refused before a run starts."""
+    """Sandboxes in which the program does not work, with reasons; a run with one does not start."""
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -83,7 +83,7 @@ class Recipe:
         for text in (*self.argv, *self.env.values(), self.stdin):
             for name in placeholders(text):
                 if name.islower() and name not in PLACEHOLDERS:  # ${HOME} is a shell's
-                    raise ConfigError(f"there is nothing to fill in for {{{name}}}", fix=nearest(name, PLACEHOLDERS))
+                    raise ConfigError(f"unknown placeholder {{{name}}}", fix=nearest(name, PLACEHOLDERS))
         for path in (*self.files, *self.discard):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path!r} must be a relative path without '..'")
@@ -145,34 +145,27 @@ def installed_versions(name: str, recipe: Recipe) -> dict[str, Any] | None:
     """Versions by package, for ``pip`` and ``npm``; None if not installed."""
     try:
         versions: dict[str, Any] = json.loads((install_folder(name, recipe) / _DONE).read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # or a record cut by a full disk
         return None
     return versions
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
-    """Install the agent of a recipe, shipped or a file; return its folder and `installed_versions`.
+    """Install the agent of a recipe, shipped or a file, if needed; return its folder and `installed_versions`.
 
-    Raises as `install`, and `ConfigError` if there is nothing to install.
+    Raises `ConfigError` if there is nothing to install, `PrerequisiteError` when a tool is missing or sandboxes cannot
+    see the folder, `RunError` when an installer fails.
     """
     if not is_recipe(source):
-        raise ConfigError(f"{source!r} is not an agent to install", fix=nearest(source, recipe_names()))
+        raise ConfigError(f"{source!r} is not an installable agent", fix=nearest(source, recipe_names()))
     name, recipe = agent_label(source), load_recipe(source)
     if not recipe.install:
         raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
-    return install(name, recipe), installed_versions(name, recipe) or {}
-
-
-def install(name: str, recipe: Recipe) -> Path:
-    """Install the agent unless already installed; return its folder.
-
-    Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder, `RunError` when an installer
-    fails.
-    """
     target = install_folder(name, recipe)
     with lock_installation(target):
-        if installed_versions(name, recipe) is None:
-            shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
+        versions = installed_versions(name, recipe)
+        if versions is None:
+            shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted installation
             target.mkdir(mode=0o755, parents=True)
             check_reachable(target)
             versions = {}
@@ -182,12 +175,12 @@ def install(name: str, recipe: Recipe) -> Path:
                 versions["npm"] = _npm(target / "npm", recipe.install.npm)
             with replace_file(target / _DONE) as record:
                 record.write_text(json.dumps(versions, indent=1) + "\n")
-    return target
+    return target, versions
 
 
 def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
     inside = make_venv(venv, stdout=_STDERR)
-    # compiled whatever the machine's pip is set to: a sandbox cannot write there, and would compile at every start
+    # --compile overrides pip's configuration: a sandbox cannot write there, and would compile at every start
     command = ("install", "--retries=10", "--compile", *requirements)
     if all(pip(inside, *command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
         raise RunError(f"pip could not install {' '.join(requirements)}")

@@ -13,15 +13,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiohttp import web
 
 from coderepairrl.agents.chat import Chat, LimitReached, Message
-from coderepairrl.agents.patching import replace_once
 from coderepairrl.agents.tools import command_names
-from coderepairrl.errors import AgentFault, SandboxFault
+from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.hostgit import git
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
@@ -45,15 +43,6 @@ class Shell:
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
-    """Replace the only occurrence of `old` in a file."""
-
-    path: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
 class Write:
     """Write a whole file."""
 
@@ -68,34 +57,24 @@ class Wait:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """Fail as an agent program would."""
-
-    message: str = "scripted crash"
-
-
-Action = Say | Shell | Patch | Write | Wait | Crash
+Action = Say | Shell | Write | Wait
 Script = Sequence[Action] | Callable[[Task], Sequence[Action]]
 
 
 class ScriptedAgent(Agent):
-    """Performs `script`, a list of actions or a function of the task, and reports `exit`.
+    """Performs `script`, a list of actions or a function of the task.
 
     A limit of the gateway ends the script and is reported; errors of actions are raised.
     """
 
     name = "scripted"
+    placement: Literal["host", "sandbox"] = "host"
 
-    def __init__(
-        self, script: Script = (), *, exit: str = "submitted", placement: Literal["host", "sandbox"] = "host"
-    ) -> None:
+    def __init__(self, script: Script = ()) -> None:
         self.script = script
-        self.exit = exit
-        self.placement: Literal["host", "sandbox"] = placement
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Perform the script. Raises `AgentFault` for `Crash`, and `GatewayFault`."""
+        """Perform the script. Raises `GatewayFault`."""
         history: list[Message] = [{"role": "user", "content": task.prompt}]
         calls: list[ToolCall] = []
         turn = -1
@@ -116,21 +95,17 @@ class ScriptedAgent(Agent):
                 seconds = time.monotonic() - started
                 name = type(action).__name__.lower()
                 calls.append(ToolCall(turn, name, str(asdict(action)), ok, size, seconds, command))
-        return AgentReport(self.exit, tuple(calls))
+        return AgentReport("submitted", tuple(calls))
 
 
 async def _perform(action: Action, sandbox: Sandbox) -> tuple[bool, int]:
     if isinstance(action, Shell):
         done = await sandbox.exec(["bash", "-c", action.cmd], timeout=action.timeout)
         return done.ok, len(done.output)
-    if isinstance(action, Patch):
-        await sandbox.write(action.path, replace_once(await sandbox.read(action.path), action.old, action.new))
-    elif isinstance(action, Write):
+    if isinstance(action, Write):
         await sandbox.write(action.path, action.text.encode())
     elif isinstance(action, Wait):
         await asyncio.sleep(action.seconds)
-    elif isinstance(action, Crash):
-        raise AgentFault(action.message)
     return True, 0
 
 
@@ -234,7 +209,7 @@ class FolderBackend(SandboxBackend):
     async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
         """Create a temporary repository, removed on exit."""
         with scratch("folder") as folder:
-            ignored = shutil.ignore_patterns(".git")  # its settings could name programs, which git would run
+            ignored = shutil.ignore_patterns(".git")  # git would run programs that its settings name
             files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=ignored)
             yield FolderSandbox(files, {})
 
@@ -255,10 +230,10 @@ class Answer:
     tokens: int | None = None
     status: int = 200
     code: str = ""
-    """Error code of an answer whose `status` is none of success."""
+    """Error code, with a `status` other than 200."""
     delay: float = 0.0
     crrl: Mapping[str, Any] | None = None
-    """What our own gateway adds to a reply or an error."""
+    """Fields that our gateway adds to a reply or an error."""
 
 
 Behaviour = Callable[[Request], Answer]
@@ -289,9 +264,7 @@ class ScriptedEndpoint:
         self._port = int(self._runner.addresses[0][1])
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:

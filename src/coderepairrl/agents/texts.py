@@ -1,4 +1,4 @@
-"""All texts that Nano sends: system prompt, tools, warnings, errors. Options can replace each; agents parse them here.
+"""All texts that Nano sends: system prompt, tools, warnings, errors. Also parses agents' options, which replace them.
 
 `FULL` is for instruction-tuned models of billions of parameters, `COMPACT` for a tiny policy with a context of about
 1,024 tokens. Placeholders are literal ``{name}``, so other braces need no escaping.
@@ -131,7 +131,7 @@ def fill_template(text: str, **values: object) -> str:
     >>> fill_template('{"limits": {"calls": {left}}}', left=3)
     '{"limits": {"calls": 3}}'
     """
-    return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), text)
+    return _PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), text)
 
 
 def placeholders(text: str) -> list[str]:
@@ -171,13 +171,13 @@ class Wording:
     full: Texts
     compact: Texts
     descriptions: Mapping[str, str]
-    """Of each tool."""
+    """Description by tool."""
     parameters: Mapping[str, Mapping[str, str]]
-    """Of each tool, described."""
+    """Descriptions of parameters by tool."""
     optional: frozenset[str] = frozenset()
     """Parameters that may be left out, and are left out of compact tools."""
     integers: frozenset[str] = frozenset()
-    """Parameters that are no text."""
+    """Parameters that are integers; others are strings."""
 
     def renamed(self, names: Mapping[str, str]) -> Wording:
         """Rename tools throughout prompts and answers."""
@@ -185,15 +185,15 @@ class Wording:
             return self
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
 
-        def reworded(text: str) -> str:
-            return pattern.sub(lambda found: names[found[1]], text)
+        def reword(text: str) -> str:
+            return pattern.sub(lambda match: names[match[1]], text)
 
         return replace(
             self,
-            system=reworded(self.system),
-            compact_system=reworded(self.compact_system),
-            full=Texts(**{key: reworded(text) for key, text in asdict(self.full).items()}),
-            compact=Texts(**{key: reworded(text) for key, text in asdict(self.compact).items()}),
+            system=reword(self.system),
+            compact_system=reword(self.compact_system),
+            full=Texts(**{key: reword(text) for key, text in asdict(self.full).items()}),
+            compact=Texts(**{key: reword(text) for key, text in asdict(self.compact).items()}),
             descriptions={names.get(tool, tool): text for tool, text in self.descriptions.items()},
             parameters={names.get(tool, tool): each for tool, each in self.parameters.items()},
         )

@@ -20,7 +20,7 @@ from coderepairrl.protocols import Sandbox
 from coderepairrl.types import ToolCall
 
 SIGPIPE = 141
-"""128 + SIGPIPE: the reader of a pipe had enough, as in ``grep -r x . | head -3``."""
+"""128 + SIGPIPE: the reader of a pipe closed it, as in ``grep -r x . | head -3``."""
 
 _SEARCH = re.compile(r"(?:^|[\s|&;(])(?:[efz]?grep|rg|ag|ack)\s")
 _CHECK_SECONDS = 10.0
@@ -90,6 +90,14 @@ class Tools:
             text = fill_template(self._texts.failed, code=done.exit_code)
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
+    def _fail(self, text: str, **values: object) -> Result:
+        return Result(fill_template(text, **values), False)
+
+    def _fail_on_file(self, path: str, error: OSError) -> Result:
+        if isinstance(error, PermissionError):
+            return self._fail(self._texts.outside, path=path)
+        return self._fail(self._texts.unreadable, path=path, problem=error.strerror or str(error))
+
     async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
         """Replace ``old_content`` in ``file_path``; an empty one fills a new or empty file.
 
@@ -109,29 +117,25 @@ class Tools:
         try:
             data = await self._text_of(path)
             if data is None and old:
-                return Result(fill_template(texts.no_file, path=path), False)
+                return self._fail(texts.no_file, path=path)
             if data and not old:
-                return Result(fill_template(texts.empty_old, path=path), False)
+                return self._fail(texts.empty_old, path=path)
             if not old:
                 changed = new.encode()
+            elif lines:
+                changed = replace_lines(data or b"", old, new)
             else:
-                changed = (
-                    replace_lines(data or b"", old, new) if lines else replace_once(data or b"", old, new, context)
-                )
+                changed = replace_once(data or b"", old, new, context)
             await self._sandbox.write(path, changed)
         except NoMatch:
-            return Result(fill_template(texts.absent, path=path), False)
+            return self._fail(texts.absent, path=path)
         except Ambiguous as error:
             text = texts.context_absent if error.context else texts.ambiguous
-            return Result(fill_template(text, path=path, count=error.count), False)
+            return self._fail(text, path=path, count=error.count)
         except UnicodeEncodeError as error:
-            return Result(
-                fill_template(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold the new text"), False
-            )
-        except PermissionError:
-            return Result(fill_template(texts.outside, path=path), False)
+            return self._fail(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold the new text")
         except OSError as error:
-            return Result(fill_template(texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+            return self._fail_on_file(path, error)
         self._edited(path, data, changed)
         return Result(fill_template(texts.created if data is None else texts.patched, path=path), True)
 
@@ -143,7 +147,7 @@ class Tools:
     async def changed(self) -> bool:
         """Whether the repository differs from the task's commit.
 
-        Asks git about working tree and HEAD unless the patches alone decide; a broken git counts as a change.
+        Asks git about working tree and HEAD, unless the recorded edits suffice; a failing git counts as a change.
         """
         if not self._shell_ran and any(self._originals[path] != data for path, data in self._edits.items()):
             return True
@@ -176,20 +180,16 @@ class Tools:
         return data
 
     def _relative(self, path: str) -> str:
-        requested = PurePosixPath(path)
-        return str(
-            requested.relative_to(self._sandbox.workdir)
-            if requested.is_relative_to(self._sandbox.workdir)
-            else requested
-        )
+        requested, root = PurePosixPath(path), self._sandbox.workdir
+        return str(requested.relative_to(root) if requested.is_relative_to(root) else requested)
 
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
         tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
-            return Result(fill_template(self._texts.missing, name=tool, missing=", ".join(missing)), False)
+            return self._fail(self._texts.missing, name=tool, missing=", ".join(missing))
         for name, value in arguments.items():
             if problem := _problem(name, value):
-                return Result(fill_template(self._texts.not_text, name=tool, argument=name, problem=problem), False)
+                return self._fail(self._texts.not_text, name=tool, argument=name, problem=problem)
         return None
 
 
@@ -217,10 +217,10 @@ MONITORED = (
 """The 25 commands whose use is counted."""
 
 WORDS = 10
-"""Only so many words of a command line are looked at, so that a script in an argument counts for nothing."""
+"""Words of a command line that are read, so that a script in an argument is not counted."""
 
 _CHARS = 10_000
-"""And only so many characters of it: a word can be as long as a reply."""
+"""Characters of a command line that are read, since one word can be very long."""
 
 _SEPARATORS = re.compile(r"[|&;()]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -252,7 +252,7 @@ def command_names(cmd: str) -> tuple[str, ...]:
             if starts and word not in _PREFIXES and not _ASSIGNMENT.match(word):
                 names.append(word.rpartition("/")[2])
                 starts = False
-    except ValueError:  # an unclosed quote: what was read until there stands
+    except ValueError:  # an unclosed quote: keep what was read before it
         pass
     return tuple(names)
 

@@ -1,22 +1,20 @@
-"""Request bodies and streamed replies of all dialects, and message content as text.
+"""Request bodies, errors and events of all dialects, and message content as text.
 
-Other content than text, often from the policy's tools, becomes a placeholder that depends only on it, such as ``[image:
-image/png, 12345 bytes, not shown]``.
+Content other than text becomes a deterministic placeholder, such as ``[image: image/png, 12345 bytes, not shown]``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coderepairrl.gateway.call import Call, Completion
+from coderepairrl.gateway.call import Completion
 from coderepairrl.gateway.request import ApiError
-from coderepairrl.tokens import Delta
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -28,14 +26,14 @@ class Lenient(BaseModel):
 
 
 def parse_body(model: type[Model], raw: bytes) -> Model:
-    """Parse a body, half characters as U+FFFD. Raises `ApiError` (400) that names the field."""
+    """Parse a body, lone surrogates as U+FFFD. Raises `ApiError` (400) that names the field."""
     try:
-        return model.model_validate_json(raw)
-    except ValidationError as error:
-        if error.errors()[0]["type"] != "json_invalid" or (mended := _repair_json(raw)) is None:
-            raise explain_invalid_body(error) from error
-    try:
-        return model.model_validate_json(mended)
+        try:
+            return model.model_validate_json(raw)
+        except ValidationError as error:
+            if error.errors()[0]["type"] != "json_invalid" or (repaired := _repair_json(raw)) is None:
+                raise
+        return model.model_validate_json(repaired)
     except ValidationError as error:
         raise explain_invalid_body(error) from error
 
@@ -50,7 +48,7 @@ def _repair_json(raw: bytes) -> bytes | None:
 
 
 def explain_invalid_body(error: ValidationError) -> ApiError:
-    """Convert the most deeply nested error."""
+    """Convert pydantic's most deeply nested error."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
@@ -84,48 +82,18 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_value", message, param=param)
 
 
+def openai_error(failure: ApiError) -> dict[str, Any]:
+    """Format an error for OpenAI's clients."""
+    body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
+    return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
+
+
 def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a response format to Chat Completions."""
     if wish.get("type") != "json_schema":
         return dict(wish)
-    typed_events = {"name": "reply", **{key: value for key, value in wish.items() if key != "type"}}
-    return {"type": "json_schema", "json_schema": typed_events}
-
-
-class EventWriter(Protocol):
-    """Writes a reply as server-sent events."""
-
-    def add(self, delta: Delta) -> bytes:
-        """Events of `delta`."""
-        ...
-
-    def alive(self) -> bytes:
-        """Keep-alive."""
-        ...
-
-    def end(self, completion: Completion) -> bytes:
-        """Closing events."""
-        ...
-
-    def fail(self, failure: ApiError) -> bytes:
-        """Error event, since the HTTP status is already sent."""
-        ...
-
-
-async def stream(writer: EventWriter, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield events, and keep-alives after `heartbeat` silent seconds. Raises `ApiError` only before the first."""
-    begun = False
-    try:
-        async for delta in call.follow(heartbeat):
-            begun = True
-            yield writer.alive() if delta is None else writer.add(delta)
-        completion = await call.result()
-    except ApiError as failure:
-        if not begun:
-            raise
-        yield writer.fail(failure)
-    else:
-        yield writer.end(completion)
+    schema = {key: value for key, value in wish.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "reply", **schema}}
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:
@@ -164,9 +132,9 @@ LONGEST = 100
 
 
 class ContentReader:
-    r"""Reads a request's content; `hidden` lists replaced parts as (`at`, description).
+    r"""Reads a request's content; `hidden` lists replaced parts as (message index `at`, description).
 
-    `known` reads a dialect's special parts, or returns None.
+    `read_special` reads a dialect's own parts, or returns None.
 
     >>> parts = ContentReader()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
@@ -175,17 +143,17 @@ class ContentReader:
     [(0, 'image: https://a.b/c')]
     """
 
-    def __init__(self, known: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:
+    def __init__(self, read_special: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:
         self.at = 0
         self.hidden: list[tuple[int, str]] = []
-        self._known = known
+        self._read_special = read_special
 
     def text(self, content: object, between: str = "") -> str:
         """Join `content` (a string, parts, or other JSON); placeholders get their own line."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
-        for part in content if isinstance(content, list) else [] if content is None else [content]:
+        for part in content if isinstance(content, list) else [content]:
             before = len(self.hidden)
             words = self._words(part)
             placeholder = len(self.hidden) > before
@@ -206,7 +174,7 @@ class ContentReader:
         if not isinstance(part, dict):
             return json.dumps(part)
         kind = str(part.get("type"))
-        if (dialect_text := self._known(part)) is not None:
+        if (dialect_text := self._read_special(part)) is not None:
             return dialect_text
         if isinstance(words := part.get("refusal" if kind == "refusal" else "text"), str):
             return words

@@ -9,7 +9,7 @@ from coderepairrl.gateway.request import ApiError
 from coderepairrl.types import Limits
 
 REQUESTS = 16
-"""Requests per permitted call, token counts, retries and refusals included."""
+"""Requests per permitted call, including token counts, retries and refusals."""
 
 
 class ReplyBudget(NamedTuple):
@@ -23,7 +23,7 @@ class EpisodeBudget:
     """Counts an episode's calls and requests.
 
     `limit` is the first limit met (``calls``, ``tokens``, ``context``, ``time``), or empty; `tokens` the longest
-    conversation; `context` the model's.
+    allowed conversation; `context` the model's limit.
     """
 
     def __init__(self, limits: Limits, context: int | None) -> None:
@@ -43,7 +43,7 @@ class EpisodeBudget:
 
     @property
     def max_calls(self) -> int:
-        """The announced limit plus two, for last words."""
+        """Announced limit, plus two for closing remarks."""
         return self._limits.calls + 2
 
     @property
@@ -56,15 +56,15 @@ class EpisodeBudget:
         """Count a request. Raises `ApiError` beyond the limit."""
         self._requests += 1
         if self._requests > REQUESTS * self.max_calls:
-            message = f"an episode of {self._limits.calls} model calls makes not so many requests"
+            message = f"too many requests for an episode of {self._limits.calls} model calls"
             raise self._error("calls", message)
 
     def check_call(self) -> None:
         """Raise `ApiError` if no further call may start."""
         if self.calls >= self.max_calls:
-            raise self._error("calls", f"the episode's {self._limits.calls} + 2 model calls are made")
+            raise self._error("calls", f"the episode's {self._limits.calls} + 2 model calls are used up")
         if asyncio.get_running_loop().time() >= self.deadline:
-            raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are over")
+            raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are used up")
 
     def reply(self, prompt: int, tokens: int) -> ReplyBudget:
         """Budget `tokens` tokens after `prompt`. Raises `ApiError` if none remain."""

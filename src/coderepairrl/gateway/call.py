@@ -1,4 +1,4 @@
-"""A model call, independent of the connections that follow it."""
+"""A model call, which outlives the connections that follow it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
 
 
 class Call:
-    """A generation and its followers, aborted when the last one leaves early.
+    """A generation and its followers; aborted when the last one leaves early.
 
-    `prompt` and `cached` are provisional.
+    `prompt` and `cached` count tokens before the reply is complete.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -159,8 +159,7 @@ class Call:
         await self.wait()
         if self.failure is not None:
             raise self.failure.again()
-        if self.completion is None:
-            raise AssertionError("a call ended without an completion")
+        assert self.completion is not None, "a call ended without a completion"
         return self.completion
 
     async def _run(

@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from coderepairrl.gateway.body import ContentReader, Lenient, explain_invalid_body, extras, parse_body, sse, unsupported
+from coderepairrl.gateway.body import (
+    ContentReader,
+    Lenient,
+    explain_invalid_body,
+    extras,
+    openai_error,
+    parse_body,
+    sse,
+    unsupported,
+)
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import Delta
@@ -117,10 +126,10 @@ def parse(raw: bytes) -> Request:
     """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = parse_body(_Body, raw)
     if body.n not in (None, 1):
-        raise unsupported("n", "one choice per request; send the request again")
+        raise unsupported("n", "only one choice per request is supported; send the request again")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if "" in stop:
-        raise ApiError(400, "invalid_value", "a stop string has at least one character", param="stop")
+        raise ApiError(400, "invalid_value", "a stop string needs at least one character", param="stop")
     tools, hosted = _tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}
@@ -185,10 +194,7 @@ def writer(request: Request, call: Call) -> ChunkWriter:
     return ChunkWriter(request, call)
 
 
-def error(failure: ApiError) -> dict[str, Any]:
-    """Format an error for OpenAI's clients."""
-    body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
-    return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
+error = openai_error
 
 
 class ChunkWriter:
@@ -242,8 +248,8 @@ class ChunkWriter:
 
     def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        unknown = {"usage": None} if self._request.stream_usage else {}
-        return sse({**self._header, "choices": [choice], **unknown, **more})
+        no_usage = {"usage": None} if self._request.stream_usage else {}
+        return sse({**self._header, "choices": [choice], **no_usage, **more})
 
 
 def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from coderepairrl.gateway import chat, messages, responses
-from coderepairrl.gateway.body import EventWriter, stream
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.printable import printable
@@ -22,6 +21,8 @@ CLOSING = 408, 410, 413, 429
 _NO_RETRY = {"x-should-retry": "false"}
 
 log = logging.getLogger(__name__)
+
+EventWriter = chat.ChunkWriter | messages.MessageWriter | responses.ResponseWriter
 
 
 class Dialect(Protocol):
@@ -90,13 +91,29 @@ async def _send_json(request: web.Request, dialect: Dialect, parsed: Request, ca
 
 async def _stream(request: web.Request, dialect: Dialect, parsed: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    async for events in stream(dialect.writer(parsed, call), call, HEARTBEAT):
+    async for events in _events(dialect.writer(parsed, call), call):
         if not response.prepared:
             await response.prepare(request)
         await response.write(events)
     call.delivered = True
     await response.write_eof()
     return response
+
+
+async def _events(writer: EventWriter, call: Call) -> AsyncIterator[bytes]:
+    """Yield events, and keep-alives after `HEARTBEAT` silent seconds. Raises `ApiError` only before the first."""
+    begun = False
+    try:
+        async for delta in call.follow(HEARTBEAT):
+            begun = True
+            yield writer.alive() if delta is None else writer.add(delta)
+        completion = await call.result()
+    except ApiError as failure:
+        if not begun:
+            raise
+        yield writer.fail(failure)
+    else:
+        yield writer.end(completion)
 
 
 def retry_count(request: web.Request) -> int | None:

@@ -1,7 +1,7 @@
 """The ``input`` items of the Responses dialect, and its client-run tools with special item types.
 
-Clients give only such a tool's type, so the policy sees a function, whose calls become items. Invalid arguments stay a
-``function_call``.
+The policy sees such a tool as a function, and its calls become items of the tool's type; a call with invalid arguments
+stays a ``function_call``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _OPERATIONS = ("create_file", "update_file", "delete_file")
 def _strings(value: object) -> list[str] | None:
     if isinstance(value, str):
         return [value]
-    only_strings = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
-    return list(value) if isinstance(value, list) and only_strings else None
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return list(value)
+    return None
 
 
 def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:

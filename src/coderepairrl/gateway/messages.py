@@ -1,7 +1,7 @@
 """Anthropic's Messages.
 
-Tools that the vendor runs or only its models know (``web_search_...``, ``bash_...``) are hidden from the policy and
-recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
+Tools that the vendor runs, or that only its models know (``web_search_...``, ``bash_...``), are hidden from the policy
+and recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ KINDS = {
 """Anthropic's error types by status; others are ``invalid_request_error``, or ``api_error`` from 500."""
 SIGNATURE = "unsigned"
 """Makes clients send thoughts back; it is not verified, since recorded replies are looked up."""
-
 
 _AROUND = 50  # JSON nesting of a body around a call's arguments
 
@@ -177,11 +176,10 @@ class MessageWriter:
         return events
 
     def _end(self, completion: Completion) -> list[dict[str, Any]]:
-        usage = {
-            **_input(completion.usage.prompt, completion.usage.cached),
-            "output_tokens": completion.usage.sampled,
-            **_thoughts(completion),
-        }
+        counts = completion.usage
+        usage: dict[str, Any] = {**_input(counts.prompt, counts.cached), "output_tokens": counts.sampled}
+        if counts.reasoning:
+            usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning}
         stop = completion.stop if completion.stop in self._request.stop else None
         delta = {"stop_reason": _stop_reason(completion, self._request), "stop_sequence": stop}
         last = {"type": "message_delta", "delta": delta, "usage": usage, "crrl": extras(completion)}
@@ -256,11 +254,6 @@ def _stop_reason(completion: Completion, request: Request) -> str:
     return "tool_use" if "tool_calls" in completion.message else "end_turn"
 
 
-def _thoughts(completion: Completion) -> dict[str, Any]:
-    thinking = completion.usage.reasoning
-    return {"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}
-
-
 def _object(arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
@@ -282,10 +275,10 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _loaded_tool(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
-    typed_events = part.get("tool_name")
-    if part.get("type") != "tool_reference" or not isinstance(typed_events, str) or typed_events not in later:
+    tool = part.get("tool_name")
+    if part.get("type") != "tool_reference" or not isinstance(tool, str) or tool not in later:
         return None
-    return json.dumps(later[typed_events], ensure_ascii=False)
+    return json.dumps(later[tool], ensure_ascii=False)
 
 
 def _add(messages: list[Message], message: _Message, parts: ContentReader) -> None:

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -76,7 +75,6 @@ class Remote:
     """
 
     masked = "relayed"
-    counts = False
     codec = None
 
     def __init__(
@@ -111,9 +109,7 @@ class Remote:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     def tree(self, offload: Offload) -> TextTree:
@@ -199,9 +195,9 @@ class Remote:
             answer = RemoteAnswer.model_validate_json(data)
         except ValidationError as error:
             start = data[:200].decode(errors="replace")
-            raise RemoteFault(f"{self.url} answers what is not a chat completion: {start}") from error
+            raise RemoteFault(f"{self.url} sent an answer that is not a chat completion: {start}") from error
         if answer.error:
-            raise RemoteFault(f"{self.url} breaks off: {json.dumps(answer.error)[:500]}")
+            raise RemoteFault(f"{self.url} reported an error: {json.dumps(answer.error)[:500]}")
         return answer
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> Exception:
@@ -210,8 +206,8 @@ class Remote:
             return ApiError(400, "context_length_exceeded", text, param="messages", limit="context")
         fixes = {
             401: "check the key (engine.options.key_env names its variable)",
-            403: "check the key, and what it may use",
-            404: "check the URL, which ends in /v1 with most, and the model's name",
+            403: "check the key and its permissions",
+            404: "check the model's name, and the URL, which usually ends in /v1",
         }
         fault = RemoteFault(f"{self.url} answered {answer.status}: {text}", fix=fixes.get(answer.status, ""))
         if answer.status not in BUSY:
@@ -221,7 +217,7 @@ class Remote:
 
     def _unreachable(self, error: Exception) -> RemoteFault:
         return RemoteFault(
-            f"{self.url} cannot be reached: {_explain(error)}", fix="check the URL; it ends in /v1 with most"
+            f"{self.url} cannot be reached: {_explain(error)}", fix="check the URL; it usually ends in /v1"
         )
 
     async def _cards(self) -> list[dict[str, Any]]:
@@ -244,7 +240,7 @@ class Remote:
     def _choose(self, cards: list[dict[str, Any]]) -> None:
         cards_by_id = {card["id"]: card for card in cards}
         if not self.model and len(cards_by_id) != 1:
-            some = ", ".join(sorted(cards_by_id)[:12]) or "it does not say which"
+            some = ", ".join(sorted(cards_by_id)[:12]) or "it does not list them"
             raise UsageError(
                 f"{self.url} serves {len(cards_by_id) or 'unknown'} models", fix=f"name one with --model-name: {some}"
             )
@@ -279,7 +275,7 @@ class Relayed:
                     except _Retryable as busy:
                         wait = max(pause, busy.after)
                         late = asyncio.get_running_loop().time() + wait >= deadline
-                        if not left or self._passed_on or late:  # out of time or not, an outage is not a reply
+                        if not left or self._passed_on or late:  # an outage is a fault, even when time is up
                             raise busy.fault from busy
                         await asyncio.sleep(wait)
                         pause *= 2
@@ -360,8 +356,8 @@ def _explain(error: Exception) -> str:
     if isinstance(cause, OSError) and cause.errno:
         return os.strerror(cause.errno)
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "it broke off in the middle of an answer"
-    return "it hung up" if isinstance(error, aiohttp.ServerDisconnectedError) else "it does not answer in HTTP"
+        return "the answer broke off"
+    return "it disconnected" if isinstance(error, aiohttp.ServerDisconnectedError) else "its answer is not HTTP"
 
 
 def _message(message: Message) -> Message:

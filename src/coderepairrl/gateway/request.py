@@ -77,21 +77,6 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
-class Digest:
-    """Hash of a request body; equal for a retry."""
-
-    def __init__(self, dialect: str) -> None:
-        self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
-
-    def update(self, data: bytes) -> None:
-        """Hash the next bytes."""
-        self._hash.update(data)
-
-    def hexdigest(self) -> str:
-        """32 hexadecimal digits."""
-        return self._hash.hexdigest()[:32]
-
-
 class PrefixKeys:
     """Keys (16-byte hashes) of every prefix of a conversation under its tools.
 
@@ -147,11 +132,9 @@ def add_tools_key(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
     """Key of the empty conversation under `tools`."""
-    return (
-        tools.key
-        if isinstance(tools, KeyedTools)
-        else hashlib.blake2b(_as_json_bytes(list(tools)), digest_size=16).digest()
-    )
+    if isinstance(tools, KeyedTools):
+        return tools.key
+    return hashlib.blake2b(_as_json_bytes(list(tools)), digest_size=16).digest()
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:

@@ -1,7 +1,7 @@
 """OpenAI's Responses.
 
-``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses, ``store``
-or not. The policy sees custom and the vendor's client-run tools (`items`) as functions; tools that the vendor
+``input`` is the whole conversation or continues ``previous_response_id``; an episode keeps all responses, even without
+``store``. The policy sees custom tools and the vendor's client-run tools (`items`) as functions; tools that the vendor
 runs are hidden and recorded in `Turn.overridden`.
 """
 
@@ -14,7 +14,16 @@ from typing import Any
 
 from pydantic import Field
 
-from coderepairrl.gateway.body import ContentReader, Lenient, extras, json_schema, parse_body, typed_events, unsupported
+from coderepairrl.gateway.body import (
+    ContentReader,
+    Lenient,
+    extras,
+    json_schema,
+    openai_error,
+    parse_body,
+    typed_events,
+    unsupported,
+)
 from coderepairrl.gateway.call import Call, Completion, Find
 from coderepairrl.gateway.items import VENDOR_TOOLS, format_shell_result, full_name, read_items
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
@@ -73,7 +82,7 @@ def parse(raw: bytes) -> Request:
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
-            raise unsupported(field, "nothing but responses is stored here")
+            raise unsupported(field, "only responses are stored here")
     tools, names, hosted = _tools(body.tools or ())
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
     if body.text and (shape := body.text.format) and shape.get("type") != "text":
@@ -171,10 +180,7 @@ def writer(request: Request, call: Call) -> ResponseWriter:
     return ResponseWriter(request, call)
 
 
-def error(failure: ApiError) -> dict[str, Any]:
-    """Format an error for OpenAI's clients."""
-    body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
-    return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
+error = openai_error
 
 
 class ResponseWriter:
@@ -183,7 +189,7 @@ class ResponseWriter:
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
         self._call = call
-        self._known: Mapping[str, tuple[str, str, str]] = request.notes["tools"]
+        self._names_by_function: Mapping[str, tuple[str, str, str]] = request.notes["tools"]
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
@@ -261,7 +267,7 @@ class ResponseWriter:
 
     def _function(self, function: FunctionCall) -> None:
         self._close()
-        namespace, tool, kind = self._known.get(function.name, ("", function.name, "function"))
+        namespace, tool, kind = self._names_by_function.get(function.name, ("", function.name, "function"))
         identity = {"call_id": self._call.tool_call_id(self._calls, function)}
         self._calls += 1
         if kind in VENDOR_TOOLS and (special := VENDOR_TOOLS[kind].item(function.arguments)):
@@ -302,7 +308,7 @@ class ResponseWriter:
 
     def _ended(self, status: str, completion: Completion) -> dict[str, Any]:
         usage = completion.usage
-        spent = {
+        spent_tokens = {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.sampled,
@@ -310,7 +316,7 @@ class ResponseWriter:
             "total_tokens": usage.prompt + usage.sampled,
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent, crrl=extras(completion), incomplete_details=details)
+        return self._state(status, usage=spent_tokens, crrl=extras(completion), incomplete_details=details)
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
@@ -367,7 +373,7 @@ def _tools(
         elif tool.type not in ("function", "custom"):
             hosted.append(tool.type)
         elif not tool.name:
-            raise ApiError(400, "invalid_value", "a tool has a name", param="tools")
+            raise ApiError(400, "invalid_value", "a tool needs a name", param="tools")
         else:
             custom = tool.type == "custom"
             function: dict[str, Any] = {"name": full_name(namespace, tool.name)}

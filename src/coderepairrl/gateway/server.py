@@ -29,6 +29,8 @@ from coderepairrl.gateway.workers import LARGE, Body, Incoming, Workers
 from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
+MODEL = "policy"
+"""Name of the model; requests may name any other."""
 KEYLESS_CONNECTIONS = 512
 """Most connections without a valid key; one more closes the oldest."""
 BACKLOG = 1024
@@ -36,7 +38,7 @@ BACKLOG = 1024
 KEY_SECONDS = 10.0
 """Seconds before a connection without a valid key is closed."""
 REMEMBERED = 1 << 16
-"""Keys of closed sessions that get the error `episode_closed` instead of `invalid_api_key`."""
+"""Number of closed sessions whose keys get `episode_closed` instead of `invalid_api_key`."""
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +63,9 @@ class Gateway:
             turns = await gateway.close(session)
     """
 
-    def __init__(
-        self,
-        source: ReplySource,
-        *,
-        sampling: Sampling,
-        on_turn: OnTurn,
-        model_name: str = "policy",
-    ) -> None:
+    def __init__(self, source: ReplySource, *, sampling: Sampling, on_turn: OnTurn) -> None:
         self.source = source
         self.sampling = sampling
-        self.model_name = model_name
         self.url = ""
         self.socket: Path | None = None
         self.keyless_session: KeylessSession | None = None
@@ -85,12 +79,10 @@ class Gateway:
         self._workers = Workers()
 
     @contextlib.asynccontextmanager
-    async def listening(
-        self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
-    ) -> AsyncIterator[Self]:
+    async def listening(self, socket: Path | None = None) -> AsyncIterator[Self]:
         """Call `start`, and `stop` on exit. Raises `UsageError`."""
         try:
-            await self.start(host, port, socket)
+            await self.start(socket=socket)
             yield self
         finally:
             await self.stop()
@@ -142,7 +134,7 @@ class Gateway:
         endpoint = Endpoint(
             base_url=f"{self.url}/s/{key}/v1",
             api_key=key,
-            model=self.model_name,
+            model=MODEL,
             limits=limits,
             socket=str(self.socket or ""),
         )
@@ -180,8 +172,7 @@ class Gateway:
         await self._workers.close()
 
     def _accept(self) -> asyncio.Protocol:
-        if self._runner is None or self._runner.server is None:
-            raise AssertionError("the server does not run")
+        assert self._runner is not None and self._runner.server is not None, "the server does not run"
         handler = self._runner.server()
         if len(self._keyless) >= KEYLESS_CONNECTIONS:
             self._drop(next(iter(self._keyless)))
@@ -239,11 +230,6 @@ class Gateway:
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
                     model_request = await session.read(dialect.name, body)
-                    model_request = (
-                        responses.resolve_references(model_request, session.find)
-                        if model_request.unread
-                        else model_request
-                    )
                     call = session.admit(model_request, body.digest, dialects.retry_count(request))
                 with call.follower():
                     return await dialects.send(request, dialect, model_request, call)
@@ -259,11 +245,6 @@ class Gateway:
             try:
                 with _void_on_bug(session), _count_refusals(session):
                     model_request = await session.read(counter.path, await incoming.body(request, counter.path))
-                    model_request = (
-                        responses.resolve_references(model_request, session.find)
-                        if model_request.unread
-                        else model_request
-                    )
                     return web.json_response(counter.reply(await session.count(model_request)))
             finally:
                 if keyless:
@@ -285,15 +266,17 @@ class Gateway:
             session.forget(responses.response_name(response))
             return web.json_response(responses.delete_response(response))
 
-    async def _list_models(self, request: web.Request) -> web.Response:
+    def _check_key(self, request: web.Request) -> None:
         if not self._may_be_keyless(request):
             self._session(request)
-        ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
-        return web.json_response({"object": "list", "data": [self._model_card(self.model_name)], **ends})
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        self._check_key(request)
+        ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return web.json_response({"object": "list", "data": [self._model_card(MODEL)], **ends})
 
     async def _get_model(self, request: web.Request) -> web.Response:
-        if not self._may_be_keyless(request):
-            self._session(request)
+        self._check_key(request)
         return web.json_response(self._model_card(request.match_info["model"]))
 
     def _model_card(self, name: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFaul
 from coderepairrl.gateway.budget import EpisodeBudget, ReplyBudget
 from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Message, Request
-from coderepairrl.gateway.source import Generating, ReplySource
+from coderepairrl.gateway.responses import resolve_references
+from coderepairrl.gateway.source import PendingReply, ReplySource
 from coderepairrl.gateway.tree import Placement
 from coderepairrl.gateway.workers import Body, Incoming, Offload, Workers
 from coderepairrl.processes.meter import unix_time
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 class _Placed(NamedTuple):
     placement: Placement
     budget: ReplyBudget
-    generation: Generating
+    generation: PendingReply
 
 
 class Session:
@@ -66,7 +67,7 @@ class Session:
         self._stored: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
-        self._generating: set[Generating] = set()
+        self._generating: set[PendingReply] = set()
         self._commits = asyncio.Lock()
 
     @property
@@ -153,17 +154,18 @@ class Session:
             self._budget.calls += 1
 
     async def read(self, name: str, body: Body) -> Request:
-        """Parse as dialect or counter `name`. Raises `ApiError`."""
+        """Parse as dialect or counter `name`, and look up references. Raises `ApiError`."""
         try:
-            return await self._offload.parse(name, body)
+            request = await self._offload.parse(name, body)
         except TooLong as error:
             raise self._budget.too_long(error.tokens) from error
+        return resolve_references(request, self.find) if request.unread else request
 
     async def count(self, request: Request) -> int:
         """Count prompt tokens. Raises `ApiError`."""
         self._check_open()
-        if not self._source.counts:
-            raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
+        if self._source.codec is None:
+            raise ApiError(404, "not_supported", "a remote model's tokens are only known after its reply")
         return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
@@ -202,7 +204,7 @@ class Session:
             return request
         call, stored_request = self._stored.get(request.after, (None, None))
         if call is None or stored_request is None or call.completion is None:
-            message = f"there is no finished response {request.after} in this episode"
+            message = f"this episode has no finished response {request.after}"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
         before = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
         at = request.opening
@@ -245,7 +247,7 @@ class Session:
             clock = asyncio.get_running_loop().time
             began = clock()
             await generation.run(self._budget.deadline, call.publish)
-            ours = self._source.codec is not None  # what another server has sampled is unknown until its reply is whole
+            ours = self._source.codec is not None  # a remote reports its tokens only with the complete reply
             sampled = self.answered or any(each.usage.sampled for each in self._generating)
             waited = clock() - began
             if generation.out_of_time and ours and not sampled and waited > self.limits.seconds / 2:
@@ -287,8 +289,22 @@ class Session:
             call.failure = failure
             return
         call.publish(rest)
-        self._note_limit(turn, placed)
-        call.completion = self._outcome(turn, placed.generation, reply)
+        usage = placed.generation.usage
+        if placed.generation.out_of_time:
+            self._budget.met("time")
+        elif turn.finish is Finish.LENGTH:
+            self._budget.met(placed.budget.limit)
+        self._budget.check_context(usage.context)
+        call.completion = Completion(
+            turn=turn,
+            message=turn.messages[-1],
+            malformed=reply.malformed,
+            usage=usage,
+            stop=placed.generation.stopped_by,
+            remaining_tokens=max(0, self._budget.tokens - usage.context),
+            remaining_calls=max(0, self._budget.max_calls - self._budget.calls),
+            limit=self.limit,
+        )
 
     async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
         async with self._commits:  # keeps the order of the log and the tree the same
@@ -302,6 +318,8 @@ class Session:
     def _turn(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
         placement, _, generation = placed
         output, tail = generation.spans()
+        tools = tuple(request.tools)
+        inherited = () if placement.base is None else offered_tools(self._tree.turns, placement.base)
         return Turn(
             index=len(self._tree.turns),
             base=placement.base,
@@ -318,33 +336,10 @@ class Session:
             started=call.started,
             ended=unix_time(),
             masked=unfinished or self._source.masked or ("" if self._sampling.trainable else "sampling"),
-            tools=tuple(tool["function"]["name"] for tool in request.tools),
-            schemas=() if self._as_before(request, placement) else tuple(request.tools),
+            tools=tuple(tool["function"]["name"] for tool in tools),
+            schemas=() if inherited == tools else tools,
             fork=placement.fork,
             remote=generation.remote,
-        )
-
-    def _as_before(self, request: Request, placement: Placement) -> bool:
-        return placement.base is not None and offered_tools(self._tree.turns, placement.base) == tuple(request.tools)
-
-    def _note_limit(self, turn: Turn, placed: _Placed) -> None:
-        if placed.generation.out_of_time:
-            self._budget.met("time")
-        elif turn.finish is Finish.LENGTH:
-            self._budget.met(placed.budget.limit)
-        self._budget.check_context(placed.generation.usage.context)
-
-    def _outcome(self, turn: Turn, generation: Generating, reply: Reply) -> Completion:
-        usage = generation.usage
-        return Completion(
-            turn=turn,
-            message=turn.messages[-1],
-            malformed=reply.malformed,
-            usage=usage,
-            stop=generation.stopped_by,
-            remaining_tokens=max(0, self._budget.tokens - usage.context),
-            remaining_calls=max(0, self._budget.max_calls - self._budget.calls),
-            limit=self.limit,
         )
 
     def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
@@ -372,7 +367,7 @@ class Session:
             fault = error
         elif isinstance(error, ValueError) and not isinstance(error, UnicodeError):
             fault = EngineFault(f"the engine refused a prompt: {error}")
-        elif isinstance(error, CodeRepairError):  # such as a full disk, on which the next write to the log ends the run
+        elif isinstance(error, CodeRepairError):  # a full disk, for example: the next write to the log ends the run
             fault = GatewayFault(str(error), fix=error.fix)
         else:
             log.error("episode %s: unexpected %r", self.episode_id, error, exc_info=error)
@@ -391,7 +386,7 @@ def request_seed(seed: int, ordinal: int) -> int:
 
 
 def _reuse(old: Any, new: Any) -> Any:
-    if old == new:  # memory holds equal parts once
+    if old == new:  # equal parts are held in memory once
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {key: _reuse(old.get(key), value) for key, value in new.items()}

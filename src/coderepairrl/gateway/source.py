@@ -7,12 +7,13 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway.call import Usage
+from coderepairrl.gateway.remote import Relayed, Remote
 from coderepairrl.gateway.request import Request
-from coderepairrl.gateway.tree import Placement, Tree, TurnTree
+from coderepairrl.gateway.tree import Placement, TurnTree
 from coderepairrl.gateway.workers import Offload
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply, ReplyStream
@@ -114,7 +115,7 @@ class Generation:
         count, start = len(chunk.ids), len(self.ids)
         last = self.versions[-1].version if self.versions else chunk.version
         if wrong := self._wrong(chunk, start, last):
-            raise EngineFault(f"the engine's answer cannot be true: {wrong}")
+            raise EngineFault(f"the engine gave an impossible answer: {wrong}")
         self._logprobs += chunk.logprobs
         if self.versions and chunk.version == last:
             start = self.versions.pop().start
@@ -132,93 +133,14 @@ class Generation:
         if ids and not self._stops.isdisjoint([*self.ids[-1:], *ids[:-1]]):
             return "tokens after a stop token"
         if ids and not (math.isfinite(sum(chunk.logprobs)) and max(chunk.logprobs) <= 1e-3):  # rounding may exceed 0
-            return "a logprob that is not a log of a probability"
+            return "a logprob that is not the log of a probability"
         return f"version {chunk.version} after {version}" if chunk.version < version else ""
-
-
-class Generating(Protocol):
-    """One reply being generated."""
-
-    sampling: Sampling
-    versions: list[VersionRange]
-    out_of_time: bool
-
-    async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Sample until the end or `deadline` (loop time). Cancelling aborts.
-
-        Raises a `Fault`, and `ApiError` if refused.
-        """
-        ...
-
-    def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the reply and unpublished deltas."""
-        ...
-
-    def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """Output, and dropped tail after a stop string."""
-        ...
-
-    @property
-    def finish(self) -> Finish:
-        """Finish reason, unless aborted."""
-        ...
-
-    @property
-    def stopped_by(self) -> str:
-        """Stop string that ended it, or empty."""
-        ...
-
-    @property
-    def remote(self) -> Mapping[str, Any]:
-        """`Turn.remote`."""
-        ...
-
-    @property
-    def usage(self) -> Usage:
-        """Final token counts."""
-        ...
-
-
-class ReplySource(Protocol):
-    """Generates replies."""
-
-    masked: str
-    """Reason its tokens cannot be trained on (`Turn.masked`); else empty."""
-    counts: bool
-    """Whether prompt tokens can be counted before sending."""
-
-    @property
-    def context(self) -> int | None:
-        """Longest sequence in tokens; None if unknown."""
-        ...
-
-    @property
-    def codec(self) -> Codec | None:
-        """Renders prompts and reads replies; None for a remote."""
-        ...
-
-    def tree(self, offload: Offload) -> Tree:
-        """Create a session's tree."""
-        ...
-
-    def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Client settings (`Request.wishes`) that take effect."""
-        ...
-
-    def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generating:
-        """Prepare a reply, to be `run`."""
-        ...
-
-    async def health(self) -> Mapping[str, float]:
-        """Counters, like `Engine.health`. Raises a `Fault` when dead."""
-        ...
 
 
 class PolicySource:
     """An engine with its codec."""
 
     masked = ""
-    counts = True
 
     def __init__(self, codec: Codec, engine: Engine) -> None:
         self.codec = codec
@@ -259,3 +181,9 @@ class PolicySource:
     async def health(self) -> Mapping[str, float]:
         """The engine's counters."""
         return await self.engine.health()
+
+
+ReplySource = PolicySource | Remote
+"""Generates a session's replies."""
+PendingReply = Generation | Relayed
+"""A reply that is being generated."""

@@ -129,9 +129,9 @@ class TextTree(Tree):
         return int(usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
     async def _relayed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        relayed, last = list(messages), -1
         if not any("returned" in turn.remote for turn in self.turns):
             return messages
+        relayed, last = list(messages), -1
         for at, message in enumerate(messages):
             if message["role"] != "assistant" or (index := self._recorded(message, last)) is None:
                 continue
@@ -283,7 +283,7 @@ class TurnTree(Tree):
         return False
 
     async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        await asyncio.sleep(0)  # there may be thousands: let other sessions run
+        await asyncio.sleep(0)  # lets other sessions run: there may be thousands
         index = self._recorded(messages[at], last)
         if index is None:
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])

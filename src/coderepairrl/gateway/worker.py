@@ -9,7 +9,6 @@ import contextlib
 import os
 import pickle
 import resource
-import sys
 import traceback
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -56,9 +55,9 @@ class Jobs:
         self._loaded_from: LoadedFrom | None = None
         self._codec: Codec | None = None
 
-    def parse(self, about: bytes, *body: bytes) -> list[bytes]:
+    def parse(self, setup: bytes, *body: bytes) -> list[bytes]:
         """Parse a body; returns a request, then message batches. Raises `ApiError`, `TooLong`."""
-        name, loaded_from, most = pickle.loads(about)
+        name, loaded_from, most = pickle.loads(setup)
         request = PARSERS[name](b"".join(body))
         if most is not None:
             if len(request.messages) > most:
@@ -67,7 +66,7 @@ class Jobs:
                 self._check_texts(self._loaded(loaded_from), request.messages, most)
         rest = pickle.dumps(replace(request, messages=(), tools=add_tools_key(request.tools)))
         if len(rest) > REST:
-            message = f"tools and settings of more than {REST >> 20} MiB are beyond every prompt"
+            message = f"tools and settings take more than {REST >> 20} MiB"
             raise ApiError(413, "request_too_large", message)
         return [rest, *batches(request.messages)]
 
@@ -77,20 +76,20 @@ class Jobs:
         keys = prefix_keys.of(unpack(messages), pickle.loads(tools))
         return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
 
-    def render(self, about: bytes, *messages: bytes) -> list[bytes]:
+    def render(self, setup: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.render`."""
-        loaded_from, tools, most = pickle.loads(about)
+        loaded_from, tools, most = pickle.loads(setup)
         return [array("I", self._loaded(loaded_from).render(unpack(messages), tools, most=most)).tobytes()]
 
-    def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
+    def extend(self, setup: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
-        loaded_from, prompt, output, calls, most = pickle.loads(about)
+        loaded_from, prompt, output, calls, most = pickle.loads(setup)
         ids = self._loaded(loaded_from).extend(prompt, output, unpack(messages), calls=calls, most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
-    def spell(self, about: bytes, reply: bytes) -> list[bytes]:
+    def spell(self, setup: bytes, reply: bytes) -> list[bytes]:
         """`Codec.spell`; nothing for None."""
-        loaded_from, calls, most = pickle.loads(about)
+        loaded_from, calls, most = pickle.loads(setup)
         ids = self._loaded(loaded_from).spell(pickle.loads(reply), calls=calls, most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
@@ -120,7 +119,8 @@ def main() -> None:
     """Run jobs until the parent closes the connection."""
     parent, jobs = Parent.connect(), Jobs()
     os.nice(5)  # the event loop has priority on machines with few processors
-    _prefer_for_oom_kill()
+    with contextlib.suppress(OSError):  # /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # end this process before others
     _limit_memory()
     while True:
         try:
@@ -146,16 +146,9 @@ def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
         return [b"failed", traceback.format_exc().encode(errors="replace")]
 
 
-def _prefer_for_oom_kill() -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a read-only /proc: nothing to be done
-            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
 def _limit_memory() -> None:
-    if sys.platform == "linux":
-        data = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, resource.RLIM_INFINITY))
+    data = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Attempt:
     ending: Ending
     reason: str
     fault: Fault | None
-    """Part that broke first, if VOID."""
+    """First failure, if VOID."""
     outcome: AgentOutcome | None
     turns: tuple[Turn, ...]
     patch: bytes
@@ -44,7 +44,7 @@ class Attempt:
     timings: Mapping[str, float]
     """Seconds by part: ``sandbox`` (opening), ``diff``, ``generate``."""
     printed: str
-    """Program's whole output; empty for agents on the host, whose log repeats turns."""
+    """The program's full output; empty for agents on the host, whose log repeats the turns."""
 
 
 async def make_attempt(
@@ -61,12 +61,12 @@ async def make_attempt(
 ) -> Attempt:
     """Let `agent` work on `task` in a sandbox, with a `gateway` session called `name`.
 
-    The result names a broken part; no `Fault` is raised.
+    A `Fault` is returned in the result, not raised.
     """
     clock, timings = time.monotonic, dict[str, float]()
     limits = replace(limits, seconds=min(limits.seconds, task.limits.get("seconds", limits.seconds)))
     outcome: AgentOutcome | None = None
-    broken: Fault | None = None
+    first_fault: Fault | None = None
     patch, seconds, began = b"", 0.0, clock()
     session = gateway.open(name, limits=limits, seed=seed, sampling=sampling)
     try:
@@ -81,12 +81,12 @@ async def make_attempt(
             timings["diff"] = clock() - worked
             if at_end is not None:
                 await at_end(box, patch)
-    except Fault as other:
-        broken = other
+    except Fault as raised:
+        first_fault = raised
     finally:
         turns = await gateway.close(session)
     timings["generate"] = sum(turn.ended - turn.started for turn in turns)
-    reached_model = session.answered or session.limit  # a call that a limit refused was one, too
+    reached_model = session.answered or session.limit  # a call that a limit refused also reached it
     if (
         isinstance(outcome, AgentReport)
         and agent.placement == "sandbox"
@@ -97,29 +97,29 @@ async def make_attempt(
         outcome = AgentFault(words, printed=outcome.log)
     # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
     agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
-    fault = session.fault or agent_fault or broken  # in the order in which they broke
+    fault = session.fault or agent_fault or first_fault  # in the order of events
     ending, reason = (Ending.VOID, fault.boundary) if fault else _ending_of(cast(AgentOutcome, outcome), session.limit)
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _print(agent, outcome))
 
 
 async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
-    # its bugs end its episode and are counted, and end neither the run nor (by ``sys.exit``) the process
+    # an agent's bug ends its episode and is counted; it must not end the run, nor the process by ``sys.exit``
     try:
         async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:
             report: object = await agent.run(task, box, endpoint)
     except AgentFault as fault:
         return fault
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        # a `UsageError` is what our own functions raise for text that a policy may have written, a diff for example
+        # our own functions raise `UsageError` for text that a policy may have written, such as a diff
         if isinstance(error, CodeRepairError) and not isinstance(error, UsageError):
             raise
         if clock.expired():
             return AgentReport("time")
-        being_stopped = cast(asyncio.Task[None], asyncio.current_task()).cancelling()
-        if isinstance(error, asyncio.CancelledError) and being_stopped:
+        is_stopping = cast(asyncio.Task[None], asyncio.current_task()).cancelling()
+        if isinstance(error, asyncio.CancelledError) and is_stopping:
             raise
         where = "".join(traceback.format_exception(error))
-        message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        message = "".join(traceback.format_exception_only(error)).strip()  # works even if `str(error)` raises
         return AgentFault(f"agent {agent.name} raised {message}\n{where}", how=type(error).__name__)
     if not isinstance(report, AgentReport):
         return AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport", how="no report")
@@ -129,7 +129,7 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
 def _ending_of(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
-    if limit:  # also for an agent that broke at it
+    if limit:  # also if the agent crashed at the limit
         return Ending.LIMIT, limit
     return (Ending.DONE, outcome.exit) if isinstance(outcome, AgentReport) else (Ending.CRASH, outcome.how)
 

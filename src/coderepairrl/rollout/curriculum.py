@@ -1,7 +1,7 @@
 """Order of training tasks: weighted mixtures of sources, and an order within each.
 
-It is a function of settings and logged outcomes, so a resumed run continues exactly. A further order is a class beside
-`Band`, made in `plan/curriculum.py` from its setting in `config/schema.py`.
+It is a function of settings and logged outcomes, so a resumed run continues exactly. Another order is a class like
+`Band`, created in `plan/curriculum.py` from its setting in `config/schema.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coderepairrl.types import Ending, Episode, Task
 EXPLORE, OUTSIDE = 0.5, 0.1
 """Shares of a `Band`'s batches: tasks not attempted yet, and tasks outside the band."""
 NEWEST = 16
-"""Latest attempts at a task that its success rate counts."""
+"""Number of latest attempts that a task's success rate counts."""
 
 Outcomes = Mapping[str, Sequence[float]]
 """Outcomes of attempts by task id, oldest first, each from 0 to 1 (`rate_outcome`)."""
@@ -95,7 +95,7 @@ class Band:
         return (1 + sum(recent) + earlier * mean) / (2 + len(recent) + earlier)
 
     def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, rng: Random) -> Task:
-        """Draw a task; one of those `taken` only if there is no other."""
+        """Draw a task, if possible not one of `taken`."""
         rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
         parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
         for task in tasks:

@@ -44,9 +44,9 @@ def derive_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Terms of attempts and judgement, for one kind of tasks, or all.
+    """Terms of attempts and their scores, for one kind of task or all.
 
-    `rewards` and `others` (evaluations by another agent, in its sandbox) are by phase. `side_calls` defaults to the
+    `rewards` and `others` (another agent and sandbox, for evaluations) are by phase. `side_calls` defaults to the
     agent's.
     """
 
@@ -76,10 +76,10 @@ class Terms:
 
 
 class Executor(Protocol):
-    """Maker of attempts."""
+    """Makes and scores attempts, here or on other machines."""
 
     async def run(self, ticket: Ticket) -> Episode:
-        """Make and judge the attempt; each turn is logged before its client learns of it.
+        """Make and score the attempt; each turn is logged before the agent sees it.
 
         Infrastructure faults give a VOID episode. Raises `CodeRepairError` for faults that every attempt would meet.
         """
@@ -91,7 +91,7 @@ async def _skip_warm_up(_: Ticket) -> None:
 
 
 class Rollout:
-    """Maker of episodes, logged first."""
+    """Makes episodes, up to `concurrency` at once, and logs them."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Rollout:
         on_episode: Callable[[Episode], None] = lambda episode: None,
         warm_up: Callable[[Ticket], Awaitable[None]] = _skip_warm_up,
     ) -> None:
-        """Create a maker; `warm_up` is awaited before the first attempt, and after an engine fault."""
+        """Create a rollout; `warm_up` is awaited before the first attempt, and after an engine fault."""
         self.executor = executor
         self.log = log
         self.on_episode = on_episode

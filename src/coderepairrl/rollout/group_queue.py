@@ -1,4 +1,4 @@
-"""Queue of groups that are made ahead of their steps, so that engine and learner do not wait for each other.
+"""Queue of groups made ahead of their steps, so that engine and learner do not wait for each other.
 
 A group's staleness is the number of policy versions from its beginning to its step. The queue bounds it by limiting
 which groups may begin, not by dropping old ones, which would favour short attempts. A step may take younger groups
@@ -134,13 +134,10 @@ class GroupQueue:
         self._entries[slot.group] = _Entry(slot, version)
 
     async def requeue_stale(self, version: int, wanted: int) -> list[str]:
-        """Cancel and requeue stale groups; returns their names.
-
-        `version` is the one live from now on.
-        """
+        """Cancel and requeue stale groups; returns their names. `version` is the new live one."""
         self._version = version
         stale = [each.group for each in self.window.stale(self.pending, version, wanted)]
-        await _cancel(entry.work for group in stale if (entry := self._entries[group]).work is not None)
+        await _cancel(self._entries[group].work for group in stale)
         for group in stale:
             self._entries[group] = _Entry(self._entries[group].slot, None)
         return stale
@@ -170,11 +167,8 @@ class GroupQueue:
                 break
             await asyncio.wait([work for work in running if not work.done()], return_when=asyncio.FIRST_COMPLETED)
         chosen_groups = {each.group for each in chosen}
-        works = [
-            entry.work for group, entry in self._entries.items() if group in chosen_groups and entry.work is not None
-        ]
-        self._entries = {group: entry for group, entry in self._entries.items() if group not in chosen_groups}
-        return [work.result() for work in works]
+        works = [self._entries.pop(group).work for group in list(self._entries) if group in chosen_groups]
+        return [work.result() for work in works if work is not None]
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,7 +179,7 @@ class GroupQueue:
 
 
 async def _cancel(works: Iterable[asyncio.Task[Group] | None]) -> None:
-    ended = [work for work in works if work is not None]
-    for work in ended:
+    started = [work for work in works if work is not None]
+    for work in started:
         work.cancel()
-    await asyncio.gather(*ended, return_exceptions=True)
+    await asyncio.gather(*started, return_exceptions=True)

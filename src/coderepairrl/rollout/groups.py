@@ -71,13 +71,13 @@ def due_slots(
     taken: Collection[str] = (),
     tasks_by_id: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[Slot]:
-    """First `wanted` unconsumed groups of the run's order (`Curriculum.schedule`), leftovers first.
+    """Plan the first `wanted` unconsumed groups in the run's order (`Curriculum.schedule`), leftovers first.
 
     Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
     `tasks_by_id` the fixed tasks of groups begun before.
     """
     per_step, left = curriculum.per_step, list[Slot]()
-    if not wanted:  # what a later step would draw may not be possible
+    if not wanted:  # nothing to draw, and drawing for a later step may be impossible
         return left
     for step in count(1):
         if all(group_name("train", step, position) in consumed for position in range(per_step)):
@@ -102,9 +102,11 @@ async def collect(
     verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
     """Make all groups at once with `make_group`."""
-    terms: dict[str, Any] = {"sampling": sampling, "retries": retries, "finished": tuple(finished)}
-    terms |= {"tried": {} if tried is None else tried, "verified": verified}
-    return await _all(make_group(rollout, slot, **terms) for slot in slots)
+    finished, tried = tuple(finished), {} if tried is None else tried
+    return await _all(
+        make_group(rollout, slot, sampling=sampling, retries=retries, finished=finished, tried=tried, verified=verified)
+        for slot in slots
+    )
 
 
 async def make_group(
@@ -127,7 +129,7 @@ async def make_group(
 
     async def attempt(number: int) -> tuple[Episode, int]:
         key = (slot.group, number)
-        if key in done and done[key].task_id == slot.task.id:  # else the tasks have changed since
+        if key in done and done[key].task_id == slot.task.id:  # otherwise the tasks have changed
             return done[key], 0
         ticket = Ticket(
             slot.task,
@@ -140,9 +142,9 @@ async def make_group(
             verified=verified.get(slot.task.id, ()),
         )
         for void in range(retries + 1):
-            again = tried.get(key, 0)  # a number of its own, so that no two episodes of a log share an id
-            tried[key] = again + 1
-            episode = await rollout.run(replace(ticket, retry=again), began)
+            retry = tried.get(key, 0)  # counts earlier runs too, so that no two episodes of a log share an id
+            tried[key] = retry + 1
+            episode = await rollout.run(replace(ticket, retry=retry), began)
             if episode.ending is not Ending.VOID:
                 return episode, void
         return episode, retries + 1

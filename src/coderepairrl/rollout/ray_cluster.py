@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, and noticing a lost head, for which Ray would wait, or end the process."""
+"""Joining a Ray cluster, and detecting a lost head: Ray itself would wait for it, or end the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ GONE_SECONDS = 20.0
 """Seconds without a listener after which a head is gone."""
 ANSWER_SECONDS = 60.0
 LEAVE_SECONDS = 15.0
-# like `ray health-check`, in a separate process: it would try forever, and neither exception nor signal ends it
+LEAST_FREE = 100 << 20
+"""Bytes."""
+# like `ray health-check`, in a separate process, since no exception or signal ends its retries
 _ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 
 _START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
@@ -35,8 +37,8 @@ _MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 def import_ray() -> Any:
     """Import Ray. Raises `PrerequisiteError` if not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or a cluster started here would report usage
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # or Ray would end actors where the kernel ends guests
     require_extra("ray", "rollout.executor=ray")
     import ray
 
@@ -70,7 +72,7 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
     if head_address is not None:
         await _check_answers(head_address)
     try:
-        # in a thread, where it leaves the handling of SIGTERM alone
+        # in a thread, where it does not replace the handler of SIGTERM
         await asyncio.to_thread(
             ray.init,
             address=head_address or "local",
@@ -96,9 +98,7 @@ async def connect_ray(address: str) -> AsyncIterator[Any]:
 async def _leave(ray: Any, code: ExitCode) -> None:
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
-    ends = time.monotonic() + LEAVE_SECONDS
-    while leaving.is_alive() and time.monotonic() < ends:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(leaving.join, LEAVE_SECONDS)
     if leaving.is_alive():  # Ray would wait for the head, or crash
         atexit.register(_end, code)
 
@@ -109,11 +109,11 @@ def _end(code: ExitCode) -> None:
     os._exit(code)
 
 
-def full_disks(least: int = 100 << 20) -> str:
-    """Ray's folders with fewer than `least` bytes free, which its errors do not mention."""
+def full_disks() -> str:
+    """Ray's folders with less than `LEAST_FREE`, which its errors do not mention."""
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
     free_bytes = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
-    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < least)
+    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < LEAST_FREE)
 
 
 def _fix(error: str) -> str:
@@ -126,7 +126,7 @@ def _fix(error: str) -> str:
 
 async def watch_head(ray: Any) -> None:
     """Raise `RunError` after `GONE_SECONDS` without a listener at the head, or `ANSWER_SECONDS` without an answer."""
-    # a minute after losing the head Ray ends the process, without an exception; for one that hangs it waits
+    # Ray ends the process a minute after it lost the head, without an exception, and waits for one that hangs
     address = ray.get_runtime_context().gcs_address
     client = ray._private.worker.global_worker.gcs_client
     listened = answered = time.monotonic()
@@ -148,7 +148,7 @@ async def watch_head(ray: Any) -> None:
 
 
 def check_listens(address: str) -> None:
-    """Raise `PrerequisiteError` without a listener, for which Ray would wait for minutes."""
+    """Raise `PrerequisiteError` without a listener; Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
@@ -172,9 +172,7 @@ async def _check_answers(address: str) -> None:
             await process.wait()
     if process.returncode:
         problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
-        raise PrerequisiteError(
-            f"what listens at {address} is not a head of a Ray cluster that works: {problem}", fix=_fix(problem)
-        )
+        raise PrerequisiteError(f"{address} is not the head of a working Ray cluster: {problem}", fix=_fix(problem))
 
 
 def one_line(error: Exception) -> str:

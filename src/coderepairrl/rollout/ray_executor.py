@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import math
 import os
+import pickle
 import platform
 import socket
 import sys
@@ -20,15 +21,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerF
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.ray_cluster import connect_ray, one_line, watch_head
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
-from coderepairrl.rollout.worker import (
-    FromWorker,
-    ToWorker,
-    Worker,
-    WorkerSetup,
-    make_picklable,
-    pack_messages,
-    unpack_messages,
-)
+from coderepairrl.rollout.worker import FromWorker, ToWorker, Worker, WorkerSetup, make_picklable
 from coderepairrl.runs import source_digest
 
 PIECE = 1 << 16
@@ -50,7 +43,7 @@ def executor_versions() -> dict[str, str]:
 
 
 class WorkerActor:
-    """Worker in a Ray process, with packed messages and errors."""
+    """Worker in a Ray process, with pickled messages and errors."""
 
     def __init__(
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
@@ -66,16 +59,16 @@ class WorkerActor:
         self._unsent = memoryview(b"")
 
     async def open(self) -> tuple[str, bytes]:
-        """Start; returns the host name, and a packed error."""
+        """Start; return the host name, and a pickled error."""
         name = socket.gethostname()
         try:
             self._check(name)
-            setup: WorkerSetup = unpack_messages(self._setup)
+            setup: WorkerSetup = pickle.loads(self._setup)
             self._worker = await self._parts.enter_async_context(Worker.open(setup, self._context))
         except ImportError as error:  # of a user's class, for example
-            return name, pack_messages(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
+            return name, pickle.dumps(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
         except Exception as error:
-            return name, pack_messages(make_picklable(error))
+            return name, pickle.dumps(make_picklable(error))
         return name, b""
 
     def _check(self, name: str) -> None:
@@ -97,9 +90,9 @@ class WorkerActor:
         sys.path += [each for each in self._path if each not in sys.path]  # for the user's classes
 
     async def next_piece(self) -> tuple[bytes, bool]:
-        """Return the next piece of packed messages, and whether it is their last."""
+        """Return the next piece of pickled messages, and whether it is the last."""
         if not self._unsent:
-            self._unsent = memoryview(pack_messages(await self._opened.next_messages()))
+            self._unsent = memoryview(pickle.dumps(await self._opened.next_messages()))
         piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
         return bytes(piece), not self._unsent
 
@@ -107,7 +100,7 @@ class WorkerActor:
         """See `Worker.receive`; messages come in pieces."""
         self._received += piece
         if last:
-            messages, self._received = unpack_messages(bytes(self._received)), bytearray()
+            messages, self._received = pickle.loads(self._received), bytearray()
             self._opened.receive(messages)
 
     async def close(self) -> None:
@@ -116,8 +109,7 @@ class WorkerActor:
 
     @property
     def _opened(self) -> Worker:
-        if self._worker is None:
-            raise AssertionError("it was not opened")
+        assert self._worker is not None, "it was not opened"
         return self._worker
 
 
@@ -133,11 +125,11 @@ class _ActorConnection(Connection):
             while not last:
                 piece, last = await self._actor.next_piece.remote()
                 received += piece
-        messages: list[FromWorker] = unpack_messages(bytes(received))
+        messages: list[FromWorker] = pickle.loads(received)
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
-        data = pack_messages(messages)
+        data = pickle.dumps(messages)
         with _faults(self._ray, self.name):
             for start in range(0, len(data), PIECE):
                 end = start + PIECE
@@ -155,7 +147,7 @@ class _ActorConnection(Connection):
 
 @contextlib.contextmanager
 def _faults(ray: Any, name: str) -> Iterator[None]:
-    # whatever Ray raises is a lost worker: it may run on, but is ignored
+    # any error of Ray means a lost worker: it may still run, but is ignored
     try:
         yield
     except ray.exceptions.RayError as error:
@@ -205,7 +197,7 @@ async def ray_executor(
     sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError` for a missing cluster
     or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
-    arguments = (executor_versions(), str(Path.cwd()), sys.path, pack_messages(setup), engine.context)
+    arguments = (executor_versions(), str(Path.cwd()), sys.path, pickle.dumps(setup), engine.context)
     async with connect_ray(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
@@ -216,7 +208,7 @@ async def ray_executor(
             scheduling_strategy="SPREAD",
         )
         if small := too_small(ray.nodes(), memory=memory, capacity=capacity):
-            if address == "local":  # where no other machine will come
+            if address == "local":  # no other machine will join
                 raise PrerequisiteError(small)
             say(small)
 
@@ -229,7 +221,7 @@ async def ray_executor(
                     host, wrong = await actor.open.remote()
                 connection.name = f"actor {number} on {host}"
                 if wrong:
-                    error: Exception = unpack_messages(wrong)
+                    error: Exception = pickle.loads(wrong)
                     if not isinstance(error, ConfigError | PrerequisiteError | Several):  # a full disk: it may pass
                         raise WorkerFault(f"an actor on {host} did not start: {error}") from error
                     raise PrerequisiteError(f"{connection.name}: {error}", fix=error.fix) from error
@@ -241,7 +233,7 @@ async def ray_executor(
         def describe() -> str:
             total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
             small = too_small(ray.nodes(), memory=memory, capacity=capacity)
-            usage = f"an actor takes {CPUS:g} CPU, and of the cluster's {total:g} there are {free:g} free"
+            usage = f"an actor takes {CPUS:g} CPU, and {free:g} of the cluster's {total:g} are free"
             return f"{usage}; {small}" if small else usage
 
         async with RemoteExecutor(

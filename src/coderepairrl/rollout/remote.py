@@ -1,4 +1,4 @@
-"""Distribution of attempts over workers (`coderepairrl.rollout.worker`), and lost workers."""
+"""Distributes attempts over workers (`coderepairrl.rollout.worker`), and replaces lost ones."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from coderepairrl.rollout.worker import (
     TurnCommitted,
     TurnLogged,
     make_picklable,
+    take_all,
 )
 from coderepairrl.types import Episode, Turn
 
 MAX_BACKOFF = 60.0
-"""Seconds. Lost workers are replaced at once, then after one, three, and so on."""
+"""Seconds. Lost workers are replaced at once, then after 1, 3, 7, ..."""
 CANCEL_SECONDS = 10.0
 """Seconds for a worker to end a cancelled attempt."""
 
@@ -61,7 +62,7 @@ class Connection(Protocol):
 
 
 class RemoteWorker:
-    """A worker of this `capacity`, seen from the controller. Its loss makes open attempts VOID."""
+    """A worker that takes `capacity` attempts, seen from the controller. Its loss makes open attempts VOID."""
 
     def __init__(self, connection: Connection, engine: Engine, on_turn: OnTurn, capacity: int) -> None:
         self.connection = connection
@@ -69,8 +70,7 @@ class RemoteWorker:
         self.finished = 0
         self._engine = engine
         self._on_turn = on_turn
-        self._outbox: list[ToWorker] = []
-        self._outbox_filled = asyncio.Event()
+        self._outbox = asyncio.Queue[ToWorker]()
         self._results: dict[str, asyncio.Future[AttemptFinished]] = {}
         self._turns: dict[str, list[Turn]] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}
@@ -103,15 +103,14 @@ class RemoteWorker:
         self.finished += 1
         if finished.error is not None:
             raise finished.error
-        if finished.result is None:
-            raise AssertionError("something else cancelled an attempt")
+        assert finished.result is not None, "an attempt was cancelled by something else"
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            self._send(CancelAttempt(ticket.episode))  # its last turns still come
+            self._send(CancelAttempt(ticket.episode))  # its last turns still arrive
             with contextlib.suppress(TimeoutError, WorkerFault):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await asyncio.shield(result)
@@ -125,11 +124,11 @@ class RemoteWorker:
                 tasks.create_task(self._receive(tasks))
         except* WorkerFault as several:
             self.lose(next(error for error in several.exceptions if isinstance(error, WorkerFault)))
-        except* Exception as several:  # a bug, which ends the run: its attempts say what it was
+        except* Exception as several:  # a bug, which ends the run; its attempts report it
             self.lose(WorkerFault(f"{self.connection.name} is given up: {several.exceptions[0]!r}"))
             raise
         finally:
-            self.lose(WorkerFault(f"{self.connection.name} is ended, with the run"))
+            self.lose(WorkerFault(f"{self.connection.name} ended with the run"))
         assert self._lost is not None  # by `lose` above
         return self._lost
 
@@ -139,21 +138,17 @@ class RemoteWorker:
         for result in self._results.values():
             if not result.done():
                 result.set_exception(self._lost)
-                result.exception()  # it may be that nobody asks any more
+                result.exception()  # marks it as retrieved: its attempt may be cancelled
 
     def _send(self, message: ToWorker) -> None:
         if self._lost is not None:
             self.lose(self._lost)
             return
-        self._outbox.append(message)
-        self._outbox_filled.set()
+        self._outbox.put_nowait(message)
 
     async def _send_outbox(self) -> None:
         while True:
-            await self._outbox_filled.wait()
-            self._outbox_filled.clear()
-            messages, self._outbox = self._outbox, []
-            await self.connection.send(messages)  # meanwhile, more may gather
+            await self.connection.send(await take_all(self._outbox))  # meanwhile, more may gather
 
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -177,7 +172,7 @@ class RemoteWorker:
     def _log(self, episode: str, turn: Turn) -> Exception | None:
         try:
             self._on_turn(episode, turn)
-        except CodeRepairError as error:  # a full disk: the verdict is not to be written either, which ends the run
+        except CodeRepairError as error:  # a full disk, on which writing the verdict fails too and ends the run
             return make_picklable(error)
         if episode in self._turns:
             self._turns[episode].append(turn)
@@ -194,8 +189,8 @@ class RemoteWorker:
                     self._send(EngineOutput(request.number, (chunk,)))
         except TimeoutError as late:
             error = EngineFault(f"the engine timed out: {late}")
-        except Exception as found:
-            error = make_picklable(found)
+        except Exception as raised:
+            error = make_picklable(raised)
         self._send(EngineOutput(request.number, (), ended=True, error=error))
 
 
@@ -274,8 +269,8 @@ class RemoteExecutor(Executor):
                 raise RunError(
                     f"no machine has made episodes for {self._patience:g} seconds: {self._last_fault};"
                     f" {self._describe()}",
-                    fix="see what the cluster has and who holds it (ray status), and whether its machines have memory,"
-                    " and room in /tmp/ray; then continue with --resume",
+                    fix="check what is free (ray status), and that machines have memory, and space in /tmp/ray; then"
+                    " continue with --resume",
                 ) from None
 
     def _notify(self) -> None:
@@ -296,7 +291,7 @@ class RemoteExecutor(Executor):
                         losses = 0
                 await asyncio.sleep(min(2.0 ** min(losses, 16) - 1.0, MAX_BACKOFF))
                 losses += 1
-        except Exception as error:  # what is wrong with that machine, or a bug
+        except Exception as error:  # a problem of that machine, or a bug
             self._failed = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             self._notify()
 
@@ -305,16 +300,16 @@ class RemoteExecutor(Executor):
             await watch()
         except Exception as error:
             self._failed = error
-            self._say(str(error))  # closing may take long where nobody answers
+            self._say(str(error))  # now, since closing may take long
             for worker in self.workers:
                 worker.lose(WorkerFault(str(error)))
             self._notify()
 
     def _report_not_started(self, number: int, fault: WorkerFault) -> None:
-        # once, not for every try and number
+        # once, not for every attempt and worker
         self._last_fault = str(fault)
         if self._last_fault not in self._not_started.values():
-            self._say(f"{fault}; the others go on, and this is tried again")
+            self._say(f"{fault}; other workers continue, and this one is retried")
         self._not_started[number] = self._last_fault
 
     async def _serve(self, connection: Connection) -> bool:
@@ -330,7 +325,7 @@ class RemoteExecutor(Executor):
         finally:
             self.workers.remove(worker)
             self._notify()
-        connection.kill()  # should it come back, nobody would listen
+        connection.kill()  # its messages would be ignored if it came back
         self._last_fault = str(fault)
-        self._say(f"{fault}; {worker.busy} episodes were made there, and are void")
+        self._say(f"{fault}; its {worker.busy} open episodes are void")
         return worker.finished > 0

@@ -18,7 +18,7 @@ from coderepairrl.types import Chunk, FirstRequest, Limits, Sampling
 
 Weights = tuple[Path, int, str]
 LONGEST_WAIT = 60.0
-"""Seconds. The first restart is at once, the next waits one, the next three, and so on."""
+"""Seconds. Restarts are at once, then after 1, 3, 7, ..."""
 
 
 class _Refused(EngineFault):
@@ -26,9 +26,9 @@ class _Refused(EngineFault):
 
 
 class SupervisedEngine(Engine):
-    """Wrapper of a factory of engines.
+    """Engine that is restarted by `start` after its death.
 
-    A request to a dead engine raises `EngineFault` (its episode is void); the next one starts another, at most
+    A request to a dead engine raises `EngineFault` (its episode is void); the next request restarts it, at most
     `restarts` times without a token in between.
     """
 
@@ -38,7 +38,7 @@ class SupervisedEngine(Engine):
         start: Callable[[], Awaitable[Engine]],
         *,
         restarts: int,
-        on_death: Callable[[str], None] | None = None,
+        on_death: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Wrap `engine`; `on_death` gets the reason before a restart."""
         self.context = engine.context
@@ -58,7 +58,7 @@ class SupervisedEngine(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
-        engine = await self._alive()  # or one that sleeps by now, and holds requests
+        engine = await self._alive()  # it may fall asleep meanwhile, and then holds the request
         async with contextlib.aclosing(engine.generate(ids, sampling, seed)) as chunks:
             try:
                 async for chunk in chunks:
@@ -134,7 +134,7 @@ class SupervisedEngine(Engine):
         try:
             await engine.health()
         except EngineFault:
-            if not self._dead and self._on_death is not None:
+            if not self._dead:
                 self._on_death(f"the engine died, and another is started: {fault}")
             self._dead = True
         return self._dead
@@ -162,7 +162,7 @@ class SupervisedEngine(Engine):
         await asyncio.sleep(min(2.0**self._in_a_row - 1.0, LONGEST_WAIT))
         self._in_a_row += 1
         self.restarted += 1
-        with contextlib.suppress(EngineFault):  # it is dead already: this frees what it left
+        with contextlib.suppress(EngineFault):  # it is dead: this only frees its resources
             await self._engine.close()
         self._engine = await self._start()
         self._dead, self._loaded = False, None
@@ -185,7 +185,7 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
     reply = min(REPLY, limits.turn_tokens)
     try:
         async with asyncio.timeout(SECONDS) as clock:
-            with contextlib.suppress(EngineFault, ValueError):  # ValueError: a prompt that no engine has room for
+            with contextlib.suppress(EngineFault, ValueError):  # ValueError: the prompt exceeds the context
                 ids = source.codec.render(request.messages, request.tools)
                 alone = await _time_replies(source.engine, ids, 1, reply)
                 if alone * concurrency <= limits.seconds:  # fast enough even one after the other
@@ -198,7 +198,7 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
                         " rollout.concurrency"
                     )
     except TimeoutError as error:
-        if not clock.expired():  # the engine's own, which the attempts will meet
+        if not clock.expired():  # raised by the engine: the attempts will meet it
             return ""
         raise EngineFault(
             f"the engine has not sampled {TOKENS} tokens in {SECONDS:g} seconds",

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from coderepairrl import tokens
 from coderepairrl.errors import CodeRepairError, EngineFault, GatewayFault
@@ -104,34 +104,33 @@ class AttemptFinished:
 ToWorker = StartAttempt | CancelAttempt | TurnLogged | EngineOutput
 FromWorker = TurnCommitted | EngineRequest | CancelRequest | AttemptFinished
 _STOPPING = "the worker is stopping"
+T = TypeVar("T")
+
+
+async def take_all(queue: asyncio.Queue[T]) -> list[T]:
+    """Wait for an item, and return all that are queued by then."""
+    items = [await queue.get()]
+    while not queue.empty():
+        items.append(queue.get_nowait())
+    return items
 
 
 def make_picklable(error: BaseException) -> Exception:
     """Return `error` if it is expected and can be pickled, else a fault with its text."""
     if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
-        with contextlib.suppress(Exception):  # a user's class, with a constructor that pickle cannot call
+        with contextlib.suppress(Exception):  # pickle cannot call the constructors of some users' classes
             return error if type(pickle.loads(pickle.dumps(error))) is type(error) else GatewayFault(str(error))
     log.error("unexpected %r", error, exc_info=error)
     return GatewayFault(f"{type(error).__name__}: {error}")
 
 
-def pack_messages(messages: Any) -> bytes:
-    """Serialize for `unpack_messages`, in a process with the same versions."""
-    return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def unpack_messages(data: bytes) -> Any:
-    """Restore what `pack_messages` serialized. Unsafe for data of other users, as pickle is."""
-    return pickle.loads(data)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker process needs to start; pickled."""
+    """Pickled setup of a worker process."""
 
     tokenizer: LoadedFrom
     terms: Callable[[], Mapping[str, Terms]]
-    """Makes the terms of attempts within a second; raises if the machine cannot run them."""
+    """Creates the terms of attempts within a second; raises if the machine cannot run them."""
 
 
 class RelayedEngine(Engine):
@@ -184,9 +183,8 @@ class Worker:
     def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
         source = setup.tokenizer
         codec = tokens.load_codec(source.model, renderer=source.renderer, thinking=source.thinking)
-        self._outbox: list[FromWorker] = []
-        self._outbox_filled = asyncio.Event()
-        self._engine = RelayedEngine(context, self._send)
+        self._outbox = asyncio.Queue[FromWorker]()
+        self._engine = RelayedEngine(context, self._outbox.put_nowait)
         self.gateway = Gateway(PolicySource(codec, self._engine), sampling=Sampling(), on_turn=self._commit)
         self._executor = LocalExecutor(self.gateway, terms)
         self._attempts: dict[str, asyncio.Task[Episode]] = {}
@@ -230,10 +228,7 @@ class Worker:
 
     async def next_messages(self) -> list[FromWorker]:
         """Wait for messages to the controller, and return them."""
-        await self._outbox_filled.wait()
-        self._outbox_filled.clear()
-        messages, self._outbox = self._outbox, []
-        return messages
+        return await take_all(self._outbox)
 
     async def stop(self) -> None:
         """End all attempts; no more turns are logged."""
@@ -245,18 +240,14 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._attempts.values(), return_exceptions=True)
 
-    def _send(self, message: FromWorker) -> None:
-        self._outbox.append(message)
-        self._outbox_filled.set()
-
     def _finish(self, episode: str, task: asyncio.Task[Episode]) -> None:
         del self._attempts[episode]
         if task.cancelled():
-            self._send(AttemptFinished(episode, None))
+            self._outbox.put_nowait(AttemptFinished(episode, None))
         elif (error := task.exception()) is not None:
-            self._send(AttemptFinished(episode, None, make_picklable(error)))
+            self._outbox.put_nowait(AttemptFinished(episode, None, make_picklable(error)))
         else:
-            self._send(AttemptFinished(episode, replace(task.result(), turns=())))
+            self._outbox.put_nowait(AttemptFinished(episode, replace(task.result(), turns=())))
 
     async def _commit(self, episode: str, turn: Turn) -> None:
         if self._stopped:
@@ -264,5 +255,5 @@ class Worker:
         number = next(self._numbers)
         logged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unlogged[number] = logged
-        self._send(TurnCommitted(number, episode, turn))
+        self._outbox.put_nowait(TurnCommitted(number, episode, turn))
         await logged

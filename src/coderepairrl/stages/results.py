@@ -46,10 +46,8 @@ def conclude(
     rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, known or {})), **(known or {})}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
     summary = as_json(summarise(episodes)) | {"outcomes": _as_plain_result(counts)}
-    further = metrics.summarise_metrics(episodes, rows)
-    summary["metrics"] = _as_plain_result(
-        {each: further[each] for each in further if each not in {*counts, *summary["values"]}}
-    )
+    all_metrics = _as_plain_result(metrics.summarise_metrics(episodes, rows))
+    summary["metrics"] = {key: v for key, v in all_metrics.items() if key not in counts | summary["values"]}
     summary["slices"] = {
         part: {"tasks": len(ids)}
         | _as_plain_result(_headline([each for each in episodes if each.task_id in ids], rows))
@@ -74,7 +72,7 @@ def conclude(
 def _attempts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], known: Mapping[str, object]
 ) -> Iterator[metrics.Attempt]:
-    # By task: a patch may change all files of a project, and only one task's files are held.
+    # Task by task: patches may change all files of a project, and only one task's files fit in memory.
     by_task: dict[str, list[Episode]] = {}
     for each in episodes:
         if each.id not in known:
@@ -109,7 +107,7 @@ def _as_plain_result(intervals: Mapping[str, Interval]) -> dict[str, Any]:
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
-    """Results of the evaluation in `folder`."""
+    """Read the results of the evaluation in `folder`."""
     about = folder.about()
     cost = spent(logged_episodes(folder.records()))
     prices = about.get("prices")
@@ -135,7 +133,7 @@ def _agents_of(about: Mapping[str, Any], name: str) -> str:
 
 
 def format_results(results: Sequence[Mapping[str, Any]]) -> str:
-    """Results of each policy as text."""
+    """Format the results of each policy."""
     texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
@@ -162,10 +160,10 @@ def _format_result(result: Mapping[str, Any], config: Config) -> str:
 
 
 def format_cost(cost: Mapping[str, Any]) -> str:
-    """Calls, tokens, seconds and money of attempts in a line."""
+    """Format calls, tokens, seconds and money of attempts in a line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
     silent = cost["unreported"]
-    unreported = f" (without those of {counted(silent, 'call')}, of which the server does not say)" if silent else ""
+    unreported = f" (without {counted(silent, 'call')}, whose tokens the server does not report)" if silent else ""
     return (
         f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
         f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
@@ -218,9 +216,7 @@ _REPEATED = {"empty_patches", "turns", "tests"}
 
 def _next(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
-    commands = {
-        f"crrl report {run}": "the numbers on one page, every attempt token by token",
-    }
+    commands = {f"crrl report {run}": "the numbers on one page, every attempt token by token"}
     if result["shard"] != _WHOLE:
         commands["crrl eval --merge SHARD... -o FOLDER"] = "all shards as one run folder"
     else:
@@ -234,5 +230,10 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
             commands[command] = "which patches pass its tests: docs/guides/grade.md"
-    wide = max(map(len, map(spell_crrl, commands)))
-    return ["next:", *(f"  {spell_crrl(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+    return format_next_commands(commands)
+
+
+def format_next_commands(purposes: Mapping[str, str]) -> list[str]:
+    """Format commands with their purposes."""
+    width = max(map(len, map(spell_crrl, purposes)))
+    return ["next:", *(f"  {spell_crrl(command):<{width}}  {purpose}" for command, purpose in purposes.items())]

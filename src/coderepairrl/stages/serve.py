@@ -60,7 +60,7 @@ class Places:
 
 
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `parts.raise_all`."""
+    """Plan to serve `model`; `log` is a folder for turns. Raises as `parts.raise_all`."""
 
     def check_log() -> None:
         if log is not None:
@@ -82,7 +82,7 @@ async def serve(
 
     Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
-    with suppress(Interrupted):  # from the first moment on: an engine that is being started ends with us
+    with suppress(Interrupted):  # already while an engine starts, which then ends with this process
         await run_until_interrupted(_serve(plan, places, log, ready, say))
 
 
@@ -184,7 +184,7 @@ class Admin:
         self._source = source
         self._token = token
         self._served = 0
-        """What the engine had at `start`, or what was loaded last, which one that is restarted is given again."""
+        """Version of the engine's weights; a restarted engine loads them again."""
         self._loading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
@@ -215,7 +215,7 @@ class Admin:
                 await site.start()
                 return f"http://{host}:{site.port}"
             check_free(socket)
-            before = os.umask(0o177)  # from its first moment on it is its owner's only
+            before = os.umask(0o177)  # private from the moment of its creation
             try:
                 await web.UnixSite(self._runner, str(socket)).start()
             finally:
@@ -291,7 +291,7 @@ class Admin:
             except EngineFault as fault:
                 if not await _alive(engine):
                     raise
-                raise _Refused(422, "refused", f"{fault}", "the weights of before go on being served") from fault
+                raise _Refused(422, "refused", f"{fault}", "the previous weights stay in use") from fault
         return web.json_response({"version": self._served, "loadable": True})
 
     async def _health(self, request: web.Request) -> web.Response:

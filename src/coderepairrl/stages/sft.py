@@ -27,6 +27,7 @@ from coderepairrl.runs.examples import NAME
 from coderepairrl.stages import life_cycle
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Bench, initial_model, open_rollout, start_learner
+from coderepairrl.stages.policy import replayed_steps
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluate, evaluation_due
 from coderepairrl.sync.weights import shared_folder
@@ -38,7 +39,7 @@ LOSS = "held_out/loss"
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """Running parts for steps."""
+    """Running parts of a fine-tuning."""
 
     plan: ImitationPlan
     folder: RunFolder
@@ -59,14 +60,14 @@ class _Run:
 def plan_sft(
     file: str, overrides: Sequence[str] = (), *, resume: bool = False, fetches: bool = True
 ) -> tuple[ImitationPlan, RunFolder]:
-    """Plan and run folder of `crrl sft FILE OVERRIDES`; without `fetches`, no model is downloaded.
+    """Plan `crrl sft FILE OVERRIDES`, and find its run folder; without `fetches`, no model is downloaded.
 
     Raises `UsageError` for a `file` of examples, and as `load_settings` and `resolve_imitation`.
     """
     if (Path(file) / NAME).is_file():
         raise UsageError(
-            f"{file} has examples, which are what to learn from, and not how",
-            fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
+            f"{file} has examples to learn from, but no settings",
+            fix=f"crrl sft sft-tiny data.paths={file}, or your own config in place of sft-tiny",
         )
     config, folder = life_cycle.load_settings(file, overrides, resume=resume)
     return resolve_imitation(life_cycle.pin_models(config, fetches=fetches)), folder
@@ -75,8 +76,8 @@ def plan_sft(
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train by `plan` in `folder`; return the summary for ``--json``.
 
-    Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
-    else the error that stopped the run; `resume` continues it.
+    `resume` continues the run. Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is
+    taken or holds another run, else the error that stopped the run.
     """
     meter, progress = Meter(), Progress(plan.config.run.steps, quiet=quiet)
     with life_cycle.interruptible(folder, progress, f"crrl sft {folder.path} --resume"), progress:
@@ -124,15 +125,9 @@ async def _train(run: _Run) -> None:
             "epoch": round(step * config.data.batch / len(run.plan.examples.train), 4),
             "learn_seconds": round(time.monotonic() - began, 3),
         }
-        skipped = learned.get("skipped_reason", "")
-        record = {"step": step, "version": run.learner.version, "metrics": metrics, "skipped": skipped}
-        record |= {"account": asdict(Account()), "episodes": []}
-        run.log.append("step", **record)
-        run.log.sync()
-        history.add_step(record, ())
-        run.progress.step(step, metrics)
-        if skipped:
-            run.progress.say(f"step {step} is skipped, and its weights stay as they were: {skipped}")
+        record = {"step": step, "version": run.learner.version, "metrics": metrics}
+        record |= {"skipped": learned.get("skipped_reason", ""), "account": asdict(Account()), "episodes": []}
+        life_cycle.log_step(run.log, history, run.progress, record)
         run.folder.add_metrics({"step": step, **metrics})
         await _checkpoint_if_due(run)
         await _evaluate_if_due(run, step)
@@ -156,18 +151,17 @@ def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 async def _restore_run(run: _Run) -> None:
     """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
-    done = run.history.step
-    saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
-    begins = max(saved, default=0)
+    done, replayed = run.history.step, replayed_steps(run.folder, run.history)
+    newest = replayed.start - 1
     if done:
-        run.progress.resume(done, range(begins + 1, done + 1))
-    if begins:
-        await run.learner.restore(saved[begins])
+        run.progress.resume(done, replayed)
+    if newest:
+        await run.learner.restore(run.folder.saved_checkpoints()[newest])
     elif not run.first and run.plan.examples.held_out:
         run.first = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
         run.log.append("held_out", step=0, metrics=run.first)
         run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
-    for record in run.history.steps[begins:]:
+    for record in run.history.steps[newest:]:
         again = await run.learner.step(_batch(run.plan, record["step"]))
         for name in ("loss", "grad_norm"):
             if again.get(name) != record["metrics"].get(f"learn/{name}"):
@@ -219,7 +213,7 @@ def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
 
 
 async def _evaluate_if_due(run: _Run, step: int) -> None:
-    """Attempt held-out tasks after `step` updates, if due and not done."""
+    """Evaluate after `step` updates, if due and not done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
     if bench is None or engine is None or not evaluation_due(config, step):
         return
@@ -259,7 +253,7 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         )
 
         async def close() -> None:
-            await run.learner.close()  # the one that there is then
+            await run.learner.close()  # the newest one
 
         parts.push_async_callback(close)
         for notice in run.learner.notices:
@@ -318,11 +312,10 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
         f"{counted(counts['train'], 'example')} of {counted(counts['tasks'], 'task')} ({counts['trained_tokens']:,} of"
         f" {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
     )
-    decides = "run.steps" if config.data.epochs is None else "data.epochs"
-    each = config.run.steps * config.data.batch / counts["train"] if config.data.epochs is None else config.data.epochs
+    steps, data = config.run.steps, config.data
+    cause, epochs = ("data.epochs", data.epochs) if data.epochs else ("run.steps", steps * data.batch / counts["train"])
     progress.say(
-        f"{counted(config.run.steps, 'step')} of {counted(config.data.batch, 'example')}, by {decides}: each example"
-        f" comes {each:.3g} times"
+        f"{counted(steps, 'step')} of {counted(data.batch, 'example')}, by {cause}: each example comes {epochs:.3g} times"
     )
     for reason, count in plan.examples.rendered.items():
         progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")

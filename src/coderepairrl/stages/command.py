@@ -16,14 +16,12 @@ from coderepairrl.models import NotFetched, download_command
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.processes.meter import Meter
 from coderepairrl.rewards.verify import Trial, trials, verify_rewards
-from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
 from coderepairrl.stages.changes import list_changes, summarize_left_out
@@ -49,7 +47,7 @@ async def run_training(
     `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
     folder, meter = folder or life_cycle.folder_of(config), Meter()
-    # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
+    # planned before the folder is made: a mistake must not cost a run folder
     plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
@@ -60,7 +58,7 @@ async def run_training(
         async with assemble(plan, folder, progress) as parts:
             history = read_history(folder)
             changes = []
-            if resume:  # the run is locked by now
+            if resume:  # again, now that the run is locked
                 changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
             start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
@@ -73,7 +71,7 @@ async def run_training(
 
 
 async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
-    # The run folder is made only once all is well; what is refused is refused before the minutes of `verify_plan`.
+    # Refuse before `verify_plan`, which takes minutes, and make the folder after it.
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _what_may_not_fit(plan.config)
     await verify_plan(
@@ -88,7 +86,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
 
 
 def summarise_training(folder: RunFolder) -> dict[str, Any]:
-    """Steps, evaluations, and account of sampled tokens."""
+    """Summarise steps, evaluations, and the account of sampled tokens."""
     history = read_history(folder)
     kinds = accounts_by_kind(folder.records())
     balances = {kind: {**asdict(each), "balanced": each.balanced} for kind, each in kinds.items() if any(kinds)}
@@ -102,7 +100,7 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
 
 
 def _what_may_not_fit(config: Config) -> str:
-    # An estimate that may be wrong stops no run.
+    # Only a warning: the estimate may be wrong.
     try:
         require(config, learn_settings)
     except DoesNotFit as error:
@@ -144,7 +142,7 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
 
 
 def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
-    """Say whether it can run here, what it downloads, and what ends episodes first."""
+    """Whether the run fits here, what it downloads, and what ends episodes first."""
     later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
@@ -170,7 +168,16 @@ def preview_run(config: Config, folder: RunFolder | None = None) -> dict[str, An
 
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
-    config, held_out = plan.config, plan.eval_tasks
+    config, held_out, prompt = plan.config, plan.eval_tasks, plan.prompt
+    kinds = {
+        name: {
+            "agent": terms.agent.name,
+            "limits": asdict(terms.limits),
+            "reward": {reward.name: weight for reward, weight in terms.rewards["train"]},
+        }
+        for name, terms in plan.kinds.items()
+        if name
+    }
     steps, times = config.run.steps, sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
     attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
     return {
@@ -190,24 +197,15 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "epochs": round(plan.curriculum.passes(steps), 2),
         "evaluations": times * sum(map(bool, held_out.values())),
         "evaluation_episodes": times * attempts,
-        "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
+        "longest_prompt": ""
+        if prompt is None
+        else f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})",
         "limits": asdict(plan.limits),
-        **(
-            {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
-        ),
+        **({"kinds": kinds} if config.kinds else {}),
         "clip": plan.clip,
         "log": list(config.log),
         "learner": plan.learner.model_dump(),
     }
-
-
-def _prompt_shown(prompt: LongestPrompt) -> str:
-    return f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})"
-
-
-def _terms_shown(terms: Terms) -> dict[str, Any]:
-    paid = {reward.name: weight for reward, weight in terms.rewards["train"]}
-    return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
 
 
 def needs(config: Config) -> dict[str, Any]:
@@ -247,7 +245,7 @@ async def verify_plan(
 
 
 def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
-    """Trials by kind of task: of training rewards, and of evaluations'."""
+    """Plan the trials of training and evaluation rewards, by kind of task."""
     if not plan.config.tasks.verify:
         return {}
     seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
@@ -265,7 +263,7 @@ def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
 
 
 def describe_trials(plan: Plan) -> str:
-    """Description of the planned checks."""
+    """Describe the planned checks."""
     if not plan.config.tasks.verify:
         return "off: tasks.verify=false"
     all_trials = [trial for some in plan_trials(plan).values() for trial in some]

@@ -46,8 +46,8 @@ def conclude(
     rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, known or {})), **(known or {})}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
     summary = as_json(summarise(episodes)) | {"outcomes": _as_plain_result(counts)}
-    all_metrics = _as_plain_result(metrics.summarise_metrics(episodes, rows))
-    summary["metrics"] = {key: v for key, v in all_metrics.items() if key not in counts | summary["values"]}
+    further, repeated = metrics.summarise_metrics(episodes, rows), {*counts, *summary["values"]}
+    summary["metrics"] = _as_plain_result({key: further[key] for key in further if key not in repeated})
     summary["slices"] = {
         part: {"tasks": len(ids)}
         | _as_plain_result(_headline([each for each in episodes if each.task_id in ids], rows))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from coderepairrl.config.schema import Keep
@@ -77,12 +76,11 @@ class Selection(NamedTuple):
         }
 
 
-Predicate = Callable[[Candidate], bool]
 Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
 def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
-    """Apply the filters of `keep` in order. Raises `UsageError` that names the filter that leaves no attempt."""
+    """Apply the filters of `keep` in order. Raises `UsageError` that names a filter that leaves no attempt."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
         raise UsageError("no attempt has a verdict to select from", fix="crrl collect makes some")
@@ -95,29 +93,22 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
     return Selection(tuple(sorted(left, key=lambda each: each.key)), len(candidates), tuple(steps))
 
 
-def _active_filters(keep: Keep) -> list[tuple[str, Filter]]:
-    """List the filters that `keep` switches on, named as on the command line."""
+def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
+    """Filters that `keep` switches on, named as on the command line."""
 
     def has_reward(one: Candidate) -> bool:
         return keep.above < 0 if one.reward is None else one.reward > keep.above
 
-    by_attempt: list[tuple[bool, str, Predicate]] = [
-        (True, f"keep.endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
-        (True, _WELL_FORMED, lambda one: not one.malformed),
-        (True, f"keep.above={keep.above:g}", has_reward),
-        (keep.passed, "keep.passed=true", lambda one: bool(one.passed)),
-    ]
-    by_comparison: list[tuple[bool, str, Filter]] = [
-        (True, _DISTINCT, _drop_duplicates),
-        (keep.best > 0, f"keep.best={keep.best}", partial(_keep_best, k=keep.best)),
-        (keep.total > 0, f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]),
-    ]
-    filters: list[tuple[bool, str, Filter]] = [(on, name, partial(_keep_if, matches=it)) for on, name, it in by_attempt]
-    return [(name, apply) for is_on, name, apply in (*filters, *by_comparison) if is_on]
-
-
-def _keep_if(attempts: Sequence[Candidate], matches: Predicate) -> list[Candidate]:
-    return [one for one in attempts if matches(one)]
+    yield f"keep.endings={','.join(keep.endings)}", lambda some: [one for one in some if one.ending in keep.endings]
+    yield _WELL_FORMED, lambda some: [one for one in some if not one.malformed]
+    yield f"keep.above={keep.above:g}", lambda some: list(filter(has_reward, some))
+    if keep.passed:
+        yield "keep.passed=true", lambda some: [one for one in some if one.passed]
+    yield _DISTINCT, _drop_duplicates
+    if keep.best > 0:
+        yield f"keep.best={keep.best}", lambda some: _keep_best(some, keep.best)
+    if keep.total > 0:
+        yield f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]
 
 
 def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:

@@ -315,7 +315,8 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
     steps, data = config.run.steps, config.data
     cause, epochs = ("data.epochs", data.epochs) if data.epochs else ("run.steps", steps * data.batch / counts["train"])
     progress.say(
-        f"{counted(steps, 'step')} of {counted(data.batch, 'example')}, by {cause}: each example comes {epochs:.3g} times"
+        f"{counted(steps, 'step')} of {counted(data.batch, 'example')}, by {cause}:"
+        f" each example comes {epochs:.3g} times"
     )
     for reason, count in plan.examples.rendered.items():
         progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")

@@ -229,20 +229,6 @@ async def export_step(parts: Parts, history: History, episodes: Sequence[Episode
         parts.log.append("checkpoint", step=step, path=path.name)
 
 
-async def gather(parts: Bench, history: History, chosen: Sequence[Slot], sampling: Sampling) -> list[Group]:
-    """Attempt the tasks of an evaluation, reusing episodes of an interrupted process."""
-    # Verified references are not passed: they change during training, and evaluations must stay comparable.
-    parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
-    return await collect(
-        parts.rollout,
-        chosen,
-        sampling=sampling,
-        retries=parts.config.run.retries,
-        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
-        tried=history.tried,
-    )
-
-
 def evaluation_due(config: Config, step: int) -> bool:
     """Whether an evaluation is due after `step` updates."""
     if step in (0, config.run.steps):
@@ -258,11 +244,19 @@ async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
 
 
 async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
-    """Run evaluation `name` of policy `version` after `step` updates."""
+    """Run evaluation `name` of policy `version` after `step` updates; reuse episodes of an interrupted process."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
-    chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
-    groups = await gather(parts, history, parts.shard.share(chosen), sampling)
+    chosen = parts.shard.share(slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
+    parts.progress.phase(name, sum(len(slot.seeds) for slot in chosen))
+    groups = await collect(  # without verified references, which change during training: results stay comparable
+        parts.rollout,
+        chosen,
+        sampling=sampling,
+        retries=parts.config.run.retries,
+        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
+        tried=history.tried,
+    )
     check_health(groups)
     episodes, tasks = episodes_of(groups), (group.task for group in groups)
     agents = agents_of(parts.config.model_dump(mode="json"), name)

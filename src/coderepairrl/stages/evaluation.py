@@ -84,17 +84,17 @@ class Evaluation:
     prices: Prices | None = None
     """For the printed cost."""
     resume: bool = False
-    """Whether the run in `folder` continues."""
+    """Whether to continue the run in `folder`."""
     collects: bool = False
 
     @property
     def command(self) -> str:
-        """Command of `crrl` that makes it."""
+        """Subcommand of `crrl`."""
         return "collect" if self.collects else "eval"
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its results are there."""
+        """Whether all its evaluations have results."""
         records = self.folder.records() if self.folder.log.exists() else ()
         return {each["name"] for each in records if each["type"] == "eval"}.issuperset(self.plan.eval_tasks)
 
@@ -102,7 +102,7 @@ class Evaluation:
 async def evaluate_all(
     planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
-    """Measure all `planned`, `jobs` at a time; return their results. Raises as `attempt_all`."""
+    """Run all `planned`, `jobs` at a time; return their results. Raises as `attempt_all`."""
     await attempt_all(planned, jobs=jobs, say=say)
     return [read_results(each.folder) for each in planned]
 
@@ -112,7 +112,7 @@ async def attempt_all(
 ) -> None:
     """Make the attempts of `planned`, `jobs` at a time; models share engines (`split_by_engine`).
 
-    Raises `Interrupted`, and as `measure`, for several after all have ended.
+    Raises `Interrupted`, and as `measure`, after all have ended.
     """
     first = planned[0]
     if jobs > 1 and len(planned) == 1:
@@ -129,14 +129,14 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
     plans, failures = [each.plan for each in planned], list[CodeRepairError]()
     log_dir = planned[0].folder.path.parent / ".server"
 
-    async def measure_beside_others(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
+    async def measure_concurrently(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
         async with free:
             try:
                 await measure(each, opens=opens, beside=each.folder.path.name)
             except (CodeRepairError, OSError) as error:
                 named_errors = _named_errors(each.folder.path.name, error)
                 failures.extend(named_errors)
-                for problem in named_errors:  # the others may take hours
+                for problem in named_errors:  # at once: the other policies may take hours
                     say(f"failed: {problem}")
 
     for part in split_by_engine(plans, jobs):
@@ -153,7 +153,7 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
                 free = asyncio.Semaphore(part.at_once)
                 async with asyncio.TaskGroup() as group:
                     for each in together:
-                        group.create_task(measure_beside_others(each, opens, free))
+                        group.create_task(measure_concurrently(each, opens, free))
         except CodeRepairError as error:
             failures.append(error)
     return failures
@@ -193,8 +193,8 @@ async def measure(
             history = read_history(folder)
             before = list(logged_episodes(folder.records())) if planned.resume else []
             progress.say(str(plan.place.choice))
-            for line in _learned_tasks(plan):
-                progress.alarm(line)
+            for warning in _learned_tasks(plan):
+                progress.alarm(warning)
             start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
             stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
             watch = Watch(count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops)

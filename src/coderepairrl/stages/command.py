@@ -74,9 +74,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
     # Refuse before `verify_plan`, which takes minutes, and make the folder after it.
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _what_may_not_fit(plan.config)
-    await verify_plan(
-        plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance
-    )
+    await verify_plan(plan, progress)
     progress.phase("start")
     await life_cycle.begin_run(folder, plan, progress, {"too_long": summarize_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
@@ -217,31 +215,26 @@ def needs(config: Config) -> dict[str, Any]:
     return require(config, learn_settings)
 
 
-async def verify_plan(
-    plan: Plan, *, say: Callable[[str], None], begin: Callable[[int], None], advance: Callable[[], None]
-) -> None:
-    """Run and announce the checks of `tasks.verify`.
-
-    `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify_rewards`.
-    """
+async def verify_plan(plan: Plan, progress: Progress) -> None:
+    """Run and announce the checks of `tasks.verify`. Raises as `rewards.verify.verify_rewards`."""
     trials_by_kind = plan_trials(plan)
-    say(f"rewards checked before training: {describe_trials(plan)}")
+    progress.say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
     count = sum(map(len, trials_by_kind.values()))
-    begin(count)
+    progress.phase("verify", count)
     began, reused = time.monotonic(), 0
     options = sorted(map(repr, plan.config.sandbox.options.items()))
-    for kind, some in trials_by_kind.items():
+    for kind, kind_trials in trials_by_kind.items():
         terms = plan.kinds[kind]
         reused += await verify_rewards(
-            some,
+            kind_trials,
             terms.sandbox,
             about=(options, tuple(terms.agent.binds)),
             cache=user_cache() / "verified",
-            on_trial=lambda trial: advance(),
+            on_trial=lambda trial: progress.advance(),
         )
-    say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
+    progress.say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
 
 
 def plan_trials(plan: Plan) -> dict[str, list[Trial]]:

@@ -191,20 +191,16 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
-    yield from [title] * bool(title) + _change_rows(report)
+    if title:
+        yield title
+    for name in SHOWN:
+        if (row := report.get(name)) is not None:
+            delta = Interval(row["delta"], *row["ci95"])
+            yield f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}"
     for name, inner in report.items():
         if isinstance(inner, Mapping) and "tests_passing" in inner:
             yield ""
             yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
-
-
-def _change_rows(changes: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for name in SHOWN:
-        if (row := changes.get(name)) is not None:
-            delta = Interval(row["delta"], *row["ci95"])
-            rows.append(f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}")
-    return rows
 
 
 COLUMNS = 62

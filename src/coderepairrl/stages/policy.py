@@ -81,7 +81,6 @@ class LivePolicy:
         self.engine = engine
         self._start = start
         self._on_death = on_death
-        self.restarts = 0
         self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
         self._fresh = True
@@ -116,7 +115,7 @@ class LivePolicy:
             if step > start + 1 and learn_settings(config) != learn_settings(configs[step - 1]):
                 if self._learner.version:
                     shutil.rmtree((await self._publish_verified(history, step - 1)).path)
-                await self._save(step - 1)
+                await save_checkpoint(self._learner, self.run, self.config, step - 1)
                 await self._begin(config, step - 1)
             if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
                 await self._learner.step(batch.samples, batch.episodes, batch.tokens)
@@ -176,17 +175,10 @@ class LivePolicy:
 
     async def save(self, history: History) -> Path:
         """Write ``checkpoints/STEP``; delete the oldest beyond `run.keep_checkpoints`."""
-        return await self._retry(lambda: self._save(history.step), history)
+        return await self._retry(lambda: save_checkpoint(self._learner, self.run, self.config, history.step), history)
 
     async def _retry(self, action: Callable[[], Awaitable[T]], history: History) -> T:
-        async def restore() -> None:
-            self.restarts += 1
-            await self.restore(history)
-
-        return await retry_learner(action, restore, self.config.run.retries, self._on_death)
-
-    async def _save(self, step: int) -> Path:
-        return await save_checkpoint(self._learner, self.run, self.config, step)
+        return await retry_learner(action, lambda: self.restore(history), self.config.run.retries, self._on_death)
 
     async def close(self) -> None:
         """End the learner, but not the engine."""
@@ -208,8 +200,8 @@ class LivePolicy:
         await self.engine.sleep()
         asleep = time.monotonic()
         await self._learner.take_back()
-        reload_seconds = time.monotonic() - asleep
-        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reload_seconds, 3)}
+        reloaded = time.monotonic()
+        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reloaded - asleep, 3)}
 
     async def _serve(self, published: Published) -> dict[str, float]:
         """Load the published weights into the engine; return bytes and seconds."""

@@ -22,7 +22,7 @@ _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": ".
 
 
 class Prediction(NamedTuple):
-    """Patch of `model` for task `instance`."""
+    """Patch by `model` for the task `instance`."""
 
     instance: str
     model: str
@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
 def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
     """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
-    Bytes that are not UTF-8 become surrogate escapes. Replaces existing files.
+    Bytes that are not UTF-8 become surrogate escapes.
     """
     lines: dict[int, list[str]] = {0: []}
     for episode in episodes:

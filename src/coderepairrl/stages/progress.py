@@ -41,7 +41,7 @@ _COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 class Progress:
     """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    A name prefixed to lines replaces the panel.
+    `beside`, for one of several policies, is a prefix of lines, without a panel.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Progress:
         return self._step
 
     def resume(self, step: int, replayed: range) -> None:
-        """Report earlier steps; `replayed` follow the newest checkpoint."""
+        """Report that steps up to `step` are done; `replayed` follow the newest checkpoint."""
         self._step = self._first_step = step
         self.phase("replay")
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
@@ -126,7 +126,7 @@ class Progress:
         self.say(head + _metrics_line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
-        """Print an alarm; keep it in the panel."""
+        """Print an alarm, and show it in the panel."""
         self._alarm = text
         self.say(f"ALARM: {text}")
 
@@ -174,13 +174,13 @@ def _metrics_line(metrics: Mapping[str, Any], room: int = 200) -> str:
 
 
 def _cause(episode: Episode) -> tuple[str, str]:
-    if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
+    if episode.ending is Ending.VOID:  # one kind: causes that differ only in numbers, of requests or processes
         cause = _line_of(episode.fault, 0)
         return re.sub(r"\d+", "0", cause), cause
-    # the last line is where a traceback names the error; it may quote the policy, and never come twice
+    # a traceback names the error in its last line, which may quote the policy, and so never repeats
     return episode.reason, f"{episode.reason}: {_line_of(episode.crash, -1)}"
 
 
 def _line_of(text: str, number: int) -> str:
-    # A policy may have written it.
+    # cut: a policy may have written it
     return fit_one_line((text.strip().splitlines() or [""])[number], _WIDEST)

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from coderepairrl.plan import resolve_serving
 from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import Interrupted, allow_open_files, run_until_interrupted
+from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
@@ -78,22 +78,10 @@ async def serve(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `plan` until one of `signals.STOPPING`; calls `ready` with the addresses.
+    """Serve the model of `plan` until cancelled; calls `ready` with the addresses.
 
     Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
     """
-    with suppress(Interrupted):  # already while an engine starts, which then ends with this process
-        await run_until_interrupted(_serve(plan, places, log, ready, say))
-
-
-async def _serve(
-    plan: ServingPlan,
-    places: Places,
-    log: Path | None,
-    ready: Callable[[dict[str, Any]], None],
-    say: Callable[[str], None],
-) -> None:
-    config = plan.config
     allow_open_files()
     async with AsyncExitStack() as parts:
         home = parts.enter_context(scratch("serve"))
@@ -102,7 +90,7 @@ async def _serve(
         if isinstance(plan.model, LocalModel):
             for fork in plan.model.forks:
                 say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
-        rollout = config.rollout
+        rollout = plan.config.rollout
         sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
 
         def on_turn(episode: str, turn: Turn) -> None:
@@ -123,9 +111,9 @@ async def _serve(
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
         host_only = Admin(sessions, source, token)
         parts.push_async_callback(host_only.stop)
-        address = places.admin or home / "admin.sock"
-        where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
-        if not by_port:
+        address = None if by_port else places.admin or home / "admin.sock"
+        where = await host_only.start(socket=address, port=places.admin_port)
+        if address is not None:
             parts.callback(address.unlink, missing_ok=True)
         addresses = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
         addresses |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}

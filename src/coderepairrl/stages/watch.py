@@ -1,4 +1,4 @@
-"""Watch over an evaluation: lines, results, cost, and when to stop."""
+"""Watch an evaluation: print attempts, results and cost, and stop it if it shows nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coderepairrl.stats.intervals import clusters_of, is_share
 from coderepairrl.stats.measures import Prices, Spent, spent
 from coderepairrl.types import Ending, Episode, Turn
 
-# Rounds of attempts (as many as run at once) that all failed to show anything before an evaluation stops.
+# Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.
 _PATIENCE = 2
 _FEWEST = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
 SILENT = "sampled nothing"
@@ -24,7 +24,7 @@ _FIX = {
 
 
 def find_obstacle(episode: Episode) -> str:
-    """Name what kept the policy from showing its ability, or ""."""
+    """What kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
     cost = spent([episode])
@@ -44,7 +44,7 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
 
 
 class Watch:
-    """Take each attempt after its verdict; `say` prints a line."""
+    """Called with each attempt after its verdict; `say` prints a line."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Watch:
         *,
         stops: bool = True,
     ) -> None:
-        """Watch `attempts`, with `before` from earlier processes; without `stops` only void ones raise.
+        """Watch `attempts`, after those `before` of earlier processes; without `stops` only void ones raise.
 
-        Raises `RunError` if several models replied in these.
+        Raises `RunError` if several models replied `before`.
         """
         self._attempts, self._patience, self._stops = attempts, _PATIENCE * concurrency, stops
         self._prices, self._say = prices, say
-        self._valid: list[Episode] = []  # Without their turns, the largest part of episodes.
+        self._valid: list[Episode] = []  # Without turns, the largest part of episodes.
         self._cost = Spent()
         self._obstacle = ""
         self._in_a_row = 0  # Attempts with this obstacle.
@@ -76,7 +76,7 @@ class Watch:
         Raises `RunError` if another model replies, and `HealthGateError` after many void attempts in a row, or if all
         sampled no token.
         """
-        # Time limits, which a policy can cause, only warn.
+        # a policy can cause time limits, so they only warn
         self._add(episode)
         void = episode.ending is Ending.VOID
         if not void:
@@ -118,12 +118,12 @@ class Watch:
         how += ", empty patch" if not episode.patch.strip() else ""
         if episode.ending is not Ending.DONE:
             how += f", {episode.ending.value} ({episode.reason}){'' if episode.turns else ' before the first reply'}"
-        parts = [f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how}"]
-        parts.append(f"{cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s")
-        parts.append(f"so far {self._so_far()}")
-        if self._prices is not None:
-            parts.append(f"cost {self._cost.money(self._prices):.4f}")
-        return "; ".join(parts)
+        money = "" if self._prices is None else f"; cost {self._cost.money(self._prices):.4f}"
+        return (
+            f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how};"
+            f" {cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s;"
+            f" so far {self._so_far()}{money}"
+        )
 
     def _so_far(self) -> Interval:
         verdicts = {each.id: verdict for each in self._valid if (verdict := is_resolved(each)) is not None}

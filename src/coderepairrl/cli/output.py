@@ -84,7 +84,7 @@ def format_split_counts(splits: dict[str, int]) -> str:
 
 def run_tidily(job: Coroutine[Any, Any, T]) -> T:
     """Result of `job`, which tidies up when a signal stops it."""
-    from coderepairrl.stages import run_until_interrupted
+    from coderepairrl.processes.signals import run_until_interrupted
 
     return asyncio.run(run_until_interrupted(job))
 

@@ -1,6 +1,5 @@
 """Stages of runs. Start reading at `train`."""
 
-from coderepairrl.processes.signals import run_until_interrupted
 from coderepairrl.stages.command import dry_run, needs, preview_run, run_training
 from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pin_models, resumed_folder
 
@@ -14,5 +13,4 @@ __all__ = [
     "preview_run",
     "resumed_folder",
     "run_training",
-    "run_until_interrupted",
 ]

@@ -161,10 +161,7 @@ class Written:
         return read_examples(self.path)
 
 
-Source = Recorded | Written
-
-
-def open_conversations(path: Path) -> Source:
+def open_conversations(path: Path) -> Recorded | Written:
     """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():

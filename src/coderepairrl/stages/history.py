@@ -10,9 +10,6 @@ from coderepairrl.errors import RunError
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Episode
 
-Key = tuple[str, int]
-"""Group and attempt."""
-
 
 class Begun(NamedTuple):
     """Group with attempts: schedule, and first policy version."""
@@ -31,8 +28,8 @@ class History:
     """``step`` records in order."""
     evaluations: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
     """``eval`` records by name and step."""
-    tried: dict[Key, int] = field(default_factory=dict)
-    """Attempts begun."""
+    tried: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How often each attempt began, by group and number."""
     begun: dict[str, Begun] = field(default_factory=dict)
     """Groups of these attempts, without those in `given_up`."""
     given_up: set[str] = field(default_factory=set)

@@ -17,7 +17,7 @@ from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
-from coderepairrl.stats import Interval, Summary, outcomes, summarise
+from coderepairrl.stats import Interval, outcomes, summarise
 from coderepairrl.stats.measures import Prices, spent
 from coderepairrl.types import Episode, Task
 
@@ -45,8 +45,10 @@ def conclude(
     by_id = {task.id: task for task in tasks}
     rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, known or {})), **(known or {})}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
-    summary = as_json(summarise(episodes)) | {"outcomes": _as_plain_result(counts)}
-    further, repeated = metrics.summarise_metrics(episodes, rows), {*counts, *summary["values"]}
+    means = summarise(episodes)
+    summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
+    summary |= {"values": _as_plain_result(means.values), "outcomes": _as_plain_result(counts)}
+    further, repeated = metrics.summarise_metrics(episodes, rows), {*counts, *means.values}
     summary["metrics"] = _as_plain_result({key: further[key] for key in further if key not in repeated})
     summary["slices"] = {
         part: {"tasks": len(ids)}
@@ -90,16 +92,6 @@ def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> d
         each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
     }
     return metrics.summarise_metrics(episodes, headline)
-
-
-def as_json(summary: Summary) -> dict[str, Any]:
-    """Convert a summary to plain data."""
-    return {
-        "episodes": summary.episodes,
-        "tasks": summary.tasks,
-        "void": summary.void,
-        "values": _as_plain_result(summary.values),
-    }
 
 
 def _as_plain_result(intervals: Mapping[str, Interval]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Selection(NamedTuple):
             "kept": len(self.kept),
             "tasks": len({each.task for each in self.kept}),
             "filters": [step._asdict() for step in self.steps],
-            **{f"by_{part}": _count_kept(self.kept, part) for part in ("language", "repository", "task")},
+            **{f"by_{part}": _count_kept(self.kept, part) for part in _ALTERNATING},
         }
 
 
@@ -139,21 +139,17 @@ def _alternate(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Can
     """Order attempts round robin over the values of the first field, and within a value over those of the next."""
     if not fields:
         return sorted(attempts, key=lambda one: _draw_order(one.task, one.conversation, one.patch))
-    queues = [_alternate(group, fields[1:]) for group in _group_by(attempts, fields[0])]
+    groups = defaultdict[str, list[Candidate]](list)
+    for one in attempts:
+        groups[getattr(one, fields[0])].append(one)
+    queues = [_alternate(group, fields[1:]) for group in groups.values()]
     queues.sort(key=lambda queue: _draw_order(getattr(queue[0], fields[0])))
     longest = max(map(len, queues), default=0)
     return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
 
 
-def _group_by(attempts: Sequence[Candidate], field: str) -> list[list[Candidate]]:
-    groups = defaultdict[str, list[Candidate]](list)
-    for one in attempts:
-        groups[getattr(one, field)].append(one)
-    return [groups[value] for value in sorted(groups)]
-
-
 def _draw_order(*parts: str) -> bytes:
-    # a random order that depends only on the contents, so it is the same on every machine
+    # a random order that depends only on the contents, and so is the same on every machine
     return hashlib.blake2b("\0".join(["0", *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -186,13 +182,10 @@ def format_selection(summary: Mapping[str, Any]) -> list[str]:
     rows = [(f"{summary['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in summary["filters"]]
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]
-    for part in ("language", "repository", "task"):
-        counts = {name: count for name, count in summary[f"by_{part}"].items() if name}
-        counted_names = [f"{name} {count}" for name, count in list(counts.items())[:_LISTED]]
-        more = [f"{len(counts) - _LISTED} more"] if len(counts) > _LISTED else []
-        if counts:
+    for part in _ALTERNATING:
+        names = [f"{name} {count}" for name, count in summary[f"by_{part}"].items() if name]
+        more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
+        if names:
             plural = {"repository": "repositories"}.get(part, f"{part}s")
-            lines.append(
-                f"{len(counts):>7} {plural if len(counts) > 1 else part}: {', '.join([*counted_names, *more])}"
-            )
+            lines.append(f"{len(names):>7} {plural if names[1:] else part}: {', '.join([*names[:_LISTED], *more])}")
     return lines

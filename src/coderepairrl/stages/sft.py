@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,10 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
 
 
 def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
-    """Steps, last metrics, lowest held-out loss, evaluations."""
+    """Summarise steps, last metrics, lowest held-out loss, and evaluations."""
     history = read_history(folder)
-    losses = _losses(_first(folder), history)
+    metrics_by_step = {0: _first(folder)} | {record["step"]: record["metrics"] for record in history.steps}
+    losses = {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
     held_out = {}
     if losses:
         best = min(losses, key=lambda step: losses[step])
@@ -117,7 +119,10 @@ async def _train(run: _Run) -> None:
         began = time.monotonic()
         run.progress.phase("learn")
         learned = await _learn(run, step)
-        held_out = await _measure_if_due(run, step)
+        held_out: dict[str, Any] = {}
+        if _measures(run.plan, step) and run.plan.examples.held_out:
+            run.progress.phase("measure")
+            held_out = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
         metrics = {
             **{f"learn/{name}": value for name, value in numbers.items()},
@@ -181,13 +186,6 @@ async def _checkpoint_if_due(run: _Run) -> None:
         run.log.append("checkpoint", step=step, path=path.name)
 
 
-async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
-    if not _measures(run.plan, step) or not run.plan.examples.held_out:
-        return {}
-    run.progress.phase("measure")
-    return _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
-
-
 def _measures(plan: ImitationPlan, step: int) -> bool:
     """Whether `step` is the last, or ends an epoch."""
     batch, examples = plan.config.data.batch, len(plan.examples.train)
@@ -207,11 +205,6 @@ def _first(folder: RunFolder) -> dict[str, Any]:
     return next((record["metrics"] for record in folder.records() if record["type"] == "held_out"), {})
 
 
-def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
-    metrics_by_step = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
-    return {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
-
-
 async def _evaluate_if_due(run: _Run, step: int) -> None:
     """Evaluate after `step` updates, if due and not done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
@@ -229,6 +222,10 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
 @asynccontextmanager
 async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
     """Open learner and, for tasks, engine and gateway. Raises `Fault`."""
+
+    async def start_engine() -> Engine:
+        return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
+
     async with contextlib.AsyncExitStack() as parts:
         log = folder.writer()
         parts.callback(log.close)
@@ -237,7 +234,17 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         model = await initial_model(plan, folder, progress)
         bench, engine = None, None
         if plan.rollouts is not None:
-            bench, engine = await _bench(parts, plan, folder, log, progress, model, outbox)
+            tasks = plan.rollouts.eval_tasks
+            folder.add_tasks(chain(*tasks.values()))
+            engine = SupervisedEngine(await start_engine(), start_engine, restarts=plan.config.run.retries)
+            parts.push_async_callback(engine.close)
+            source, socket = PolicySource(plan.model.codec, engine), outbox / "gateway.sock"
+            rollout = await parts.enter_async_context(
+                open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)
+            )
+            bench = Bench(
+                config=plan.config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress
+            )
         run = _Run(
             plan=plan,
             folder=folder,
@@ -261,33 +268,6 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         yield run
 
 
-async def _bench(
-    parts: contextlib.AsyncExitStack,
-    plan: ImitationPlan,
-    folder: RunFolder,
-    log: Log,
-    progress: Progress,
-    model: Path,
-    outbox: Path,
-) -> tuple[Bench, SupervisedEngine]:
-    assert plan.rollouts is not None
-    config, tasks = plan.config, plan.rollouts.eval_tasks
-
-    async def start() -> Engine:
-        return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
-
-    folder.add_tasks(task for held_out in tasks.values() for task in held_out)
-    engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
-    parts.push_async_callback(engine.close)
-    source = PolicySource(plan.model.codec, engine)
-    socket = outbox / "gateway.sock"
-    rollout = await parts.enter_async_context(
-        open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)
-    )
-    bench = Bench(config=config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress)
-    return bench, engine
-
-
 def _examples_used(plan: ImitationPlan) -> dict[str, Any]:
     examples = plan.examples
     dropped = {reason: sorted(names) for reason, names in examples.dropped.items()}
@@ -296,9 +276,9 @@ def _examples_used(plan: ImitationPlan) -> dict[str, Any]:
 
 def _check_examples(plan: ImitationPlan, folder: RunFolder) -> None:
     """Raise `UsageError` if the files of examples have changed."""
-    began = folder.about()["data"]["files"]
-    changed = [path for path, digest in began.items() if plan.examples.files.get(path) != digest]
-    if changed or len(began) != len(plan.examples.files):
+    recorded = folder.about()["data"]["files"]
+    changed = [path for path, digest in recorded.items() if plan.examples.files.get(path) != digest]
+    if changed or len(recorded) != len(plan.examples.files):
         raise UsageError(
             f"{(changed or ['data.paths'])[0]} has other examples than the run began with",
             fix="put the file back, or give the run on the new examples another run.name",

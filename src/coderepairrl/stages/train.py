@@ -212,9 +212,8 @@ def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
     """Print all alarms, then raise `HealthGateError` for the first that stops the run."""
     for alarm in alarms:
         parts.progress.alarm(alarm.text)
-    for alarm in alarms:
-        if alarm.stops:
-            raise HealthGateError(alarm.text, fix=alarm.fix)
+    if stopping := next((alarm for alarm in alarms if alarm.stops), None):
+        raise HealthGateError(stopping.text, fix=stopping.fix)
 
 
 async def export_step(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:

@@ -10,7 +10,7 @@ from coderepairrl.errors import HealthGateError, RunError
 from coderepairrl.stats import Interval, is_resolved, mean_interval
 from coderepairrl.stats.intervals import clusters_of, is_share
 from coderepairrl.stats.measures import Prices, Spent, spent
-from coderepairrl.types import Ending, Episode, Turn
+from coderepairrl.types import Ending, Episode
 
 # Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.
 _PATIENCE = 2
@@ -96,20 +96,17 @@ class Watch:
 
     def _add(self, episode: Episode) -> None:
         for turn in episode.turns:
-            self._check(turn)
+            model = turn.remote.get("model")
+            if model and self._model and model != self._model:
+                raise RunError(
+                    f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these"
+                    " are two policies, and no evaluation of one",
+                    fix="name a version that stays (--model-name), and begin a new evaluation",
+                )
+            self._model = self._model or model or ""
         self._cost = self._cost.plus(spent([episode]))
         if episode.ending is not Ending.VOID:
             self._valid.append(replace(episode, turns=()))
-
-    def _check(self, turn: Turn) -> None:
-        model = turn.remote.get("model")
-        if model and self._model and model != self._model:
-            raise RunError(
-                f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these are"
-                " two policies, and no evaluation of one",
-                fix="name a version that stays (--model-name), and begin a new evaluation",
-            )
-        self._model = self._model or model or ""
 
     def _line(self, episode: Episode) -> str:
         cost = spent([episode])

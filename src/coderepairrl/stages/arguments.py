@@ -44,7 +44,7 @@ def plan_evaluations(
     prices: str | None = None,
     collects: bool = False,
 ) -> list[Evaluation]:
-    """Plan what the arguments of `crrl eval`, or with `collects` of `crrl collect`, name, for each of `policies`.
+    """Plan the evaluations, or with `collects` the collections, that the arguments name, one for each of `policies`.
 
     `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
     too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Several
@@ -139,7 +139,7 @@ def is_source(what: str) -> bool:
 
 
 def _as_file(what: str) -> Path | None:
-    """TOML file, shipped config or run folder that `what` names, else None."""
+    """TOML file, shipped config or run folder, else None."""
     if what in configs.shipped():
         return configs.shipped()[what]
     return configs.run_folder(what) or (Path(what).expanduser() if what.endswith(".toml") else None)
@@ -194,7 +194,7 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _name(what: str, collects: bool = False) -> str:
-    """Name of the evaluation of, or collection from, `what`: a path, source or ``module:Class``.
+    """Name the run on `what`: a path, source or ``module:Class``.
 
     >>> _name("quixbugs"), _name("runs/mine"), _name("my.sources:Bugs")
     ('eval-quixbugs', 'eval-mine', 'eval-Bugs')

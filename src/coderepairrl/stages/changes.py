@@ -158,10 +158,7 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
 
 
 def fill_rewards(folder: RunFolder, config: Config) -> Config:
-    """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists.
-
-    The run chose them for its tasks at the start, or has an older version's defaults.
-    """
+    """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists, as it chose them."""
     if not folder.config.is_file():
         return config
     run, changes = load_run(folder.path), dict[str, Any]()

@@ -191,7 +191,7 @@ def _candidate(number: int, episode: Episode) -> Candidate:
 
 
 def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:
-    """Rows of an episode sampled here, each with its last turn."""
+    """Rows of sampled tokens, each with its last turn."""
     if any(has_secrets(Chat(replies(episode.turns, leaf), False)) for leaf in leaves(episode.turns)):
         return  # ids would reveal the secret
     # sampling does not matter: no logprobs are compared

@@ -92,7 +92,7 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
 
 
 def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
-    """Alarms of the newest record that should have stopped the run, which was killed before it printed them.
+    """Alarms of the newest record that should have stopped a run, which was killed first.
 
     `announced` are reasons of stops since. Counts restart only once the alarms are raised.
     """
@@ -147,7 +147,6 @@ def _stopped(names: Container[str], record: Record) -> bool:
 
 
 def _values(records: Records, *names: str) -> list[float]:
-    """The first of `names` that each record has."""
     values = [[value for name in names if (value := r["metrics"].get(name)) is not None] for r in records]
     return [present[0] for present in values if present]
 
@@ -199,7 +198,7 @@ def _teaches(record: Record) -> bool:
 
 
 def _surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | None:
-    """Median of the first steps and values of the newest; None if one is missing, or the reward rises."""
+    """Median of the first steps, and newest values; None without all of these, or if the reward rises."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest):
         return None

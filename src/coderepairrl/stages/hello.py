@@ -230,7 +230,7 @@ class FirstEpisodes:
 
 
 def format_episode(title: str, episode: Episode) -> str:
-    """Format an episode below the line `title`, in at most 80 columns, safe to print."""
+    """Format an episode below `title`, in at most 80 columns, safe to print."""
     rows = [("issue", _cut_lines(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
     rows += [("diff", _cut_lines(_changed(episode.patch))), ("reward", [_reward(episode)])]

@@ -119,7 +119,7 @@ def _read_solved(source: str) -> Mapping[str, bool]:
 
 
 def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> dict[int, Task]:
-    """Tasks of trajectories, by index: with the same id, or without one with a prompt that the trajectory contains."""
+    """Tasks of trajectories, by index: with their id or, if they have none, with a prompt that they contain."""
     by_id, matched = {task.id: task for task in tasks}, dict[int, Task]()
     for at, each in enumerate(trajectories):
         if each.task in by_id:
@@ -134,7 +134,7 @@ def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> d
 def _overlapping(
     trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
 ) -> dict[int, str]:
-    """Trajectories that overlap with `measured`, by index, and what they share."""
+    """What trajectories share with `measured`, by index."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     texts = {str(at): each.issue or issue_in(each.messages) for at, each in enumerate(trajectories)}

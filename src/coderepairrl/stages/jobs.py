@@ -104,7 +104,7 @@ def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
 
 
 def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
-    """Attempts and GPU-hours. Raises like the job's command, except for missing outputs of other jobs."""
+    """Estimate attempts and GPU-hours. Raises like the job's command, except for missing outputs of others."""
     if job.kind == "command":
         return 0, None
     try:
@@ -155,7 +155,6 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
 
 
 def _of_questions(job: Job, jobs: Jobs, config: Config, names: set[str]) -> list[CodeRepairError]:
-    """Mistakes of questions about the evaluation `job`: its metrics, evaluations and samples."""
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
@@ -427,7 +426,7 @@ async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
 
 @contextmanager
 def _lock_job(job: Job) -> Iterator[None]:
-    """Lock `job` against other processes."""
+    # against other processes
     with job.log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -446,7 +445,7 @@ def _put_aside(job: Job) -> Path | None:
 
 @asynccontextmanager
 async def _start(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a command, appending output to `log`; on exit, stop it, after two minutes by force."""
+    """Run a command, appending output to `log`; stop it on exit, after two minutes by force."""
     command = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
     with log.open("ab") as sink:
         process = await asyncio.create_subprocess_exec(

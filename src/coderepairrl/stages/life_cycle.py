@@ -61,7 +61,7 @@ def folder_of(config: Config) -> RunFolder:
 
 
 def resumed_folder(source: str, config: Config) -> RunFolder:
-    """Run folder for ``--resume``: `source`, else that of `config`. Raises `ConfigError` if they conflict."""
+    """Run folder to resume: `source`, else that of `config`. Raises `ConfigError` if they conflict."""
     if (folder := configs.run_folder(source)) is None:
         return folder_of(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
@@ -208,7 +208,7 @@ async def _until_cancelled(work: Callable[..., T], *arguments: Any) -> T:
 def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str] = ()) -> None:
     """Record `tasks`, and those that the initial model learned from, as learned by the policy of the run.
 
-    Resumed runs call it again: they may have been killed before it.
+    Resumed runs repeat it: they may have been killed before.
     """
     earlier = learned_by(config.model.path) if config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | set(tasks))
@@ -316,7 +316,7 @@ def checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:
 def log_step(
     log: Log, history: History, progress: Progress, record: Mapping[str, Any], groups: Iterable[str] = ()
 ) -> None:
-    """Log the `record` of a step that consumed `groups`, which completes the step, and print its line."""
+    """Log the `record` of a step that consumed `groups`, which completes it, and print its line."""
     log.append("step", **record)
     log.sync()
     history.add_step(record, groups)

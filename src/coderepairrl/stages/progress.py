@@ -41,7 +41,7 @@ _COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 class Progress:
     """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    `beside`, for one of several policies, is a prefix of lines, without a panel.
+    `beside` is a prefix of lines, which replaces the panel.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from coderepairrl.types import Ending, Episode, Task, Verified
 
 
 class References:
-    """Verified repairs of training tasks: of each task the first `most` that differ in code."""
+    """Verified repairs of training tasks: the first `most` of each that differ in code."""
 
     def __init__(self, tasks: Iterable[Task], most: int) -> None:
         self.most = most

@@ -226,6 +226,6 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def format_next_commands(purposes: Mapping[str, str]) -> list[str]:
-    """Format commands with their purposes."""
+    """Format commands and their purposes."""
     width = max(map(len, map(spell_crrl, purposes)))
     return ["next:", *(f"  {spell_crrl(command):<{width}}  {purpose}" for command, purpose in purposes.items())]

@@ -38,7 +38,7 @@ class RequestedLimits(_Given):
 
 
 class RequestedSampling(_Given):
-    """`Sampling` of a session. With more than a temperature, its turns cannot be trained on."""
+    """`Sampling` of a session; with more than a temperature, nothing is trained on."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -113,7 +113,7 @@ class Sessions:
         return await asyncio.to_thread(_describe, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """End the session `name`; return its description, also to concurrent callers. Raises KeyError."""
+        """End the session `name`; return its description. Raises KeyError."""
         entry = self._open[name]
         session, _ = entry
         turns = await self._server.close(session)
@@ -178,10 +178,10 @@ _REMEMBERED = 1 << 14
 
 
 class Visitors:
-    """Finds the session for a request without a key; opens one in `sessions` if needed.
+    """Finds the session for a request without a key, or opens one in `sessions`.
 
-    A request continues the conversation whose last request it repeats, followed by the reply and new messages. A retry
-    continues one whose client left before the answer.
+    A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
+    whose client left before the answer.
     """
 
     def __init__(self, sessions: Sessions) -> None:

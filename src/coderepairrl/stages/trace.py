@@ -28,7 +28,7 @@ class Trace:
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def turn(self, turn: Turn) -> None:
-        """Show the tools' answers and the model's reply; after a rewritten history, only the last message before it."""
+        """Show the tools' answers and the model's reply; of a rewritten history, only the last message."""
         *request_messages, reply = turn.messages
         if turn.index or self.whole:
             for message in request_messages if turn.base is not None or self.whole else request_messages[-1:]:
@@ -36,7 +36,7 @@ class Trace:
         self._message(reply)
 
     def ended(self, report: AgentReport, seconds: float) -> None:
-        """Show how it ended, and the outcome of the last turn's calls, which no reply follows."""
+        """Show how it ended, and the outcome of calls without a reply."""
         calls = report.tool_calls or ()
         for call in calls if report.exit != "submitted" else ():
             if call.turn == calls[-1].turn:

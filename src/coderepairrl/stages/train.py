@@ -92,7 +92,7 @@ async def restore_run(parts: Parts, history: History) -> References:
 
 
 async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
-    """Sample the groups of the next step, and up to `curriculum.refill` more to replace uninformative ones.
+    """Sample groups for the next step, and up to `curriculum.refill` more for uninformative ones.
 
     With `rollout.max_staleness` some began before the last update, and others continue.
     """
@@ -243,7 +243,7 @@ async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
 
 
 async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
-    """Run evaluation `name` of policy `version` after `step` updates; reuse episodes of an interrupted process."""
+    """Run evaluation `name` after `step` updates, reusing episodes of an interrupted process."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = parts.shard.share(slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))

@@ -1,4 +1,4 @@
-"""Watch an evaluation: print attempts, results and cost, and stop it if it shows nothing."""
+"""Watch over an evaluation: lines, results, cost, and when to stop."""
 
 from __future__ import annotations
 

@@ -159,9 +159,9 @@ def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairErro
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 
-def preview_run(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
+def preview_run(config: Config) -> dict[str, Any]:
     """Plan as plain data. Raises like `plan_run`."""
-    return as_shown(plan_run(config), folder or life_cycle.folder_of(config))
+    return as_shown(plan_run(config), life_cycle.folder_of(config))
 
 
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:

@@ -83,21 +83,15 @@ class Recorded:
             reward=episode.reward,
             passed=is_resolved(episode),
         )
-        exact = list(_exact(episode))
-        end = _end(episode)
-        if not exact and end is not None:
-            messages, tools = _leaf_messages(episode.turns, end), offered_tools(episode.turns, end)
-            yield replace(common, id=f"{episode.id}/0", messages=messages, tools=tools)
-        for number, (leaf, row) in enumerate(exact):
-            yield replace(
-                common,
-                id=f"{episode.id}/{number}",
-                messages=_leaf_messages(episode.turns, leaf),
-                tools=offered_tools(episode.turns, leaf),
-                ids=row.ids,
-                trained=row.trained,
-                tokenizer=self._tokenizer,
-            )
+        rows: list[tuple[int, Sample | None]] = [*_exact(episode)]
+        if not rows and (end := _end(episode)) is not None:
+            rows = [(end, None)]
+        for number, (leaf, row) in enumerate(rows):
+            messages, tools = _leaf_messages(episode.turns, leaf), offered_tools(episode.turns, leaf)
+            example = replace(common, id=f"{episode.id}/{number}", messages=messages, tools=tools)
+            if row is not None:
+                example = replace(example, ids=row.ids, trained=row.trained, tokenizer=self._tokenizer)
+            yield example
 
     @property
     def _trained(self) -> bool:

@@ -102,13 +102,13 @@ def unannounced(records: Records, announced: Container[str], run: Run) -> list[A
     return check_gates([*records[:-1], {**records[-1], "alarms": []}], run)
 
 
-def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
-    """Alarms over the log of the run in `folder`; `run` has the settings (default: the folder's).
+def replay(folder: Path | str) -> list[Alarm]:
+    """Alarms over the log of the run in `folder`; counts restart after a stop.
 
-    The count restarts after a stop. Raises `UsageError` without a run, `RunError` for a damaged log.
+    Raises `UsageError` without a run, `RunError` for a damaged log.
     """
     opened = open_run(Path(folder))
-    settings = run or load_run(opened.path).run
+    settings = load_run(opened.path).run
     seen: list[dict[str, Any]] = []
     alarms: list[Alarm] = []
     for record in read_history(opened).steps:

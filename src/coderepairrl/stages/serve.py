@@ -159,9 +159,7 @@ class _Weights(BaseModel):
 
 class _Refused(Exception):
     def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = {"code": code, "message": message, "fix": fix}
+        super().__init__(status, code, message, fix)
 
 
 class Admin:
@@ -223,29 +221,27 @@ class Admin:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Check the token; turn refusals into JSON."""
+        """Check the token; turn errors into JSON."""
         try:
-            sent_token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._token and not hmac.compare_digest(
-                sent_token.encode(errors="surrogateescape"), self._token.encode()
-            ):
+            header = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if self._token and not hmac.compare_digest(header.removeprefix(b"Bearer "), self._token.encode()):
                 raise _Refused(401, "unauthorized", "the token is missing or wrong")
             return await handler(request)
         except _Refused as refused:
-            return web.json_response({"error": refused.error}, status=refused.status)
+            status, code, message, fix = refused.args
         except web.HTTPException as error:
             code = "not_found" if error.status == 404 else "invalid_request"
-            return web.json_response({"error": {"code": code, "message": error.reason, "fix": ""}}, status=error.status)
+            status, message, fix = error.status, error.reason, ""
         except CodeRepairError as error:
             code = f"{error.boundary}_fault" if isinstance(error, Fault) else "failed"
-            details = {"code": code, "message": str(error), "fix": error.fix}
-            return web.json_response({"error": details}, status=503)
+            status, message, fix = 503, str(error), error.fix
+        return web.json_response({"error": {"code": code, "message": message, "fix": fix}}, status=status)
 
     async def _open(self, request: web.Request) -> web.Response:
-        wishes = await _body(request, SessionRequest)
-        if wishes.id and wishes.id in self._sessions:
-            raise _Refused(409, "exists", f"there is an open session {wishes.id!r}", "close it, or choose another id")
-        return web.json_response(self._sessions.open(wishes), status=201)
+        body = await _body(request, SessionRequest)
+        if body.id and body.id in self._sessions:
+            raise _Refused(409, "exists", f"there is an open session {body.id!r}", "close it, or choose another id")
+        return web.json_response(self._sessions.open(body), status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"sessions": self._sessions.summary()})
@@ -304,10 +300,5 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
         return model.model_validate_json(await request.read() or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _Refused(
-            400,
-            "invalid_value",
-            f"{where}: {first['msg']}" if where else first["msg"],
-            "what may be sent is in docs/guides/serve.md",
-        ) from error
+        message = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise _Refused(400, "invalid_value", message, "what may be sent is in docs/guides/serve.md") from error

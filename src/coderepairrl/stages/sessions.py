@@ -80,10 +80,10 @@ class Sessions:
         """Open a session; returns what its agent needs."""
         name = request.id or f"session-{secrets.token_hex(8)}"
         limits = replace(self._limits, **request.limits.model_dump(exclude_none=True))
-        wishes = request.sampling.model_dump(exclude_none=True)
-        if "stop" in wishes:
-            wishes["stop"] = tuple(wishes["stop"])
-        sampling = replace(self._server.sampling, **wishes)
+        requested = request.sampling.model_dump(exclude_none=True)
+        if "stop" in requested:
+            requested["stop"] = tuple(requested["stop"])
+        sampling = replace(self._server.sampling, **requested)
         if self._log is not None:
             at = {"phase": "serve", "step": 0, "group": name, "attempt": 0, "task": ""}
             self._log.append("episode", id=name, **at, seed=request.seed, limits=limits, sampling=sampling)

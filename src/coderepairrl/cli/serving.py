@@ -79,7 +79,7 @@ def serve(
         show(json.dumps(where) if as_json else format_nested(where))
 
     places = served.Places(host, port, socket, admin, admin_port, chat)
-    with suppress(Interrupted):  # signals are how it ends
+    with suppress(Interrupted):  # a signal ends it normally
         run_tidily(served.serve(plan, places, log=log, ready=ready, say=note))
 
 

@@ -106,7 +106,7 @@ def _what_may_not_fit(config: Config) -> str:
     return ""
 
 
-# -- before it begins
+# -- plans and checks before a run
 
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
@@ -131,15 +131,15 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
         preview |= as_shown(plan, folder)
-    found = combine_errors(errors) if errors else None
-    parts: Sequence[CodeRepairError] = getattr(found, "problems", (found,)) if found else ()
+    combined = combine_errors(errors) if errors else None
+    parts: Sequence[CodeRepairError] = getattr(combined, "problems", (combined,)) if combined else ()
     downloads = [each.name for each in parts if isinstance(each, NotFetched)]
     problems = [each for each in parts if not isinstance(each, NotFetched)]
     preview["verdict"] = _preview_verdict(preview, problems, downloads)
     return preview, combine_errors(problems) if problems else None
 
 
-def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
+def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
     """Whether the run fits here, what it downloads, and what ends episodes first."""
     later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
@@ -149,12 +149,12 @@ def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairErro
         return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
     if later:
         return f"no mistake so far; {later}: {download_command(downloads[0])} does it now, and then all can be planned"
-    memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
+    memory = [part["has_gb"] for part in preview["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_sized = all(isinstance(each, int | float) for each in memory)
     fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
     reasons = ["each GPU holds its parts"] if memory and is_sized else []
-    reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
-    if limit := shown["needs"].get("step", {}).get("limit"):
+    reasons += [f"the longest prompt has {preview['longest_prompt']}"] if preview["longest_prompt"] else []
+    if limit := preview["needs"].get("step", {}).get("limit"):
         reasons.append(f"episodes end first by {limit}")
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
@@ -243,15 +243,15 @@ def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
         return {}
     seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
-    trained, measured = (group_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
+    trained, measured = (group_by_kind(plan.kinds, tasks) for tasks in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
         kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)
         for name in [*plan.eval_tasks][:1]:  # all evaluations measure the same
             kind_trials += trials(measured.get(kind, []), terms.rewards[name], seed)
         if kind_trials:
-            once = {(trial.task.id, trial.task.split, trial.reward.name): trial for trial in kind_trials}
-            trials_by_kind[kind] = list(once.values())
+            distinct = {(trial.task.id, trial.task.split, trial.reward.name): trial for trial in kind_trials}
+            trials_by_kind[kind] = list(distinct.values())
     return trials_by_kind
 
 
@@ -259,7 +259,7 @@ def describe_trials(plan: Plan) -> str:
     """Describe the planned checks."""
     if not plan.config.tasks.verify:
         return "off: tasks.verify=false"
-    all_trials = [trial for some in plan_trials(plan).values() for trial in some]
+    all_trials = [trial for kind_trials in plan_trials(plan).values() for trial in kind_trials]
     if not all_trials:
         return "nothing: no reward that measures repair, or no task with a reference"
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in all_trials))

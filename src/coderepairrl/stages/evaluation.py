@@ -132,7 +132,7 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
     async def measure_concurrently(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
         async with free:
             try:
-                await measure(each, opens=opens, beside=each.folder.path.name)
+                await measure(each, opens=opens, label=each.folder.path.name)
             except (CodeRepairError, OSError) as error:
                 named_errors = _named_errors(each.folder.path.name, error)
                 failures.extend(named_errors)
@@ -171,7 +171,7 @@ async def measure(
     *,
     opens: Opens = replying,
     quiet: bool = False,
-    beside: str = "",
+    label: str = "",
     follow: Callable[[Turn | Episode], None] = lambda event: None,
 ) -> dict[str, Any]:
     """Run the evaluations of `planned` into its folder; return summaries by name.
@@ -181,11 +181,11 @@ async def measure(
     episodes, `RunError` if a server's model changes.
     """
     plan, folder, shard, config = planned.plan, planned.folder, planned.shard, planned.plan.config
-    meter = None if beside else Meter()
+    meter = None if label else Meter()
     for name, tasks in plan.eval_tasks.items():
         if tasks and not shard.share(tasks):
             raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
-    with Progress(0, quiet=quiet, beside=beside) as progress:
+    with Progress(0, quiet=quiet, label=label) as progress:
         await _begin(planned, progress)
         log = folder.writer()
         try:

@@ -45,7 +45,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
         kept_share = await _write_model(named_model, target, precision)
         write_learned(target, learned_by(source))
     except BaseException as error:
-        for file in target.glob("*"):  # half a model looks like one
+        for file in target.glob("*"):  # an incomplete model looks like a whole one
             file.unlink()
         if isinstance(error, OSError):
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error

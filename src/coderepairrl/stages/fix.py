@@ -30,7 +30,7 @@ USE = Use(
         *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     ),
-    # what one user waits for, not what a thousand episodes may cost
+    # one user waits for it, unlike for the episodes of a training
     defaults=("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768"),
 )
 

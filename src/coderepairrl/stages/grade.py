@@ -100,10 +100,10 @@ def choose_predictions(
     by_id = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - by_id.keys())
     if unknown and not skip_unknown:
-        some = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
+        listed = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
         raise UsageError(
             f"{counted(len(unknown), 'instance')} of the predictions not found among the"
-            f" {counted(len(by_id), 'task')} of the source: {some}",
+            f" {counted(len(by_id), 'task')} of the source: {listed}",
             fix="name the benchmark of the predictions, or leave these out with --skip-unknown",
         )
     by_id = {name: by_id[name] for name in shard.share(sorted(by_id))} if shard != WHOLE else by_id

@@ -69,7 +69,7 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
 
 
 def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run`."""
+    """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run_training`."""
     config, folder = load_settings(words, resume=resume)
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():

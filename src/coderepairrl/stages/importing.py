@@ -134,7 +134,7 @@ def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> d
 def _overlapping(
     trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
 ) -> dict[int, str]:
-    """What trajectories share with `measured`, by index."""
+    """Trajectories by index, and what they share with `measured`."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
     texts = {str(at): each.issue or issue_in(each.messages) for at, each in enumerate(trajectories)}

@@ -157,7 +157,7 @@ class Job:
     def overrides(self) -> tuple[str, ...]:
         """Settings of a training job."""
         model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
-        # its evaluation is a job of its own
+        # evaluations are separate jobs
         options = ("eval.before=false", "eval.after=false", *self.settings, *model)
         return (*options, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
 

@@ -41,7 +41,7 @@ _COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 class Progress:
     """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    `beside` is a prefix of lines, which replaces the panel.
+    `label` is a prefix of lines, which replaces the panel.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Progress:
         *,
         quiet: bool = False,
         show: Callable[[Episode], str] = lambda episode: "",
-        beside: str = "",
+        label: str = "",
     ) -> None:
-        self._show, self._beside = show, beside
+        self._show, self._label = show, label
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total_steps = total_steps
         self._started = self._phase_began = time.monotonic()
@@ -67,14 +67,14 @@ class Progress:
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal and not self._beside:
+        if self.console.is_terminal and not self._label:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.console.is_terminal and not self._beside:
+        if self.console.is_terminal and not self._label:
             self._live.stop()
         self._count_broken()
         for line in self._notes.zeros(_NOTES):
@@ -132,7 +132,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        text = f"{self._beside}: {text}" if self._beside else text
+        text = f"{self._label}: {text}" if self._label else text
         self.console.print(Text(logged(text)), soft_wrap=True)
 
     def _count_broken(self) -> None:

@@ -34,16 +34,16 @@ def conclude(
     *,
     model: str = "",
     agents: Mapping[str, str] | None = None,
-    known: Mapping[str, metrics.Row] | None = None,
+    computed: Mapping[str, metrics.Row] | None = None,
 ) -> dict[str, Any]:
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
     Files: ``episodes/NAME-STEP.jsonl``, and in ``eval/NAME-STEP/`` ``metrics.jsonl``, ``summary.json`` and predictions.
-    `model` names the policy there (default: run and step), `agents` are by kind, `known` are metrics by episode id.
+    `model` names the policy there (default: run and step), `agents` are by kind, `computed` are metrics by episode id.
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
-    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, known or {})), **(known or {})}
+    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, computed or {})), **(computed or {})}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
     means = summarise(episodes)
     summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
@@ -72,12 +72,12 @@ def conclude(
 
 
 def _attempts(
-    episodes: Sequence[Episode], tasks: Mapping[str, Task], known: Mapping[str, object]
+    episodes: Sequence[Episode], tasks: Mapping[str, Task], computed: Mapping[str, object]
 ) -> Iterator[metrics.Attempt]:
     # Task by task: patches may change all files of a project, and only one task's files fit in memory.
     by_task: dict[str, list[Episode]] = {}
     for each in episodes:
-        if each.id not in known:
+        if each.id not in computed:
             by_task.setdefault(each.task_id, []).append(each)
     for name, task_episodes in by_task.items():
         task, sources = tasks.get(name), None

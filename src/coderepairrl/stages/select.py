@@ -20,7 +20,7 @@ _LISTED = 8  # Tasks, repositories and languages that are listed; the others are
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What filters need to know of an attempt.
+    """Facts about an attempt that filters use.
 
     >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
     True
@@ -50,7 +50,7 @@ class Candidate:
 
 
 class FilterResult(NamedTuple):
-    """How many attempts a filter dropped and left."""
+    """Numbers of attempts that a filter dropped and left."""
 
     filter: str
     dropped: int
@@ -96,14 +96,14 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
 def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
     """Filters that `keep` switches on, named as on the command line."""
 
-    def has_reward(one: Candidate) -> bool:
-        return keep.above < 0 if one.reward is None else one.reward > keep.above
+    def has_reward(each: Candidate) -> bool:
+        return keep.above < 0 if each.reward is None else each.reward > keep.above
 
-    yield f"keep.endings={','.join(keep.endings)}", lambda some: [one for one in some if one.ending in keep.endings]
-    yield _WELL_FORMED, lambda some: [one for one in some if not one.malformed]
+    yield f"keep.endings={','.join(keep.endings)}", lambda some: [each for each in some if each.ending in keep.endings]
+    yield _WELL_FORMED, lambda some: [each for each in some if not each.malformed]
     yield f"keep.above={keep.above:g}", lambda some: list(filter(has_reward, some))
     if keep.passed:
-        yield "keep.passed=true", lambda some: [one for one in some if one.passed]
+        yield "keep.passed=true", lambda some: [each for each in some if each.passed]
     yield _DISTINCT, _drop_duplicates
     if keep.best > 0:
         yield f"keep.best={keep.best}", lambda some: _keep_best(some, keep.best)
@@ -112,36 +112,36 @@ def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
 
 
 def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:
-    return sorted(attempts, key=lambda one: float("inf") if one.reward is None else -one.reward)
+    return sorted(attempts, key=lambda each: float("inf") if each.reward is None else -each.reward)
 
 
 def _drop_duplicates(attempts: Sequence[Candidate]) -> list[Candidate]:
-    seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
-    for one in _sort_by_reward(attempts):
-        digests = {(one.task, digest) for digest in (one.patch, one.conversation) if digest}
+    seen, keys = set[tuple[str, str]](), set[tuple[int, str]]()
+    for each in _sort_by_reward(attempts):
+        digests = {(each.task, digest) for digest in (each.patch, each.conversation) if digest}
         if not digests & seen:
-            kept.add(one.key)
+            keys.add(each.key)
         seen |= digests
-    return [one for one in attempts if one.key in kept]
+    return [each for each in attempts if each.key in keys]
 
 
 def _keep_best(attempts: Sequence[Candidate], k: int) -> list[Candidate]:
     count_by_task = Counter[str]()
     best = []
-    for one in _sort_by_reward(attempts):
-        count_by_task[one.task] += 1
-        if count_by_task[one.task] <= k:
-            best.append(one)
-    return sorted(best, key=lambda one: one.key)
+    for each in _sort_by_reward(attempts):
+        count_by_task[each.task] += 1
+        if count_by_task[each.task] <= k:
+            best.append(each)
+    return sorted(best, key=lambda each: each.key)
 
 
 def _alternate(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Candidate]:
     """Order attempts round robin over the values of the first field, and within a value over those of the next."""
     if not fields:
-        return sorted(attempts, key=lambda one: _draw_order(one.task, one.conversation, one.patch))
+        return sorted(attempts, key=lambda each: _draw_order(each.task, each.conversation, each.patch))
     groups = defaultdict[str, list[Candidate]](list)
-    for one in attempts:
-        groups[getattr(one, fields[0])].append(one)
+    for each in attempts:
+        groups[getattr(each, fields[0])].append(each)
     queues = [_alternate(group, fields[1:]) for group in groups.values()]
     queues.sort(key=lambda queue: _draw_order(getattr(queue[0], fields[0])))
     longest = max(map(len, queues), default=0)
@@ -157,24 +157,24 @@ def _suggest_fix(name: str, before: Sequence[Candidate]) -> str:
     field, _, _ = name.removeprefix("keep.").partition("=")
     if field == "endings":
         endings = ", ".join(
-            f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common()
+            f"{count} {ending}" for ending, count in Counter(each.ending for each in before).most_common()
         )
         return f"their endings: {endings}; accept more of them: keep.endings=done,limit"
     if field == _WELL_FORMED:
         return f"for example: {before[0].malformed}"
-    judged = [one for one in before if one.reward is not None]
+    judged = [each for each in before if each.reward is not None]
     if field == "above" and judged:
-        best = max(one.reward for one in judged if one.reward is not None)
+        best = max(each.reward for each in judged if each.reward is not None)
         return f"the highest reward is {best:g}: lower keep.above, or collect more attempts"
     if field == "above":
         return "none of them was judged: keep.above=-1 keeps attempts without a verdict, crrl grade judges patches"
-    if field == "passed" and all(one.passed is None for one in before):
+    if field == "passed" and all(each.passed is None for each in before):
         return "none of them was judged: crrl grade judges patches"
     return "relax this filter, or collect more attempts"
 
 
 def _count_kept(kept: Sequence[Candidate], part: str) -> dict[str, int]:
-    return dict(sorted(Counter(getattr(one, part) for one in kept).items(), key=lambda pair: (-pair[1], pair[0])))
+    return dict(sorted(Counter(getattr(each, part) for each in kept).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def format_selection(summary: Mapping[str, Any]) -> list[str]:

@@ -144,7 +144,15 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> Non
             measured_tasks = (tasks[each.task_id] for each in episodes)
             agents = agents_of(about["config"], name)
             record = conclude(
-                folder, name, 0, version, episodes, measured_tasks, model=about["policy"], agents=agents, known=rows
+                folder,
+                name,
+                0,
+                version,
+                episodes,
+                measured_tasks,
+                model=about["policy"],
+                agents=agents,
+                computed=rows,
             )
             log.append("eval", **record)
         log.append("end", step=0)

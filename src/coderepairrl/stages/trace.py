@@ -17,10 +17,10 @@ SHOWN_COLUMNS = 160
 
 
 class Trace:
-    """Prints an attempt, coloured on a terminal; with `whole`, all of each message."""
+    """Prints an attempt, coloured on a terminal; with `full`, all of each message."""
 
-    def __init__(self, *, quiet: bool = False, whole: bool = False) -> None:
-        self.whole = whole
+    def __init__(self, *, quiet: bool = False, full: bool = False) -> None:
+        self.full = full
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, name: str, text: str) -> None:
@@ -30,8 +30,8 @@ class Trace:
     def turn(self, turn: Turn) -> None:
         """Show the tools' answers and the model's reply; of a rewritten history, only the last message."""
         *request_messages, reply = turn.messages
-        if turn.index or self.whole:
-            for message in request_messages if turn.base is not None or self.whole else request_messages[-1:]:
+        if turn.index or self.full:
+            for message in request_messages if turn.base is not None or self.full else request_messages[-1:]:
                 self._message(message)
         self._message(reply)
 
@@ -60,9 +60,9 @@ class Trace:
 
     def _message(self, message: Mapping[str, Any]) -> None:
         content, role = message.get("content"), message.get("role")
-        if self.whole and role != "assistant":
+        if self.full and role != "assistant":
             self._print(Text(f"{role}:", "bold"))
-        most_lines = None if self.whole else SHOWN_LINES
+        most_lines = None if self.full else SHOWN_LINES
         if content and role == "assistant":
             self._print(Text("\n".join(f"> {line}" for line in beginning(content, most_lines).split("\n")), "italic"))
         elif content:

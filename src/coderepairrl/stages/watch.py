@@ -24,7 +24,7 @@ _FIX = {
 
 
 def find_obstacle(episode: Episode) -> str:
-    """What kept the policy from showing its ability, or ""."""
+    """Find what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
     cost = spent([episode])

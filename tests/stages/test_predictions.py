@@ -170,7 +170,7 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
     row, *others = Lines.read(output)
     for key, value in {"resolved": "no", "seconds": True, "instance_id": 1, "empty": None}.items():
         output.write_text("".join(json.dumps(each) + "\n" for each in ({**row, key: value}, *others)))
-        with pytest.raises(UsageError, match=f"line 1: no verdict .{key} is {json.dumps(value)}"):
+        with pytest.raises(UsageError, match=f"line 1: not a verdict .{key} is {json.dumps(value)}"):
             await grade(asked, there, backend, output, resume=True)
 
 

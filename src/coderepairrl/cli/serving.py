@@ -78,9 +78,9 @@ def serve(
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else format_nested(where))
 
-    places = served.Places(host, port, socket, admin, admin_port, chat)
+    addresses: dict[str, Any] = {"host": host, "port": port, "socket": socket, "admin": admin, "admin_port": admin_port}
     with suppress(Interrupted):  # a signal ends it normally
-        run_tidily(served.serve(plan, places, log=log, ready=ready, say=note))
+        run_tidily(served.serve(plan, **addresses, chat=chat, log=log, ready=ready, say=note))
 
 
 def export(

@@ -299,7 +299,10 @@ def tasks_import(
     from coderepairrl.report.trajectories.others import Window
     from coderepairrl.stages import importing
 
-    request = importing.ImportOptions(
+    summary = importing.import_trajectories(
+        form,
+        paths,
+        output,
         against=against or [],
         drop=drop or [],
         unchecked=unchecked,
@@ -307,5 +310,4 @@ def tasks_import(
         outcomes=outcomes,
         window=Window(after, before, model),
     )
-    summary = importing.import_trajectories(form, paths, output, request)
     show(json.dumps(summary) if as_json else importing.format_import(summary))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +25,35 @@ from coderepairrl.types import Task
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions:
-    """Options of an import."""
+def import_trajectories(
+    form: str,
+    paths: Sequence[Path],
+    output: Path,
+    *,
+    against: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    unchecked: bool = False,
+    tasks: str = "",
+    outcomes: str = "",
+    window: Window | None = None,
+) -> dict[str, Any]:
+    """Write the trajectories in `paths`, of the format `form`, to `output` as examples; return a summary.
 
-    against: Sequence[str] = ()
-    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``; overlap is refused."""
-    drop: Sequence[str] = ()
-    """Evaluation sets; overlap is left out."""
-    unchecked: bool = False
-    tasks: str = ""
-    """The source of the tasks, for their language, repository and reference."""
-    outcomes: str = ""
-    """Source of which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
-    window: Window = field(default_factory=Window)
-
-
-def import_trajectories(form: str, paths: Sequence[Path], output: Path, options: ImportOptions) -> dict[str, Any]:
-    """Write the trajectories in `paths`, of the format `form`, to `output` as examples; returns a summary.
-
-    Damaged ones are left out and listed. Raises `UsageError` if none remain, one overlaps with an evaluation set, or no
-    set is named without `ImportOptions.unchecked`.
+    Evaluation sets are ``SOURCE [KEY=VALUE]...``: overlap with `against` is refused, with `drop` left out. The source
+    `tasks` gives languages, repositories and references; `outcomes` (reports of SWE-bench's harness, or an outcome
+    file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none remain,
+    one overlaps with `against`, or no set is named without `unchecked`.
     """
-    if not (options.against or options.drop or options.unchecked):
+    if not (against or drop or unchecked):
         raise UsageError(
             "no evaluation set is named to compare the trajectories with",
             fix="--against 'swe_bench name=verified' refuses overlap, --drop leaves it out, --unchecked skips this",
         )
-    tasks = _tasks(options.tasks) if options.tasks else []
-    solved = _read_solved(options.outcomes) if options.outcomes else {}
+    solved = _read_solved(outcomes) if outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
     for path in paths:
-        for each in read(form, path, options.window):
+        for each in read(form, path, window or Window()):
             if isinstance(each, Damaged):
                 damaged.append(each)
             else:
@@ -69,8 +64,8 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
             f"there is no trajectory that can be read{reason}",
             fix=f"name files of the format {form}, or their format (crrl tasks import -h)",
         )
-    matched = _match_tasks(trajectories, tasks)
-    for source in options.against:
+    matched = _match_tasks(trajectories, _tasks(tasks) if tasks else [])
+    for source in against:
         if overlaps := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(overlaps))
             raise UsageError(
@@ -80,13 +75,11 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
                 f" (the first: {trajectories[first].id})",
             )
     dropped: dict[int, str] = {}
-    for source in options.drop:
+    for source in drop:
         dropped |= _overlapping(trajectories, matched, _tasks(source))
     remaining = [(at, each) for at, each in enumerate(trajectories) if at not in dropped]
     if not remaining:
-        raise UsageError(
-            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="take other tasks"
-        )
+        raise UsageError(f"all {len(trajectories)} trajectories overlap with {', '.join(drop)}", fix="take other tasks")
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
         raise UsageError(f"{output} already exists", fix="name another file with -o")

@@ -9,7 +9,6 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,22 +42,6 @@ TOKEN = "CRRL_ADMIN_TOKEN"
 """Environment variable that may hold the token of an admin port."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Addresses of a server: the gateway on `host`:`port` (0: any free) and the Unix socket `socket`.
-
-    The host's API is on the Unix socket `admin`, or with a token on `admin_port`.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    socket: Path | None = None
-    admin: Path | None = None
-    admin_port: int | None = None
-    chat: bool | None = None
-    """Whether the gateway answers local clients without a session's key; None: unless others serve the model."""
-
-
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
     """Plan to serve `model`; `log` is a folder for turns. Raises as `parts.raise_all`."""
 
@@ -72,15 +55,23 @@ def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None =
 
 async def serve(
     plan: ServingPlan,
-    places: Places,
     *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    socket: Path | None = None,
+    admin: Path | None = None,
+    admin_port: int | None = None,
+    chat: bool | None = None,
     log: Path | None = None,
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
     """Serve the model of `plan` until cancelled; calls `ready` with the addresses.
 
-    Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
+    The gateway is on `host`:`port` (0: any free) and the Unix socket `socket`, the host's API on the Unix socket
+    `admin`, or with a token on `admin_port`. With `chat` (default: unless others serve the model) the gateway answers
+    local clients without a session's key. Turns are recorded in the folder `log`. Raises `UsageError` for a taken
+    address or folder, and as `replying`.
     """
     allow_open_files()
     async with AsyncExitStack() as parts:
@@ -99,23 +90,23 @@ async def serve(
 
         server = Gateway(source, sampling=sampling, on_turn=on_turn)
         parts.push_async_callback(server.stop)
-        await server.start(places.host, places.port, places.socket)
-        if places.socket is not None:
-            parts.callback(places.socket.unlink, missing_ok=True)
+        await server.start(host, port, socket)
+        if socket is not None:
+            parts.callback(socket.unlink, missing_ok=True)
         sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
-        chat = not isinstance(plan.model, RemoteModel) if places.chat is None else places.chat
+        chat = not isinstance(plan.model, RemoteModel) if chat is None else chat
         if chat:
             server.keyless_session = Visitors(sessions)
         parts.push_async_callback(sessions.close_all)
-        by_port = places.admin_port is not None
+        by_port = admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
         host_only = Admin(sessions, source, token)
         parts.push_async_callback(host_only.stop)
-        address = None if by_port else places.admin or home / "admin.sock"
-        where = await host_only.start(socket=address, port=places.admin_port)
+        address = None if by_port else admin or home / "admin.sock"
+        where = await host_only.start(socket=address, port=admin_port)
         if address is not None:
             parts.callback(address.unlink, missing_ok=True)
-        addresses = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        addresses = {"gateway": server.url, "socket": str(socket or ""), "admin": where, "token": token}
         addresses |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
         ready({name: value for name, value in addresses.items() if value})
         try:

@@ -157,7 +157,10 @@ def _plan_agents(
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    return _resolve_agents(policy, settings, agents, settings_of=file, collects=collects)
+    settings_of = (
+        file if what in configs.shipped() else Path(what).expanduser()
+    )  # RUN/config.toml is trusted, RUN is not
+    return _resolve_agents(policy, settings, agents, settings_of=settings_of, collects=collects)
 
 
 def _plan_on_source(

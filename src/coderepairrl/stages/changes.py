@@ -70,8 +70,7 @@ WHY_NOT = {
 """Why other settings of a training may not change; the longest prefix counts."""
 _WHY_NOT_BY_COMMAND = {
     "sft": "its steps would be different",
-    "eval": "all its attempts are made with the same settings",
-    "collect": "all its attempts are made with the same settings",
+    **dict.fromkeys(("eval", "collect"), "all its attempts are made with the same settings"),
 }
 
 _NOT_LOGGED = {"run.dir", "log"}  # They do not affect the run itself.

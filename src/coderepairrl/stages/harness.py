@@ -117,10 +117,8 @@ async def grade(
     run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # in names of containers
     logs = place / "logs/run_evaluation" / run_id
     write_atomic(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows.values()))
-    by_model: dict[str, list[Prediction]] = {}
-    for each in predictions:
-        by_model.setdefault(each.model, []).append(each)
-    for model, model_predictions in by_model.items():
+    for model in dict.fromkeys(each.model for each in predictions):
+        model_predictions = [each for each in predictions if each.model == model]
         model_logs = logs / _model_folder_name(model)
         _require_the_same(model_logs, model_predictions)
         request_file = place / f"predictions-{_model_folder_name(model)}.jsonl"

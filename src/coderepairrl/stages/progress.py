@@ -57,7 +57,7 @@ class Progress:
         self.total_steps = total_steps
         self._started = self._phase_began = time.monotonic()
         self._phase, self._done, self._expected = "starting", 0, 0
-        self._step = self._first_step = 0
+        self.finished_step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
         # Causes of void and crashed episodes in this phase: each kind is printed once, then counted.
@@ -80,14 +80,9 @@ class Progress:
         for line in self._notes.zeros(_NOTES):
             self.say(line)
 
-    @property
-    def finished_step(self) -> int:
-        """Last finished step, or 0."""
-        return self._step
-
     def resume(self, step: int, replayed: range) -> None:
         """Report that steps up to `step` are done; `replayed` follow the newest checkpoint."""
-        self._step = self._first_step = step
+        self.finished_step = self._first_step = step
         self.phase("replay")
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
         how = f"{again} replayed from the log" if replayed else "from its checkpoint"
@@ -121,7 +116,7 @@ class Progress:
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print a finished step."""
-        self._step, self._last = step, metrics
+        self.finished_step, self._last = step, metrics
         head = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  "
         self.say(head + _metrics_line(metrics, _COLUMNS - len(head)))
 
@@ -143,13 +138,13 @@ class Progress:
 
     def _panel(self) -> Table:
         now = time.monotonic()
-        steps = self._step - self._first_step
-        left = (now - self._started) / steps * (self.total_steps - self._step) if steps else None
+        steps = self.finished_step - self._first_step
+        left = (now - self._started) / steps * (self.total_steps - self.finished_step) if steps else None
         table = Table.grid(padding=(0, 2))
         done = f" {self._done}/{self._expected}" if self._expected else ""
         table.add_row("phase", Text(printable(self._phase) + done))
         if self.total_steps:  # an evaluation has none
-            table.add_row("step", f"{self._step}/{self.total_steps}")
+            table.add_row("step", f"{self.finished_step}/{self.total_steps}")
             table.add_row("", _metrics_line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         for ending in (Ending.VOID, Ending.CRASH):

@@ -157,9 +157,8 @@ def _plan_agents(
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    settings_of = (
-        file if what in configs.shipped() else Path(what).expanduser()
-    )  # RUN/config.toml is trusted, RUN is not
+    # not `file`: RUN/config.toml is trusted, and RUN is not
+    settings_of = configs.shipped().get(what) or Path(what).expanduser()
     return _resolve_agents(policy, settings, agents, settings_of=settings_of, collects=collects)
 
 

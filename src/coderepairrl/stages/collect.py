@@ -88,8 +88,7 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
                 for example in sorted(chunk, key=lambda each: each.id):
                     exact, rendered = exact + example.exact, rendered + (not example.exact)
                     if len(opened) > 1:  # sources may have attempts with equal ids
-                        ids = {"id": f"{number}:{example.id}", "episode": f"{number}:{example.episode}"}
-                        example = replace(example, **ids)
+                        example = replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")
                     yield example
 
     try:

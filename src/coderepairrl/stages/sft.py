@@ -122,7 +122,7 @@ async def _train(run: _Run) -> None:
         held_out: dict[str, Any] = {}
         if _measures(run.plan, step) and run.plan.examples.held_out:
             run.progress.phase("measure")
-            held_out = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
+            held_out = await _measure_held_out(run)
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
         metrics = {
             **{f"learn/{name}": value for name, value in numbers.items()},
@@ -163,7 +163,7 @@ async def _restore_run(run: _Run) -> None:
     if newest:
         await run.learner.restore(run.folder.saved_checkpoints()[newest])
     elif not run.first and run.plan.examples.held_out:
-        run.first = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
+        run.first = await _measure_held_out(run)
         run.log.append("held_out", step=0, metrics=run.first)
         run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
     for record in run.history.steps[newest:]:
@@ -192,12 +192,9 @@ def _measures(plan: ImitationPlan, step: int) -> bool:
     return step == plan.config.run.steps or step * batch // examples > (step - 1) * batch // examples
 
 
-def _held_out(plan: ImitationPlan) -> list[Sample]:
-    return [row for each in plan.examples.held_out for row in each.samples]
-
-
-def _held_out_metrics(measured: Mapping[str, Any]) -> dict[str, Any]:
+async def _measure_held_out(run: _Run) -> dict[str, Any]:
     names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
+    measured = await run.learner.measure([row for each in run.plan.examples.held_out for row in each.samples])
     return {f"held_out/{name}": measured[name] for name in names if name in measured}
 
 

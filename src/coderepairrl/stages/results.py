@@ -58,13 +58,9 @@ def conclude(
     if labelled := answers.summarise_answers(episodes, by_id.values()):
         summary["answers"] = labelled
     folder.write_episodes(place, episodes)
+    measured = (each for each in episodes if each.id in rows)
     folder.write_attempts(
-        place,
-        (
-            {"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]}
-            for each in episodes
-            if each.id in rows
-        ),
+        place, ({"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]} for each in measured)
     )
     folder.write_evaluation(place, {"step": step, **summary})
     predictions.write_predictions(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
@@ -129,8 +125,9 @@ def format_results(results: Sequence[Mapping[str, Any]]) -> str:
     texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
-    command = spell_crrl(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
-    return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
+    command = f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}"
+    next_commands = format_next_commands({command: "is a policy better than the first?"})
+    return "\n\n".join([*texts, "\n".join(next_commands)])
 
 
 def _format_result(result: Mapping[str, Any], config: Config) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -187,8 +188,7 @@ async def measure(
             raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
     with Progress(0, quiet=quiet, label=label) as progress:
         await _begin(planned, progress)
-        log = folder.writer()
-        try:
+        with closing(folder.writer()) as log:
             folder.add_tasks(chain(*plan.eval_tasks.values()))
             history = read_history(folder)
             before = list(logged_episodes(folder.records())) if planned.resume else []
@@ -230,8 +230,6 @@ async def measure(
                     for name, tasks in plan.eval_tasks.items():
                         if tasks and (name, 0) not in history.evaluations:
                             await evaluate(bench, history, name, 0, 0)
-        finally:
-            log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 

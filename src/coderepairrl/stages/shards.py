@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -135,29 +136,18 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> Non
     folder.create(parts[0].folder.config.read_text("utf-8"), about)
     tasks = {name: task for part in parts for name, task in part.folder.tasks().items()}
     folder.add_tasks(tasks.values())
-    log = folder.writer()
-    try:
+    with closing(folder.writer()) as log:
         for record in (record for part in parts for record in part.folder.records() if record["type"] != "eval"):
             log.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, f"{name}-00000")
             measured_tasks = (tasks[each.task_id] for each in episodes)
-            agents = agents_of(about["config"], name)
+            policy, agents = about["policy"], agents_of(about["config"], name)
             record = conclude(
-                folder,
-                name,
-                0,
-                version,
-                episodes,
-                measured_tasks,
-                model=about["policy"],
-                agents=agents,
-                computed=rows,
+                folder, name, 0, version, episodes, measured_tasks, model=policy, agents=agents, computed=rows
             )
             log.append("eval", **record)
         log.append("end", step=0)
-    finally:
-        log.close()
 
 
 def _episodes(parts: Sequence[_Part], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:

@@ -143,19 +143,18 @@ async def grade(
     tests_reward = rewards.make_rewards("tests")
     slots, done = asyncio.Semaphore(jobs), len(verdicts)
     lines = Lines(output)
+
+    async def grade_one(prediction: Prediction) -> None:
+        nonlocal done
+        async with slots:
+            verdict = await _grade_prediction(prediction, tasks[prediction.instance], tests_reward, sandbox)
+        if not verdict.fault:
+            lines.append(verdict.as_json())
+        verdicts[prediction.model, prediction.instance] = verdict
+        done += 1
+        say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
+
     try:
-
-        async def grade_one(prediction: Prediction) -> Graded:
-            nonlocal done
-            async with slots:
-                verdict = await _grade_prediction(prediction, tasks[prediction.instance], tests_reward, sandbox)
-            if not verdict.fault:
-                lines.append(verdict.as_json())
-            verdicts[prediction.model, prediction.instance] = verdict
-            done += 1
-            say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
-            return verdict
-
         async with asyncio.TaskGroup() as pending:
             for each in left:
                 pending.create_task(grade_one(each))

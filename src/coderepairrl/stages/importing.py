@@ -49,6 +49,7 @@ def import_trajectories(
             "no evaluation set is named to compare the trajectories with",
             fix="--against 'swe_bench name=verified' refuses overlap, --drop leaves it out, --unchecked skips this",
         )
+    known_tasks = _tasks(tasks) if tasks else []
     solved = _read_solved(outcomes) if outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
@@ -64,7 +65,7 @@ def import_trajectories(
             f"there is no trajectory that can be read{reason}",
             fix=f"name files of the format {form}, or their format (crrl tasks import -h)",
         )
-    matched = _match_tasks(trajectories, _tasks(tasks) if tasks else [])
+    matched = _match_tasks(trajectories, known_tasks)
     for source in against:
         if overlaps := _overlapping(trajectories, matched, _tasks(source)):
             first = next(iter(overlaps))

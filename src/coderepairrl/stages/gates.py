@@ -197,7 +197,7 @@ def _teaches(record: Record) -> bool:
     return len(set(record.get("advantages", {}).values())) > 1
 
 
-def _surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | None:
+def _compare_surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | None:
     """Median of the first steps, and newest values; None without all of these, or if the reward rises."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest):
@@ -207,7 +207,7 @@ def _surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | 
 
 def entropy(before: Records, newest: Records) -> str:
     """Samples have hardly any surprisal, and the reward does not rise."""
-    surprisal = _surprisal(before, newest)
+    surprisal = _compare_surprisal(before, newest)
     if surprisal is None or max(surprisal[1]) >= ENTROPY * surprisal[0]:
         return ""
     first, now = surprisal
@@ -219,7 +219,7 @@ def entropy(before: Records, newest: Records) -> str:
 
 def perplexity(before: Records, newest: Records) -> str:
     """Samples became far more random, and the reward does not rise."""
-    surprisal = _surprisal(before, newest)
+    surprisal = _compare_surprisal(before, newest)
     if surprisal is None or min(surprisal[1]) <= surprisal[0] + math.log(PERPLEXITY):
         return ""
     first, now = surprisal

@@ -302,7 +302,7 @@ GATES = (
     Gate(
         "entropy",
         entropy,
-        "such a policy explores no more: begin a new run from an earlier checkpoint, with a lower train.lr or "
+        "such a policy no longer explores: begin a new run from an earlier checkpoint, with a lower train.lr or "
         "train.beta above 0; --resume gives this one as many steps again",
     ),
     Gate(

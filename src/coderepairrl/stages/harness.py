@@ -175,7 +175,7 @@ async def _run_harness(inside: Path, place: Path, arguments: Sequence[str], logs
                     await asyncio.wait_for(process.wait(), _POLL)
                 if (count := len(list(logs.glob("*/report.json")))) != reported:
                     reported = count
-                    say(f"{count} of its reports are there")
+                    say(f"{count} reports are written")
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGINT)  # it stops its containers

@@ -513,7 +513,7 @@ def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
     """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
     message = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
-    return RunError(message, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
+    return RunError(message, fix=f"crrl run {shlex.quote(jobs.named)} continues with unfinished jobs")
 
 
 # -- the table

@@ -67,7 +67,7 @@ def resumed_folder(source: str, config: Config) -> RunFolder:
     if Path(config.run.dir).resolve() != folder.parent.resolve():
         raise ConfigError(
             f"{folder} is to be resumed, and run.dir={config.run.dir} names another place",
-            fix="leave run.dir out: a run is continued where it lies",
+            fix="leave run.dir out: a run continues in its folder",
         )
     return RunFolder(folder)
 

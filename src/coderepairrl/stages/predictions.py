@@ -98,7 +98,7 @@ def read_predictions(path: Path) -> list[Prediction]:
         if predictions.setdefault((model, instance), prediction) != prediction:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",
-                fix="several attempts are files of their own, one patch for each instance",
+                fix="write each attempt to a separate file, with one patch for each instance",
             )
     if not predictions:
         raise UsageError(f"{path} has no predictions", fix=_FIX)

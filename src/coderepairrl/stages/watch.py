@@ -99,8 +99,8 @@ class Watch:
             model = turn.remote.get("model")
             if model and self._model and model != self._model:
                 raise RunError(
-                    f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these"
-                    " are two policies, and no evaluation of one",
+                    f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now; an"
+                    " evaluation measures one policy",
                     fix="name a version that stays (--model-name), and begin a new evaluation",
                 )
             self._model = self._model or model or ""

@@ -159,11 +159,6 @@ def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairEr
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 
-def preview_run(config: Config) -> dict[str, Any]:
-    """Plan as plain data. Raises like `plan_run`."""
-    return as_shown(plan_run(config), life_cycle.folder_of(config))
-
-
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
     config, held_out, prompt = plan.config, plan.eval_tasks, plan.prompt

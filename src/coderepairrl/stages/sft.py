@@ -229,7 +229,8 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         history = read_history(folder)
         outbox = parts.enter_context(shared_folder(folder))
         model = await initial_model(plan, folder, progress)
-        bench, engine = None, None
+        bench: Bench | None = None
+        engine: SupervisedEngine | None = None
         if plan.rollouts is not None:
             tasks = plan.rollouts.eval_tasks
             folder.add_tasks(chain(*tasks.values()))

@@ -71,7 +71,8 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
         return Episode(f"{task}{number}", task, "eval", 0, task, number, ending, patch=patch)
 
     episodes = [made("a", 0, b"\xff\n"), made("a", 1, b""), made("b", 0, b"x\r\n"), made("c", 0, b"", Ending.VOID)]
-    first, second = predictions.write_predictions(tmp_path, "m", episodes)
+    predictions.write_predictions(tmp_path, "m", episodes)
+    first, second = tmp_path / "predictions.jsonl", tmp_path / "predictions-1.jsonl"
     assert [each.name for each in (first, second)] == ["predictions.jsonl", "predictions-1.jsonl"]
     assert predictions.read_predictions(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
     assert predictions.read_predictions(second) == [Prediction("a", "m", b"")]

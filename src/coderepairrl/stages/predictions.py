@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
         return not self.patch.strip()
 
 
-def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
+def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> None:
     """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
     Bytes that are not UTF-8 become surrogate escapes.
@@ -49,11 +49,9 @@ def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> 
             "model_patch": episode.patch.decode("utf-8", "surrogateescape"),
         }
         lines.setdefault(episode.attempt, []).append(json.dumps(row) + "\n")
-    paths = []
-    for attempt, attempt_lines in sorted(lines.items()):
-        paths.append(folder / (f"predictions-{attempt}.jsonl" if attempt else "predictions.jsonl"))
-        write_atomic(paths[-1], "".join(attempt_lines))
-    return paths
+    for attempt, attempt_lines in lines.items():
+        name = f"predictions-{attempt}.jsonl" if attempt else "predictions.jsonl"
+        write_atomic(folder / name, "".join(attempt_lines))
 
 
 def prediction_files(run: Path, evaluation: str) -> list[Path]:

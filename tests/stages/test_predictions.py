@@ -72,7 +72,7 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
 
     episodes = [made("a", 0, b"\xff\n"), made("a", 1, b""), made("b", 0, b"x\r\n"), made("c", 0, b"", Ending.VOID)]
     predictions.write_predictions(tmp_path, "m", episodes)
-    first, second = tmp_path / "predictions.jsonl", tmp_path / "predictions-1.jsonl"
+    second, first = sorted(tmp_path.iterdir())
     assert [each.name for each in (first, second)] == ["predictions.jsonl", "predictions-1.jsonl"]
     assert predictions.read_predictions(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
     assert predictions.read_predictions(second) == [Prediction("a", "m", b"")]

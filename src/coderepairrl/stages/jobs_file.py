@@ -420,8 +420,8 @@ def _split_command(where: str, command: str) -> list[str]:
 
 
 def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
-    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT, "policy": (*TRAIN, *ATTEMPT)}
-    only |= {"set": (*TRAIN, *ATTEMPT), "config": (*TRAIN, *ATTEMPT)}
+    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT}
+    only |= dict.fromkeys(("policy", "set", "config"), (*TRAIN, *ATTEMPT))
     for key, kinds in only.items():
         if getattr(job, key) and kind not in kinds:
             fix = f"leave it out there and in defaults.{kind}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coderepairrl import config as configs
@@ -33,8 +34,8 @@ def conclude(
     tasks: Iterable[Task],
     *,
     model: str = "",
-    agents: Mapping[str, str] | None = None,
-    computed: Mapping[str, metrics.Row] | None = None,
+    agents: Mapping[str, str],
+    computed: Mapping[str, metrics.Row] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
@@ -43,7 +44,7 @@ def conclude(
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
-    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, computed or {})), **(computed or {})}
+    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, computed)), **computed}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
     means = summarise(episodes)
     summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
@@ -53,7 +54,7 @@ def conclude(
     summary["slices"] = {
         part: {"tasks": len(ids)}
         | _as_plain_result(_headline([each for each in episodes if each.task_id in ids], rows))
-        for part, ids in metrics.task_slices(episodes, by_id, agents or {}).items()
+        for part, ids in metrics.task_slices(episodes, by_id, agents).items()
     }
     if labelled := answers.summarise_answers(episodes, by_id.values()):
         summary["answers"] = labelled

@@ -211,7 +211,7 @@ def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_read
 
 
 def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:
-    with pytest.raises(UsageError, match="not how") as caught:
+    with pytest.raises(UsageError, match="but no settings") as caught:
         command(str(table.parent))
     assert f"data.paths={table.parent}" in caught.value.fix
 

@@ -184,7 +184,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("data.max_tokens=20", "data.unfit=drop"), UsageError, "all were left out"),
         (("data.max_tokens=9000",), ConfigError, "reads at most"),
         (("data.held_out=0.99999",), UsageError, "all are held out"),
-        (("data.held_out=0.00001",), UsageError, "raise it|of the tasks is none"),
+        (("data.held_out=0.00001",), UsageError, "holds out none of"),
         (("train.algorithm=grpo",), ConfigError, "crrl train does that"),
         (("train.eps_high=0.3",), ConfigError, "eps_high"),
         (("train.minibatches=2",), ConfigError, "minibatches"),

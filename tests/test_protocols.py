@@ -104,16 +104,12 @@ async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path
 
 
 async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
-    places = serve.Places(port=0, admin=tmp_path / "admin.sock")
+    plan, admin = serve.plan_server("builtin:tiny"), tmp_path / "admin.sock"
     where: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(
-        serve.serve(serve.plan_server("builtin:tiny"), places, ready=where.set_result, say=print)
-    )
+    serving = asyncio.create_task(serve.serve(plan, port=0, admin=admin, ready=where.set_result, say=print))
     await asyncio.wait([where, serving], return_when=asyncio.FIRST_COMPLETED)
     assert where.done(), serving.exception()
-    host = httpx.AsyncClient(
-        transport=httpx.AsyncHTTPTransport(uds=str(places.admin)), base_url="http://host", timeout=60
-    )
+    host = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(admin)), base_url="http://host", timeout=60)
     async with host, httpx.AsyncClient(timeout=60) as client:
         session = (await host.post("/sessions", json={"limits": {"turn_tokens": 8}})).raise_for_status().json()
         body = {"model": session["model"], "messages": [{"role": "user", "content": "Repair it."}]}

@@ -60,7 +60,7 @@ def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_mistake_costs_no_run_folder(project: Project, override: str, message: str, fix: str) -> None:
     with pytest.raises(CodeRepairError, match=message) as caught:
-        stages.preview_run(configs.load_config(project.config, [override]))
+        plan_run(configs.load_config(project.config, [override]))
     assert caught.value.exit_code == 2
     assert fix in caught.value.fix
     with pytest.raises(CodeRepairError, match=message):
@@ -76,11 +76,11 @@ def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Pro
     (other / "config.json").write_text(json.dumps(phi))
     overrides = ["model.path=other", "model.renderer=qwen3"]
     with pytest.raises(ConfigError, match="serves .*Qwen3ForCausalLM.*, and .* is Phi3ForCausalLM") as caught:
-        stages.preview_run(configs.load_config(project.config, overrides))
+        plan_run(configs.load_config(project.config, overrides))
     assert "engine=vllm" in caught.value.fix
     (other / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights") as caught_too:
-        stages.preview_run(configs.load_config(project.config, [*overrides, "model.init=weights"]))
+        plan_run(configs.load_config(project.config, [*overrides, "model.init=weights"]))
     assert "model.init=random" in caught_too.value.fix
 
 
@@ -171,4 +171,4 @@ def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(project: Projec
     assert "sandbox.options.binds" in done.stderr
     assert not project.run.path.exists()
     for asked, said in ((tasked, "tests on the reference patches of 1 task"), (["tasks.verify=false"], "off: ")):
-        assert stages.preview_run(configs.load_config(project.config, asked))["verify"].startswith(said)
+        assert stages.dry_run(configs.load_config(project.config, asked))[0]["verify"].startswith(said)

@@ -111,7 +111,7 @@ def test_a_job_that_fails_stops_only_those_that_need_it_and_the_next_call_goes_o
     assert (home / "other" / "made").read_text() == "other", "it needs nothing of what failed"
     assert "first is not finished: it is broken" in failed.stdout and "second has not begun" in failed.stdout
     assert "second: first, which it needs, failed" in failed.stderr
-    assert failed.stderr.splitlines()[-1].endswith("run commands.toml goes on with what is not done")
+    assert failed.stderr.splitlines()[-1].endswith("run commands.toml continues with unfinished jobs")
 
     (project.path / "broken").unlink()
     done = project.crrl("run", "commands.toml", "--jobs", "3")

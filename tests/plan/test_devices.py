@@ -18,7 +18,7 @@ from coderepairrl.plan import devices, plan_run
 from coderepairrl.plan.devices import Split, visible
 from coderepairrl.plan.learner import learn_settings
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import evaluation, preview_run
+from coderepairrl.stages import dry_run, evaluation
 from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.weights import shared_folder, shared_path
@@ -127,7 +127,7 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parted("engine.devices=[1,2]") == ("GPU-5f3c,6", None)  # the learner's one process takes the first
     assert parted("engine=tiny", "train.devices=[2]") == (None, "6")
     assert parted("engine.options.url='http://127.0.0.1:1'", "train.devices=[2]") == (None, "6")
-    assert preview_run(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {
+    assert dry_run(config(tmp_path, "engine.devices=[1,2]"))[0]["devices"] == {
         "engine": "GPU-5f3c,6",
         "learner": "all",
     }

@@ -26,7 +26,6 @@ from coderepairrl.plan.sizing import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.plan.tasks import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import preview_run
 from coderepairrl.stages.changes import Change, fill_rewards, list_changes
 from coderepairrl.stages.history import History
 from coderepairrl.stages.policy import make_batch
@@ -79,7 +78,7 @@ def test_gspo_on_rounding_noise_is_refused_with_the_fix(overrides: list[str], wh
 async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
     config = load_config("hello", ["train.precision=bf16", f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="rounding"):
-        preview_run(config)
+        plan_run(config)
     with pytest.raises(ConfigError, match="rounding"):
         await stages.run_training(config, quiet=True)
     assert not list(tmp_path.iterdir())
@@ -100,9 +99,9 @@ def changes(folder: RunFolder, config: Config) -> list[Change]:
 def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
     config = load_config("hello", [f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="one update moves a row's ratio"):
-        preview_run(apply_overrides(config, ["rollout.max_staleness=1"]))
+        plan_run(apply_overrides(config, ["rollout.max_staleness=1"]))
     with pytest.raises(ConfigError, match="no ratio to the weights that sampled"):
-        preview_run(apply_overrides(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
+        plan_run(apply_overrides(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
     with pytest.raises(ConfigError, match="max_staleness=1"):
         changes(begun(tmp_path / "run", config), apply_overrides(config, ["rollout.max_staleness=1"]))
     turns = apply_overrides(config, ["train.old_logprobs=recomputed"])

@@ -107,7 +107,7 @@ def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, iso
     written(miniature, "short", "a b " * 50_000, "also short", "c d " * 60_000)
     plan = plan_run(planned("tasks.too_long=drop"))
     assert [task.id for task in plan.train_tasks] == ["q/0", "q/2"] and plan.too_long == ("q/1", "q/3")
-    assert stages.preview_run(planned("tasks.too_long=drop"))["left_out_too_long"] == 2
+    assert stages.dry_run(planned("tasks.too_long=drop"))[0]["left_out_too_long"] == 2
     with pytest.raises(ConfigError, match="task q/3"):  # those of an evaluation stay what they are
         plan_run(planned("tasks.too_long=drop", "eval.split=train", "eval.before=true"))
     written(miniature, "a b " * 50_000)

@@ -17,7 +17,6 @@ from coderepairrl.checks import agent as exam
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.plan import RepairPlan
 from coderepairrl.plan.model import name_model
 from coderepairrl.plan.parts import raise_all
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
@@ -135,11 +134,11 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     options = ["agent=test_blame:Breaks", f"agent.options.way={name}", "engine=test_blame:Replies"]
     options += [f"engine.options.count={way.replies}", "rollout.calls=1", "rollout.seconds=1"]
     options += ["sandbox=coderepairrl.sandbox.fake:ScriptedBackend"]
-    plan = RepairPlan(name_model(str(miniature), options, USE))
-    plan.task = TASK
+    plan = Repair(tmp_path, tmp_path, name_model(str(miniature), options, USE))
+    plan.repository, plan.issue, plan.task = Repository(tmp_path, "0" * 40), "", TASK
     raise_all([*plan.served.errors(), *plan.errors()])
     try:
-        fixed = await fix(Repair(Repository(tmp_path, "0" * 40), TASK, plan))
+        fixed = await fix(plan)
     except Fault as fault:
         assert words(fault) == words(made.fault)
     else:

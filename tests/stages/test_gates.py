@@ -396,19 +396,21 @@ async def test_every_evaluation_says_when_its_numbers_say_nothing(
     episodes = tuple(episode(number, *kind) for number, kind in enumerate(kinds))
     alarms: list[str] = []
 
-    async def gather(*_: object) -> list[Group]:
+    async def collect(*_: object, **__: object) -> list[Group]:
         return [Group("g", Task("toy/1", "", "", "", b""), episodes)]
 
-    monkeypatch.setattr(train, "gather", gather)
+    monkeypatch.setattr(train, "collect", collect)
     monkeypatch.setattr(train, "conclude", lambda *_, **__: {"summary": {"values": {}}})
     bench: Any = SimpleNamespace(
         config=Config.model_validate({"run": {"name": "x"}}),
         folder=None,
         log=SimpleNamespace(append=lambda *_, **__: None, sync=lambda: None),
         eval_tasks={"eval": ()},
+        rollout=None,
         shard=SimpleNamespace(share=lambda chosen: chosen),
-        progress=SimpleNamespace(alarm=alarms.append),
+        progress=SimpleNamespace(alarm=alarms.append, phase=lambda *_: None),
         model_name="",
     )
-    await train.evaluate(bench, SimpleNamespace(evaluations={}), "eval", 0, 0)  # type: ignore[arg-type]
+    history: Any = SimpleNamespace(evaluations={}, begun={}, tried={})
+    await train.evaluate(bench, history, "eval", 0, 0)
     assert [each.partition(":")[0] + ":" + each.split(":")[1] for each in alarms] == ([alarm] if alarm else [])

@@ -16,7 +16,7 @@ from coderepairrl.report.trajectories import write_atif
 from coderepairrl.report.trajectories.others import FORMATS, Damaged, Trajectory, Window, read
 from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.stages.collect import select_attempts
-from coderepairrl.stages.importing import ImportOptions, format_import, import_trajectories
+from coderepairrl.stages.importing import format_import, import_trajectories
 from coderepairrl.types import Ending, Episode, Finish, Origin, Score, TokenSpan, Turn
 
 ISSUE = "Adding two numbers gives their difference when the second of them is negative, since add subtracts it."
@@ -26,7 +26,6 @@ SCHEMA = {
     "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
 }
 PROMPT = f"Here is an issue:\n<issue>{ISSUE}</issue>\nPlease repair it, whatever it takes, and submit it in the end."
-ANY = ImportOptions(unchecked=True)
 
 
 def call(**more: Any) -> dict[str, Any]:
@@ -105,10 +104,10 @@ def nano(folder: Path, when: str, *, model: str = "big-coder", finished: bool = 
     return made
 
 
-def imported(tmp_path: Path, form: str, *paths: Path, asked: ImportOptions = ANY) -> list[Example]:
+def imported(tmp_path: Path, form: str, *paths: Path) -> list[Example]:
     target = tmp_path / f"{form}.parquet"
     target.unlink(missing_ok=True)
-    found = import_trajectories(form, paths, target, asked)
+    found = import_trajectories(form, paths, target, unchecked=True)
     examples = read_examples(target)
     assert found["rows"] == len(examples)
     return examples
@@ -176,19 +175,19 @@ def test_what_overlaps_with_an_evaluation_set_is_refused_or_dropped_by_name(
     [path, *_] = files(tmp_path)["openhands"]
     source, target = measured(tmp_path, **task), tmp_path / "x.parquet"
     with pytest.raises(UsageError, match="no evaluation set is named"):
-        import_trajectories("openhands", [path], target, ImportOptions())
+        import_trajectories("openhands", [path], target)
     if not why:
-        assert import_trajectories("openhands", [path], target, ImportOptions(against=[source]))["rows"] == 1
+        assert import_trajectories("openhands", [path], target, against=[source])["rows"] == 1
         return
     with pytest.raises(UsageError, match=rf"1 of 1 trajectories overlap with jsonl .*\({why}\)") as caught:
-        import_trajectories("openhands", [path], target, ImportOptions(against=[source]))
+        import_trajectories("openhands", [path], target, against=[source])
     assert "--drop 'jsonl path=" in caught.value.fix and not target.exists()
     with pytest.raises(UsageError, match="all 1 trajectories overlap"):
-        import_trajectories("openhands", [path], target, ImportOptions(drop=[source]))
+        import_trajectories("openhands", [path], target, drop=[source])
     other = {**published(), "instance_id": "a__b-9", "trajectory": [*chat()]}
     other["trajectory"][1] = {"role": "user", "content": "Something else entirely is broken here, and not that."}
     (tmp_path / "rows.jsonl").write_text(json.dumps(published()) + "\n" + json.dumps(other) + "\n")
-    found = import_trajectories("openhands", [tmp_path / "rows.jsonl"], target, ImportOptions(drop=[source]))
+    found = import_trajectories("openhands", [tmp_path / "rows.jsonl"], target, drop=[source])
     assert [each.task_id for each in read_examples(target)] == ["a__b-9"]
     assert why in found["dropped"][0] and "left out, since they overlap: 1" in format_import(found)
 
@@ -205,8 +204,8 @@ def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path)
     (logs / "notes").mkdir()
     (logs / "notes" / "messages.jsonl").write_text("{")
     window = Window(datetime(2026, 5, 1, 12), datetime(2026, 5, 1, 13), "big")
-    asked = ImportOptions(unchecked=True, window=window, tasks=f"jsonl path={tmp_path / 'tasks.jsonl'}")
-    found = import_trajectories("nano", [logs], tmp_path / "x.parquet", asked)
+    asked: Any = {"unchecked": True, "window": window, "tasks": f"jsonl path={tmp_path / 'tasks.jsonl'}"}
+    found = import_trajectories("nano", [logs], tmp_path / "x.parquet", **asked)
     [example] = read_examples(tmp_path / "x.parquet")
     assert (example.source, example.task_id, example.language, example.reward) == (
         wanted.name,
@@ -216,7 +215,7 @@ def test_finished_episodes_are_recovered_from_an_agents_own_logs(tmp_path: Path)
     )
     assert sorted(each["why"] for each in found["damaged"])[-1] == "it was not finished"
     with pytest.raises(UsageError, match="asked for logs of an agent"):
-        import_trajectories("atif", [logs], tmp_path / "y.parquet", asked)
+        import_trajectories("atif", [logs], tmp_path / "y.parquet", **asked)
 
 
 def test_reports_say_which_passed_and_filters_take_these(tmp_path: Path) -> None:
@@ -224,8 +223,8 @@ def test_reports_say_which_passed_and_filters_take_these(tmp_path: Path) -> None
     paths[1].write_text(json.dumps(mini()))
     report = {"resolved_ids": ["o__r-5"], "unresolved_ids": ["o__r-7"], "submitted_ids": ["o__r-5", "o__r-7"]}
     (tmp_path / "report.json").write_text(json.dumps(report))
-    asked = ImportOptions(unchecked=True, outcomes=str(tmp_path / "report.json"))
-    import_trajectories("mini-swe-agent", paths, tmp_path / "x.parquet", asked)
+    outcomes = str(tmp_path / "report.json")
+    import_trajectories("mini-swe-agent", paths, tmp_path / "x.parquet", unchecked=True, outcomes=outcomes)
     kept = select_attempts([str(tmp_path / "x.parquet"), "keep.passed=true"], tmp_path / "kept.parquet")
     assert kept["by_task"] == {"o__r-5": 1}
 
@@ -265,11 +264,11 @@ def test_damage_is_named_and_the_rest_is_read(form: str, row: Any, tmp_path: Pat
     found = list(read(form, folder))
     assert len(found) == 3 and all(isinstance(each, Damaged) and each.why for each in found)
     with pytest.raises(UsageError, match=rf"no trajectory that can be read; the first: some/a\.{ending}"):
-        import_trajectories(form, [folder], tmp_path / "x.parquet", ANY)
+        import_trajectories(form, [folder], tmp_path / "x.parquet", unchecked=True)
     whole = {"openhands": published, "swe-agent": swe_agent, "mini-swe-agent": mini}.get(form)
     if whole is not None:
         (folder / f"d.{ending}").write_text(json.dumps(whole()))
         assert [isinstance(each, Trajectory) for each in read(form, folder)] == [False, False, False, True]
         assert "they cannot be read: 3" in format_import(
-            import_trajectories(form, [folder], tmp_path / "x.parquet", ANY)
+            import_trajectories(form, [folder], tmp_path / "x.parquet", unchecked=True)
         )

@@ -290,7 +290,8 @@ def test_the_last_error_of_a_program_is_told(tmp_path: Path) -> None:
 
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert await jobs._process(["no-such-program", "x"], log) == 1
+    async with jobs._start(["no-such-program", "x"], log) as process:
+        assert await process.wait() == 1
     assert jobs.last_error(log) == "no-such-program: No such file or directory"
 
 

@@ -71,7 +71,8 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
         return Episode(f"{task}{number}", task, "eval", 0, task, number, ending, patch=patch)
 
     episodes = [made("a", 0, b"\xff\n"), made("a", 1, b""), made("b", 0, b"x\r\n"), made("c", 0, b"", Ending.VOID)]
-    first, second = predictions.write_predictions(tmp_path, "m", episodes)
+    predictions.write_predictions(tmp_path, "m", episodes)
+    second, first = sorted(tmp_path.iterdir())
     assert [each.name for each in (first, second)] == ["predictions.jsonl", "predictions-1.jsonl"]
     assert predictions.read_predictions(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
     assert predictions.read_predictions(second) == [Prediction("a", "m", b"")]
@@ -170,7 +171,7 @@ async def test_a_grader_that_cannot_run_gives_no_verdict_and_is_asked_again(tmp_
     row, *others = Lines.read(output)
     for key, value in {"resolved": "no", "seconds": True, "instance_id": 1, "empty": None}.items():
         output.write_text("".join(json.dumps(each) + "\n" for each in ({**row, key: value}, *others)))
-        with pytest.raises(UsageError, match=f"line 1: no verdict .{key} is {json.dumps(value)}"):
+        with pytest.raises(UsageError, match=f"line 1: not a verdict .{key} is {json.dumps(value)}"):
             await grade(asked, there, backend, output, resume=True)
 
 

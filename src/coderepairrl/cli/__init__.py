@@ -49,8 +49,8 @@ app = typer.Typer(
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         show(__version__)
         raise typer.Exit
 
@@ -61,14 +61,8 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Learn": (
-        *(running.hello, running.train, running.run),
-        *(evaluating.collect, running.sft),
-    ),
-    "Measure": (
-        *(evaluating.eval, evaluating.attempt, evaluating.grade),
-        *(reading.compare, reading.score),
-    ),
+    "Learn": (running.hello, running.train, running.run, evaluating.collect, running.sft),
+    "Measure": (evaluating.eval, evaluating.attempt, evaluating.grade, reading.compare, reading.score),
     "Inspect and use": (reading.report, serving.fix, serving.serve, serving.export),
     "Set up and check": (checking.config, checking.check, tasks.app, checking.app),
 }
@@ -126,7 +120,7 @@ for heading, commands in COMMANDS.items():
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Unwind, so that children and temporary folders go, undisturbed by a second signal."""
+    """Unwind, so that children and temporary folders are removed, undisturbed by a second signal."""
     # `asyncio.run` would replace Python's handler by one that waits for running code
     _deafen()
     raise KeyboardInterrupt
@@ -156,8 +150,8 @@ def main() -> None:
     try:
         with exit_on_error():
             if renamed := RENAMED.get("".join(sys.argv[1:2])):
-                whole = shlex.join([*renamed.split(), *sys.argv[2 + (sys.argv[1] == "env") :]])
-                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{whole}`")
+                command_line = shlex.join([*renamed.split(), *sys.argv[2 + (sys.argv[1] == "env") :]])
+                raise UsageError(f"there is no command {sys.argv[1]!r} any more", fix=f"use `{command_line}`")
             app()
     except BrokenPipeError:  # `crrl report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -166,4 +160,4 @@ def main() -> None:
         sys.excepthook = _unexpected  # typer has set its own
         raise
     finally:
-        atexit.register(_deafen)  # before all that was registered earlier: what is done at exit is done
+        atexit.register(_deafen)  # runs first, so that signals do not disturb the other exit handlers

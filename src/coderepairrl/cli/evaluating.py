@@ -41,7 +41,7 @@ def eval(
             help="task source, TOML file, shipped config or run; with --resume the evaluation, with --merge its shards",
         ),
     ],
-    given: Settings = None,
+    words: Settings = None,
     policy: Policies = None,
     preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
     limit: Limit = None,
@@ -64,9 +64,9 @@ def eval(
         _refuse("--merge", policy, preset, limit, attempts, agent, resume, shard, model_name, key_env, prices, jobs > 1)
         if output is None:
             raise UsageError("-o FOLDER is missing", fix="crrl eval --merge SHARD... -o FOLDER")
-        measured = [shards.merge_shards([Path(each) for each in (what, *(given or []))], output)]
+        measured = [shards.merge_shards([Path(each) for each in (what, *(words or []))], output)]
     else:
-        settings = [*arguments.preset_settings(preset), *_settings(given, limit, attempts, model_name, key_env)]
+        settings = [*arguments.preset_settings(preset), *_settings(words, limit, attempts, model_name, key_env)]
         planned = arguments.plan_evaluations(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, shard=shard, prices=prices
         )
@@ -74,7 +74,7 @@ def eval(
             measured = asyncio.run(evaluation.evaluate_all(planned, jobs=jobs, say=note))
         except CodeRepairError:
             complete = [results.read_results(each.folder) for each in planned if each.is_complete]
-            if complete and len(planned) > 1 and not as_json:  # it took hours, perhaps
+            if complete and len(planned) > 1 and not as_json:  # they may have taken hours
                 show(results.format_results(complete))
             raise
     if as_json:
@@ -91,7 +91,7 @@ def collect(
             help="task source, TOML file, shipped config or run; with --resume the collection, with --select runs",
         ),
     ],
-    given: Settings = None,
+    words: Settings = None,
     policy: Policies = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="attempts per task (default: 4)")] = None,
     limit: Limit = None,
@@ -113,9 +113,9 @@ def collect(
 
     if select:
         _refuse("--select", policy, limit, attempts, agent, resume, model_name, key_env, prices, jobs > 1)
-        account = collecting.select_attempts([what, *(given or [])], output)
+        account = collecting.select_attempts([what, *(words or [])], output)
     else:
-        settings = _settings(given, limit, attempts, model_name, key_env)
+        settings = _settings(words, limit, attempts, model_name, key_env)
         planned = arguments.plan_evaluations(
             what, settings, policy or (), agents=agent or (), output=output, resume=resume, prices=prices, collects=True
         )
@@ -124,13 +124,13 @@ def collect(
 
 
 def _settings(
-    given: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
+    words: list[str] | None, limit: int | None, attempts: int | None, model_name: str, key_env: str | None
 ) -> list[str]:
     from coderepairrl.plan.model import relay_options
 
     numbers = {"eval.tasks": limit, "eval.attempts": attempts}
     options = [f"{key}={value}" for key, value in numbers.items() if value is not None]
-    return [*(given or []), *relay_options(model_name, key_env), *options]
+    return [*(words or []), *relay_options(model_name, key_env), *options]
 
 
 def _refuse(option: str, *others: object) -> None:
@@ -142,7 +142,7 @@ def _refuse(option: str, *others: object) -> None:
 def attempt(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="a task source, a TOML file, a shipped config, or a run")],
     task: Annotated[str, typer.Argument(metavar="ID", help="id of one of its tasks (crrl tasks list SOURCE)")],
-    given: Settings = None,
+    words: Settings = None,
     policy: Annotated[
         str | None,
         typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's)"),
@@ -157,8 +157,8 @@ def attempt(
     from coderepairrl.stages import attempt as attempting
     from coderepairrl.stages import trace
 
-    trial = attempting.plan_trial(what, task, given or [], policy=policy, output=output)
-    episode = run_tidily(attempting.show_attempt(trial, trace.Trace(whole=True)))
+    trial = attempting.plan_trial(what, task, words or [], policy=policy, output=output)
+    episode = run_tidily(attempting.show_attempt(trial, trace.Trace(full=True)))
     if as_json:
         show(json.dumps(attempting.as_json(trial, episode)))
     else:

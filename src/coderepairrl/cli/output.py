@@ -64,7 +64,7 @@ def note(line: str) -> None:
 
 
 def backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Make the sandbox of checks, noting a weaker choice. Raises as `sandbox.choose` and `make_backend`."""
+    """Make the sandbox of checks; print a weaker choice. Raises as `sandbox.choose` and `make_backend`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose(name)
@@ -83,14 +83,14 @@ def format_split_counts(splits: dict[str, int]) -> str:
 
 
 def run_tidily(job: Coroutine[Any, Any, T]) -> T:
-    """Result of `job`, which tidies up when a signal stops it."""
-    from coderepairrl.stages import run_until_interrupted
+    """Run `job`, which cleans up when a signal stops it."""
+    from coderepairrl.processes.signals import run_until_interrupted
 
     return asyncio.run(run_until_interrupted(job))
 
 
 def format_nested(data: dict[Any, Any], indent: str = "") -> str:
-    """Names and values of nested tables, one per line."""
+    """Format names and values of nested tables, one per line."""
     from coderepairrl.stats import Interval
 
     lines = []
@@ -108,7 +108,7 @@ def format_nested(data: dict[Any, Any], indent: str = "") -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value for people.
+    """Format a value.
 
     >>> format_value(None), format_value(True), format_value((0.9, 0.95)), format_value([]), format_value("x")
     ('-', 'yes', '0.9, 0.95', 'none', 'x')

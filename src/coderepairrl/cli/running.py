@@ -31,7 +31,7 @@ def hello(
             metavar="[RUN] [KEY=VALUE]...", help="settings; with --resume first the run (default: runs/hello)"
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run where it stopped")] = False,
+    resume: Resume = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,6 +68,7 @@ def serve(
 ) -> None:
     """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
     from coderepairrl.plan.model import relay_options
+    from coderepairrl.processes.signals import Interrupted
     from coderepairrl.stages import serve as served
 
     if admin is not None and admin_port is not None:
@@ -77,8 +78,9 @@ def serve(
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else format_nested(where))
 
-    places = served.Places(host, port, socket, admin, admin_port, chat)
-    asyncio.run(served.serve(plan, places, log=log, ready=ready, say=note))
+    addresses: dict[str, Any] = {"host": host, "port": port, "socket": socket, "admin": admin, "admin_port": admin_port}
+    with suppress(Interrupted):  # a signal ends it normally
+        run_tidily(served.serve(plan, **addresses, chat=chat, log=log, ready=ready, say=note))
 
 
 def export(

@@ -160,9 +160,8 @@ def tasks_verify(
             raise typer.Exit(ExitCode.RUN_FAILED)
         return
     rewards = dict.fromkeys(reward or (), 1.0)
-    verdicts = run_tidily(
-        task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=_progress)
-    )
+    say = note if sys.stderr.isatty() else lambda line: None
+    verdicts = run_tidily(task_source.verify_tasks(tasks, place, limit=limit, repeat=repeat, reward=rewards, say=say))
     if output is not None:
         count = catalog.export_tasks_jsonl([entry.settled for entry in verdicts if entry.settled is not None], output)
         reasons = "; ".join(f"{number} {reason}" for reason, number in task_source.count_left_out(verdicts).items())
@@ -173,11 +172,6 @@ def tasks_verify(
         raise typer.Exit(ExitCode.PREREQUISITE)
     if not all(entry.ok for entry in verdicts):
         raise typer.Exit(ExitCode.RUN_FAILED)
-
-
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        note(line)
 
 
 def _quarantine(verified: list[Verified], file: Path | None) -> None:
@@ -299,7 +293,10 @@ def tasks_import(
     from coderepairrl.report.trajectories.others import Window
     from coderepairrl.stages import importing
 
-    request = importing.ImportOptions(
+    summary = importing.import_trajectories(
+        form,
+        paths,
+        output,
         against=against or [],
         drop=drop or [],
         unchecked=unchecked,
@@ -307,5 +304,4 @@ def tasks_import(
         outcomes=outcomes,
         window=Window(after, before, model),
     )
-    summary = importing.import_trajectories(form, paths, output, request)
     show(json.dumps(summary) if as_json else importing.format_import(summary))

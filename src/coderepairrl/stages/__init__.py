@@ -1,7 +1,6 @@
 """Stages of runs. Start reading at `train`."""
 
-from coderepairrl.processes.signals import run_until_interrupted
-from coderepairrl.stages.command import dry_run, needs, preview_run, run_training
+from coderepairrl.stages.command import dry_run, needs, run_training
 from coderepairrl.stages.life_cycle import folder_of, free_folder, load_settings, pin_models, resumed_folder
 
 __all__ = [
@@ -11,8 +10,6 @@ __all__ = [
     "load_settings",
     "needs",
     "pin_models",
-    "preview_run",
     "resumed_folder",
     "run_training",
-    "run_until_interrupted",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from coderepairrl import config as configs
@@ -43,22 +44,21 @@ def plan_evaluations(
     prices: str | None = None,
     collects: bool = False,
 ) -> list[Evaluation]:
-    """Plan what the arguments of `crrl eval` name, for each of `policies`; with `collects`, those of `crrl collect`.
+    """Plan the evaluations, or with `collects` the collections, that the arguments name, one for each of `policies`.
 
     `what` is a TOML file, shipped config or run with the settings, or a task source, whose options are in `settings`
-    too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Of
-    several policies, each has a run folder of its name. Raises as `plan_evaluation`, and `UsageError` for contradictory
-    arguments.
+    too; with `resume`, also an evaluation's folder. Each of `agents` attempts all tasks under the same limits. Several
+    policies have a run folder each, by name. Raises as `plan_evaluation`, and `UsageError` for contradictory arguments.
     """
     if resume and (Path(what) / "run.json").is_file() and open_run(Path(what)).command() in ("eval", "collect"):
         if policies or output is not None:
             fix = f"crrl {'collect' if collects else 'eval'} {what} --resume"
-            raise UsageError(f"{what} has its policy and its place", fix=fix)
+            raise UsageError(f"{what} has its policy and its folder: a resumed run takes no others", fix=fix)
         return [_resume(RunFolder(Path(what)), settings, agents, shard, collects)]
     labels = [_label(policy) for policy in policies]
     if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
         raise UsageError(
-            f"--policy {' and '.join(twice)} have one name, {_label(twice[0])}", fix="measure each in a call of its own"
+            f"--policy {' and '.join(twice)} have one name, {_label(twice[0])}", fix="measure each in a separate call"
         )
     part, settings = parse_shard(shard) if shard else WHOLE, [*(COLLECTING if collects else ()), *settings]
     plans = [_plan_agents(what, settings, policy, agents, collects) for policy in policies or (None,)]
@@ -95,8 +95,8 @@ def _label(policy: str) -> str:
     ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
     """
     parts = [part for part in Path(policy.partition("://")[2] or policy).parts if part != "checkpoints"]
-    wide = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1
-    return re.sub(r"[^\w.]+", "-", "-".join(parts[-wide:])).strip("-.") or "policy"
+    count = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1
+    return re.sub(r"[^\w.]+", "-", "-".join(parts[-count:])).strip("-.") or "policy"
 
 
 def _resolve_agents(
@@ -116,7 +116,7 @@ def _resolve_agents(
     return plan_evaluation(model, settings, settings_of=settings_of, collects=collects)
 
 
-def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
+def _side_by_side(agents: Sequence[str], configured: Agent) -> list[str]:
     """Settings that give each of `agents` an evaluation; the first is called ``eval``.
 
     >>> _side_by_side(["claude-code", "nano"], Agent(options={"tools": "compact"}))
@@ -124,40 +124,42 @@ def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
     """
     if twice := [name for name in agents if agents.count(name) > 1]:
         raise UsageError(f"--agent {twice[0]} is named twice", fix="--attempts N has it attempt each task N times")
-    with_options = {there.name: there.model_dump()} if there.options else {}
+    with_options = {configured.name: configured.model_dump()} if configured.options else {}
     first, *other_agents = [configs.to_inline(with_options.get(name, {"name": name})) for name in agents]
     labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
     return [
         f"agent={first}",
-        *(f"eval.also.{label}={{agent={it}}}" for label, it in zip(labels, other_agents, strict=True)),
+        *(f"eval.also.{label}={{agent={agent}}}" for label, agent in zip(labels, other_agents, strict=True)),
     ]
 
 
 def is_source(what: str) -> bool:
     """Whether `what` names a task source, not a TOML file, shipped config or run."""
-    return configs.run_folder(what) is None and _as_file(what) is None
+    return _as_file(what) is None
 
 
 def _as_file(what: str) -> Path | None:
+    """TOML file, shipped config or run folder, else None."""
     if what in configs.shipped():
         return configs.shipped()[what]
-    return Path(what).expanduser() if what.endswith(".toml") and configs.run_folder(what) is None else None
+    return configs.run_folder(what) or (Path(what).expanduser() if what.endswith(".toml") else None)
 
 
 def _plan_agents(
     what: str, settings: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
 ) -> AgentPlan:
-    if is_source(what):
+    if (file := _as_file(what)) is None:
         return _plan_on_source(what, settings, policy, agents, collects)
     settings = [f"run.name={_name(what, collects)}", *settings]
-    file = _as_file(what) or Path(what)
     if policy is None:
-        return _resolve_agents(str(_as_file(what) or configs.run_folder(what)), settings, agents, collects=collects)
+        return _resolve_agents(str(file), settings, agents, collects=collects)
     if policy.endswith(".toml"):
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    return _resolve_agents(policy, settings, agents, settings_of=file, collects=collects)
+    # not `file`: RUN/config.toml is trusted, and RUN is not
+    settings_of = configs.shipped().get(what) or Path(what).expanduser()
+    return _resolve_agents(policy, settings, agents, settings_of=settings_of, collects=collects)
 
 
 def _plan_on_source(
@@ -194,7 +196,7 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _name(what: str, collects: bool = False) -> str:
-    """Name of the evaluation of, or collection from, `what`: a path, source or ``module:Class``.
+    """Name the run on `what`: a path, source or ``module:Class``.
 
     >>> _name("quixbugs"), _name("runs/mine"), _name("my.sources:Bugs")
     ('eval-quixbugs', 'eval-mine', 'eval-Bugs')
@@ -216,12 +218,10 @@ def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
         return None
     if plan.config.engine.name != "relay":
         raise UsageError("--prices is for a policy behind a URL", fix="leave it out")
-    try:
+    with suppress(TypeError, ValueError):
         prices = Prices(*map(float, text.split(",")))
-    except (TypeError, ValueError):
-        prices = Prices(-1, -1)
-    if not all(price is None or 0 <= price < float("inf") for price in prices):
-        raise UsageError(
-            f"not prices: {text!r}", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
-        )
-    return prices
+        if all(price is None or 0 <= price < float("inf") for price in prices):
+            return prices
+    raise UsageError(
+        f"not prices: {text!r}", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
+    )

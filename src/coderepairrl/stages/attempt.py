@@ -26,29 +26,29 @@ class Trial:
     """A planned attempt, not started."""
 
     plan: AgentPlan
-    """Has this task alone."""
+    """Plan of this task alone."""
     task: Task
     output: Path | None
 
 
 def plan_trial(
-    what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
+    what: str, task_id: str, words: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
 ) -> Trial:
     """Find the task `task_id`, of any split, with the policy and settings of `crrl eval`.
 
     Raises as `plan_evaluations`, and `UsageError` for an unknown task or a missing policy.
     """
-    settings, words = arguments.split_settings(given)
-    options = configs.parse_options(words, "path")
+    settings, option_words = arguments.split_settings(words)
+    options = configs.parse_options(option_words, "path")
     if arguments.is_source(what):
         if policy is None:
             command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
             raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
         select = options.get("select", {})
         if isinstance(select, dict) and not any(each.startswith("eval.split") for each in settings):
-            # any task may be attempted: those that the user's selection would call training tasks, too
+            # any task may be attempted, also those that the selection holds out
             options["select"] = {**{key: value for key, value in select.items() if key != "holdout"}, "split": "test"}
-        settings.append(f"eval.options={configs.to_inline(options)}")  # the policy's are of its own tasks
+        settings.append(f"eval.options={configs.to_inline(options)}")  # replaces options for the policy's tasks
     elif options:
         raise UsageError(f"{what} is not a task source, {min(options)} not a setting", fix="crrl config lists settings")
     settings += ["eval.attempts=1", "eval.tasks=0"]

@@ -67,14 +67,13 @@ WHY_NOT = {
     "train.processes": "steps since the last checkpoint are replayed, which takes the same number of processes",
     "train.strategy": "steps since the last checkpoint are replayed, which takes the same strategy",
 }
-"""Reasons that other settings of a training may not change; the longest prefix counts."""
+"""Why other settings of a training may not change; the longest prefix counts."""
 _WHY_NOT_BY_COMMAND = {
     "sft": "its steps would be different",
-    "eval": "all its attempts are made with the same settings",
-    "collect": "all its attempts are made with the same settings",
+    **dict.fromkeys(("eval", "collect"), "all its attempts are made with the same settings"),
 }
 
-_NOT_LOGGED = {"run.dir", "log"}  # They do not change the run itself.
+_NOT_LOGGED = {"run.dir", "log"}  # They do not affect the run itself.
 _NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
 # Settings that decide whether clipping has an effect.
 _CLIP_SETTINGS = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
@@ -127,11 +126,11 @@ def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], but: It
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
-    began = folder.about().get("rewards", dict.fromkeys(now, 1))
-    for name in began.keys() & now.keys():
-        if began[name] != now[name]:
+    recorded = folder.about().get("rewards", dict.fromkeys(now, 1))
+    for name in recorded.keys() & now.keys():
+        if recorded[name] != now[name]:
             raise ConfigError(
-                f"{folder.path} has values of {name} version {began[name]}, and this installation computes version"
+                f"{folder.path} has values of {name} version {recorded[name]}, and this installation computes version"
                 f" {now[name]}: {explain_refusal('reward')}",
                 fix="give the run another run.name, or resume it with the installation that its run.json names",
             )
@@ -144,13 +143,13 @@ def summarize_left_out(tasks: Collection[str]) -> dict[str, Any]:
 
 
 def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
-    began, now = folder.about().get("too_long"), summarize_left_out(tasks)
-    if began in (None, now):  # None: a run of an older version
+    recorded, now = folder.about().get("too_long"), summarize_left_out(tasks)
+    if recorded in (None, now):  # None: a run of an older version
         return
     restored = [f"{key}={_format_value(value)}" for key, value in old.items() if is_below(key, _PROMPT_SETTINGS)]
     raise ConfigError(
-        f"{folder.path} left out {began['count']:,} tasks with too long prompts, and the present settings leave out"
-        f" {now['count']:,}{' different ones' * (began['count'] == now['count'])}: {explain_refusal('tasks')}",
+        f"{folder.path} left out {recorded['count']:,} tasks with too long prompts, and the present settings leave out"
+        f" {now['count']:,}{' different ones' * (recorded['count'] == now['count'])}: {explain_refusal('tasks')}",
         fix=f"resume it with {', '.join(restored)}, as it was, or give the changed run another run.name"
         if restored
         else "resume it with the agent, the tokenizer and the installation that it began with (run.json)",
@@ -158,25 +157,20 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
 
 
 def fill_rewards(folder: RunFolder, config: Config) -> Config:
-    """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists.
-
-    The run chose them for its tasks at the start, or has an older version's defaults.
-    """
+    """Fill unset rewards and ``tasks.verified_references`` from the run in `folder`, if it exists, as it chose them."""
     if not folder.config.is_file():
         return config
-    began = load_run(folder.path)
-    verified = config.tasks.verified_references
-    changes: dict[str, Any] = {}
-    if verified is None:
-        changes["tasks"] = config.tasks.model_copy(update={"verified_references": began.tasks.verified_references})
+    run, changes = load_run(folder.path), dict[str, Any]()
+    if config.tasks.verified_references is None:
+        changes["tasks"] = config.tasks.model_copy(update={"verified_references": run.tasks.verified_references})
     if not config.reward:
-        changes["reward"] = began.reward
-        changes["eval"] = config.eval.model_copy(update={"reward": config.eval.reward or began.eval.reward})
+        changes["reward"] = run.reward
+        changes["eval"] = config.eval.model_copy(update={"reward": config.eval.reward or run.eval.reward})
     return config.model_copy(update=changes)
 
 
 def settings_at_end(folder: RunFolder, history: History) -> dict[str, Any]:
-    """Settings at the end of `history` by dotted key, from run.json and the log; ignores edits of config.toml."""
+    """Settings at the end of `history` by dotted key, from run.json and the log, not config.toml."""
     config = validate(folder.about()["config"], str(folder.path / "run.json"))
     return flatten_settings(config.model_dump(mode="json")) | {
         change["key"]: change["new"] for change in history.changes

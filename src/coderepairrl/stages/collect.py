@@ -1,8 +1,7 @@
-"""Collect attempts worth learning from: let a policy make them, or select them from existing runs and files."""
+"""Collect attempts worth learning from: made by a policy, or selected from existing runs and files."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from coderepairrl import config as configs
 from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError, spell_crrl
 from coderepairrl.printable import counted
-from coderepairrl.runs import logged_episodes, write_atomic
+from coderepairrl.runs import logged_episodes, write_object
 from coderepairrl.runs.examples import NAME, Example, write_examples
 from coderepairrl.stages.conversations import open_conversations
 from coderepairrl.stages.evaluation import Evaluation, attempt_all
@@ -29,7 +28,7 @@ async def collect(
 ) -> dict[str, Any]:
     """Make the attempts of all `planned`, `jobs` evaluations at a time; return the summary of those kept, and the cost.
 
-    Raises what `attempt_all` and `keep_attempts` raise.
+    Raises as `attempt_all` and `keep_attempts`.
     """
     await attempt_all(planned, jobs=jobs, say=say)
     first = planned[0]
@@ -47,9 +46,9 @@ async def collect(
 def select_attempts(words: Sequence[str], output: Path | None) -> dict[str, Any]:
     """Select attempts from runs and files of examples, and write them to `output`, a file or folder.
 
-    `words` are the runs and files, and filters ``keep.NAME=VALUE``. If there is only one run, its settings supply the
-    other filters, and without `output` its examples are replaced. Returns the summary, as `keep_attempts` does. Raises
-    what that raises, `ConfigError` for an unknown filter, and `UsageError` for other wrong `words`.
+    `words` are the runs and files, and filters ``keep.NAME=VALUE``. A single run supplies the other filters by its
+    settings, and without `output` its examples are replaced. Returns the summary of `keep_attempts`, and raises as it,
+    `ConfigError` for an unknown filter, and `UsageError` for other wrong `words`.
     """
     sources, filters = [Path(each) for each in words if "=" not in each], [each for each in words if "=" in each]
     if not sources:
@@ -77,18 +76,20 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
     if summary_file.exists() and not target.exists():
         raise UsageError(f"{summary_file} already exists and would be overwritten", fix="name another file with -o")
     opened = [open_conversations(path) for path in sources]
-    selection = select([each for number, one in enumerate(opened) for each in one.candidates(number)], keep)
+    selection = select([each for number, source in enumerate(opened) for each in source.candidates(number)], keep)
     exact = rendered = 0
 
     def examples() -> Iterator[Example]:
         nonlocal exact, rendered
-        for number, one in enumerate(opened):
+        for number, source in enumerate(opened):
             kept_ids = sorted(each.episode for each in selection.kept if each.source == number)
-            for at in range(0, len(kept_ids), _CHUNK):  # a log has them in the order in which they ended
-                chunk = one.examples(set(kept_ids[at : at + _CHUNK]).__contains__)
+            for at in range(0, len(kept_ids), _CHUNK):  # sorted: a log has them in the order in which they ended
+                chunk = source.examples(set(kept_ids[at : at + _CHUNK]).__contains__)
                 for example in sorted(chunk, key=lambda each: each.id):
                     exact, rendered = exact + example.exact, rendered + (not example.exact)
-                    yield example if len(opened) == 1 else _numbered_example(number, example)
+                    if len(opened) > 1:  # sources may have attempts with equal ids
+                        example = replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")
+                    yield example
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,13 +105,8 @@ def keep_attempts(sources: Sequence[Path], keep: Keep, target: Path) -> dict[str
         **selection.as_json(),
         "keep": keep.model_dump(mode="json"),
     }
-    write_atomic(summary_file, json.dumps(result, indent=2) + "\n")
+    write_object(summary_file, result)
     return result
-
-
-def _numbered_example(number: int, example: Example) -> Example:
-    # sources may have attempts with equal ids
-    return replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")
 
 
 def format_collection(summary: Mapping[str, Any]) -> str:

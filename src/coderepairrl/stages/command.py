@@ -16,14 +16,12 @@ from coderepairrl.models import NotFetched, download_command
 from coderepairrl.plan import Plan, plan_run
 from coderepairrl.plan.devices import VISIBLE, check_named
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.prompts import LongestPrompt
 from coderepairrl.plan.sizing import DoesNotFit, require
 from coderepairrl.plan.terms import group_by_kind
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.processes.meter import Meter
 from coderepairrl.rewards.verify import Trial, trials, verify_rewards
-from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import life_cycle
 from coderepairrl.stages.changes import list_changes, summarize_left_out
@@ -49,7 +47,7 @@ async def run_training(
     `Interrupted` after one of `signals.STOPPING`, else the error that stopped the run.
     """
     folder, meter = folder or life_cycle.folder_of(config), Meter()
-    # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
+    # planned before the folder is made: a mistake must not cost a run folder
     plan = plan_run(life_cycle.pin_models(config), resumed=resume)
     plan.require()
     progress = Progress(config.run.steps, quiet=quiet, show=show)
@@ -60,7 +58,7 @@ async def run_training(
         async with assemble(plan, folder, progress) as parts:
             history = read_history(folder)
             changes = []
-            if resume:  # the run is locked by now
+            if resume:  # again, now that the run is locked
                 changes = list_changes(folder, history, plan.config, plan.reward_versions, plan.too_long)
             start = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name, "clip": plan.clip}
             async with life_cycle.record_session(
@@ -73,12 +71,10 @@ async def run_training(
 
 
 async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
-    # The run folder is made only once all is well; what is refused is refused before the minutes of `verify_plan`.
+    # Refuse before `verify_plan`, which takes minutes, and make the folder after it.
     life_cycle.check_folder(folder, plan, "train", resume=resume)
     doubt = _what_may_not_fit(plan.config)
-    await verify_plan(
-        plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance
-    )
+    await verify_plan(plan, progress)
     progress.phase("start")
     await life_cycle.begin_run(folder, plan, progress, {"too_long": summarize_left_out(plan.too_long)}, resume=resume)
     life_cycle.write_learned_tasks(folder, plan.config)
@@ -88,7 +84,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
 
 
 def summarise_training(folder: RunFolder) -> dict[str, Any]:
-    """Steps, evaluations, and account of sampled tokens."""
+    """Summarise steps, evaluations, and the account of sampled tokens."""
     history = read_history(folder)
     kinds = accounts_by_kind(folder.records())
     balances = {kind: {**asdict(each), "balanced": each.balanced} for kind, each in kinds.items() if any(kinds)}
@@ -102,7 +98,7 @@ def summarise_training(folder: RunFolder) -> dict[str, Any]:
 
 
 def _what_may_not_fit(config: Config) -> str:
-    # An estimate that may be wrong stops no run.
+    # Only a warning: the estimate may be wrong.
     try:
         require(config, learn_settings)
     except DoesNotFit as error:
@@ -110,7 +106,7 @@ def _what_may_not_fit(config: Config) -> str:
     return ""
 
 
-# -- before it begins
+# -- plans and checks before a run
 
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
@@ -135,16 +131,16 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             preview["missing"] = {"what": str(lacking), "fix": lacking.fix}
             errors.append(lacking)
         preview |= as_shown(plan, folder)
-    found = combine_errors(errors) if errors else None
-    parts: Sequence[CodeRepairError] = getattr(found, "problems", (found,)) if found else ()
+    combined = combine_errors(errors) if errors else None
+    parts: Sequence[CodeRepairError] = getattr(combined, "problems", (combined,)) if combined else ()
     downloads = [each.name for each in parts if isinstance(each, NotFetched)]
     problems = [each for each in parts if not isinstance(each, NotFetched)]
     preview["verdict"] = _preview_verdict(preview, problems, downloads)
     return preview, combine_errors(problems) if problems else None
 
 
-def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
-    """Say whether it can run here, what it downloads, and what ends episodes first."""
+def _preview_verdict(preview: Mapping[str, Any], problems: Sequence[CodeRepairError], downloads: Sequence[str]) -> str:
+    """Whether the run fits here, what it downloads, and what ends episodes first."""
     later = f"the run downloads {' and '.join(downloads)} when it starts" if downloads else ""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
@@ -153,24 +149,28 @@ def _preview_verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairErro
         return "; ".join(filter(None, [f"it cannot be run here: {' and '.join(parts)}", later]))
     if later:
         return f"no mistake so far; {later}: {download_command(downloads[0])} does it now, and then all can be planned"
-    memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
+    memory = [part["has_gb"] for part in preview["needs"].values() if isinstance(part, dict) and "has_gb" in part]
     is_sized = all(isinstance(each, int | float) for each in memory)
     fits = "it fits" if is_sized else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
     reasons = ["each GPU holds its parts"] if memory and is_sized else []
-    reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
-    if limit := shown["needs"].get("step", {}).get("limit"):
+    reasons += [f"the longest prompt has {preview['longest_prompt']}"] if preview["longest_prompt"] else []
+    if limit := preview["needs"].get("step", {}).get("limit"):
         reasons.append(f"episodes end first by {limit}")
     return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 
-def preview_run(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """Plan as plain data. Raises like `plan_run`."""
-    return as_shown(plan_run(config), folder or life_cycle.folder_of(config))
-
-
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """Convert a plan for ``--dry-run``."""
-    config, held_out = plan.config, plan.eval_tasks
+    config, held_out, prompt = plan.config, plan.eval_tasks, plan.prompt
+    kinds = {
+        name: {
+            "agent": terms.agent.name,
+            "limits": asdict(terms.limits),
+            "reward": {reward.name: weight for reward, weight in terms.rewards["train"]},
+        }
+        for name, terms in plan.kinds.items()
+        if name
+    }
     steps, times = config.run.steps, sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
     attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
     return {
@@ -190,24 +190,15 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "epochs": round(plan.curriculum.passes(steps), 2),
         "evaluations": times * sum(map(bool, held_out.values())),
         "evaluation_episodes": times * attempts,
-        "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
+        "longest_prompt": ""
+        if prompt is None
+        else f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})",
         "limits": asdict(plan.limits),
-        **(
-            {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
-        ),
+        **({"kinds": kinds} if config.kinds else {}),
         "clip": plan.clip,
         "log": list(config.log),
         "learner": plan.learner.model_dump(),
     }
-
-
-def _prompt_shown(prompt: LongestPrompt) -> str:
-    return f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})"
-
-
-def _terms_shown(terms: Terms) -> dict[str, Any]:
-    paid = {reward.name: weight for reward, weight in terms.rewards["train"]}
-    return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
 
 
 def needs(config: Config) -> dict[str, Any]:
@@ -219,56 +210,51 @@ def needs(config: Config) -> dict[str, Any]:
     return require(config, learn_settings)
 
 
-async def verify_plan(
-    plan: Plan, *, say: Callable[[str], None], begin: Callable[[int], None], advance: Callable[[], None]
-) -> None:
-    """Run and announce the checks of `tasks.verify`.
-
-    `begin` gets the number of trials, `advance` follows each. Raises as `rewards.verify.verify_rewards`.
-    """
+async def verify_plan(plan: Plan, progress: Progress) -> None:
+    """Run and announce the checks of `tasks.verify`. Raises as `rewards.verify.verify_rewards`."""
     trials_by_kind = plan_trials(plan)
-    say(f"rewards checked before training: {describe_trials(plan)}")
+    progress.say(f"rewards checked before training: {describe_trials(plan)}")
     if not trials_by_kind:
         return
     count = sum(map(len, trials_by_kind.values()))
-    begin(count)
+    progress.phase("verify", count)
     began, reused = time.monotonic(), 0
     options = sorted(map(repr, plan.config.sandbox.options.items()))
-    for kind, some in trials_by_kind.items():
+    for kind, kind_trials in trials_by_kind.items():
         terms = plan.kinds[kind]
         reused += await verify_rewards(
-            some,
+            kind_trials,
             terms.sandbox,
             about=(options, tuple(terms.agent.binds)),
             cache=user_cache() / "verified",
-            on_trial=lambda trial: advance(),
+            on_trial=lambda trial: progress.advance(),
         )
-    say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
+    progress.say(f"checked in {time.monotonic() - began:.1f} s, {reused} of {count} from an earlier run")
 
 
 def plan_trials(plan: Plan) -> dict[str, list[Trial]]:
-    """Trials by kind of task: of training rewards, and of evaluations'."""
+    """Plan the trials of training and evaluation rewards, by kind of task."""
     if not plan.config.tasks.verify:
         return {}
     seed, evaluates = plan.config.run.seed, plan.config.eval.is_due
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
-    trained, measured = (group_by_kind(plan.kinds, some) for some in (plan.train_tasks, held_out.values()))
+    trained, measured = (group_by_kind(plan.kinds, tasks) for tasks in (plan.train_tasks, held_out.values()))
     trials_by_kind: dict[str, list[Trial]] = {}
     for kind, terms in plan.kinds.items():
         kind_trials = trials(trained.get(kind, []), terms.rewards["train"], seed)
         for name in [*plan.eval_tasks][:1]:  # all evaluations measure the same
             kind_trials += trials(measured.get(kind, []), terms.rewards[name], seed)
         if kind_trials:
-            once = {(trial.task.id, trial.task.split, trial.reward.name): trial for trial in kind_trials}
-            trials_by_kind[kind] = list(once.values())
+            distinct = {(trial.task.id, trial.task.split, trial.reward.name): trial for trial in kind_trials}
+            trials_by_kind[kind] = list(distinct.values())
     return trials_by_kind
 
 
 def describe_trials(plan: Plan) -> str:
-    """Description of the planned checks."""
+    """Describe the planned checks."""
     if not plan.config.tasks.verify:
         return "off: tasks.verify=false"
-    all_trials = [trial for some in plan_trials(plan).values() for trial in some]
+    all_trials = [trial for kind_trials in plan_trials(plan).values() for trial in kind_trials]
     if not all_trials:
         return "nothing: no reward that measures repair, or no task with a reference"
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in all_trials))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class Recorded:
-    """Attempts in a run folder; of a training, only trained ones.
+    """Attempts in a run folder; in a training, without those of evaluations.
 
     Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """
@@ -38,13 +39,13 @@ class Recorded:
     path: Path
 
     def __post_init__(self) -> None:
-        if self._trained or "holdout" in self._about:  # the tasks of both are there to be trained on
+        if self._trained or "holdout" in self._about:  # `crrl train` and `collect` take training tasks
             return
         settings = self._config.tasks
         for each in self._config.eval.each.values():
             sources = settings.sources or (settings,)
             for section in (each,) if each.source else sources:
-                if section.source not in tasks.SHIPPED:  # a run that was handed over imports no class
+                if section.source not in tasks.SHIPPED:  # a run from elsewhere must not import a class
                     raise UsageError(
                         f"{self.path} measured {section.source}, which may be an evaluation set",
                         fix=f"learn from attempts of crrl collect {section.source} --policy POLICY",
@@ -82,21 +83,15 @@ class Recorded:
             reward=episode.reward,
             passed=is_resolved(episode),
         )
-        exact = list(_exact(episode))
-        end = _end(episode)
-        if not exact and end is not None:
-            messages, tools = _leaf_messages(episode.turns, end), offered_tools(episode.turns, end)
-            yield replace(common, id=f"{episode.id}/0", messages=messages, tools=tools)
-        for number, (leaf, row) in enumerate(exact):
-            yield replace(
-                common,
-                id=f"{episode.id}/{number}",
-                messages=_leaf_messages(episode.turns, leaf),
-                tools=offered_tools(episode.turns, leaf),
-                ids=row.ids,
-                trained=row.trained,
-                tokenizer=self._tokenizer,
-            )
+        rows: list[tuple[int, Sample | None]] = [*_exact(episode)]
+        if not rows and (end := _end(episode)) is not None:
+            rows = [(end, None)]
+        for number, (leaf, row) in enumerate(rows):
+            messages, tools = _leaf_messages(episode.turns, leaf), offered_tools(episode.turns, leaf)
+            example = replace(common, id=f"{episode.id}/{number}", messages=messages, tools=tools)
+            if row is not None:
+                example = replace(example, ids=row.ids, trained=row.trained, tokenizer=self._tokenizer)
+            yield example
 
     @property
     def _trained(self) -> bool:
@@ -112,13 +107,10 @@ class Recorded:
 
     @cached_property
     def _tokenizer(self) -> str:
-        prepared = self.path / "model"
+        folder = self.path / "model"
         try:
-            folder = (
-                prepared
-                if prepared.is_dir()
-                else models.resolve_model(str(self._about.get("policy") or self._config.model.path)).folder
-            )
+            if not folder.is_dir():
+                folder = models.resolve_model(str(self._about.get("policy") or self._config.model.path)).folder
             return tokens.tokenizer_digest(folder)
         except CodeRepairError as error:
             raise UsageError(
@@ -163,10 +155,7 @@ class Written:
         return read_examples(self.path)
 
 
-Source = Recorded | Written
-
-
-def open_conversations(path: Path) -> Source:
+def open_conversations(path: Path) -> Recorded | Written:
     """Open a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
@@ -196,11 +185,10 @@ def _candidate(number: int, episode: Episode) -> Candidate:
 
 
 def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:
-    """Rows of an episode sampled here, each with its last turn."""
-    # No rows for a text with a secret, which ids would reveal. Sampling does not matter: no logprobs are compared.
-    ends = list(leaves(episode.turns))
-    if any(has_secrets(Chat(replies(episode.turns, leaf), False)) for leaf in ends):
-        return
+    """Rows of sampled tokens, each with its last turn."""
+    if any(has_secrets(Chat(replies(episode.turns, leaf), False)) for leaf in leaves(episode.turns)):
+        return  # ids would reveal the secret
+    # sampling does not matter: no logprobs are compared
     turns = tuple(
         replace(turn, sampling=Sampling(), masked="" if turn.masked == "sampling" else turn.masked)
         for turn in episode.turns
@@ -222,8 +210,8 @@ def _end(episode: Episode) -> int | None:
 
 def _leaf_messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Conversation that turn `leaf` ends, without secrets."""
-    messages_sent = (message(each) for each, _ in replies(turns, leaf))
-    return tuple({key: value for key, value in each.items() if value is not None} for each in messages_sent)
+    messages = (message(each) for each, _ in replies(turns, leaf))
+    return tuple({key: value for key, value in each.items() if value is not None} for each in messages)
 
 
 def _find_malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
@@ -234,12 +222,10 @@ def _find_malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mappi
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         if names and name not in names:
             return f"a call of {name!r}, which was not offered"
-        try:
-            is_object = isinstance(json.loads(arguments), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            return f"a call of {name!r} with {arguments[:40]!r}, which is not a JSON object"
+        with suppress(ValueError, RecursionError):
+            if isinstance(json.loads(arguments), dict):
+                continue
+        return f"a call of {name!r} with {arguments[:40]!r}, which is not a JSON object"
     return ""
 
 
@@ -253,16 +239,9 @@ def _patch_digest(patch: bytes) -> str:
 
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    # Ids of calls differ by attempt.
-    return [
-        [
-            each["role"],
-            each.get("content"),
-            each.get("reasoning_content"),
-            [c["function"] for c in each.get("tool_calls") or ()],
-        ]
-        for each in messages
-    ]
+    # without ids of calls, which differ by attempt
+    keys = ("role", "content", "reasoning_content")
+    return [[*map(each.get, keys), [c["function"] for c in each.get("tool_calls") or ()]] for each in messages]
 
 
 def _json_digest(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -84,17 +85,17 @@ class Evaluation:
     prices: Prices | None = None
     """For the printed cost."""
     resume: bool = False
-    """Whether the run in `folder` continues."""
+    """Whether to continue the run in `folder`."""
     collects: bool = False
 
     @property
     def command(self) -> str:
-        """Command of `crrl` that makes it."""
+        """Subcommand of `crrl`."""
         return "collect" if self.collects else "eval"
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its results are there."""
+        """Whether all its evaluations have results."""
         records = self.folder.records() if self.folder.log.exists() else ()
         return {each["name"] for each in records if each["type"] == "eval"}.issuperset(self.plan.eval_tasks)
 
@@ -102,7 +103,7 @@ class Evaluation:
 async def evaluate_all(
     planned: Sequence[Evaluation], *, jobs: int = 1, say: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
-    """Measure all `planned`, `jobs` at a time; return their results. Raises as `attempt_all`."""
+    """Run all `planned`, `jobs` at a time; return their results. Raises as `attempt_all`."""
     await attempt_all(planned, jobs=jobs, say=say)
     return [read_results(each.folder) for each in planned]
 
@@ -112,7 +113,7 @@ async def attempt_all(
 ) -> None:
     """Make the attempts of `planned`, `jobs` at a time; models share engines (`split_by_engine`).
 
-    Raises `Interrupted`, and as `measure`, for several after all have ended.
+    Raises `Interrupted`, and as `measure`, after all have ended.
     """
     first = planned[0]
     if jobs > 1 and len(planned) == 1:
@@ -129,14 +130,14 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
     plans, failures = [each.plan for each in planned], list[CodeRepairError]()
     log_dir = planned[0].folder.path.parent / ".server"
 
-    async def measure_beside_others(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
+    async def measure_concurrently(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
         async with free:
             try:
-                await measure(each, opens=opens, beside=each.folder.path.name)
+                await measure(each, opens=opens, label=each.folder.path.name)
             except (CodeRepairError, OSError) as error:
                 named_errors = _named_errors(each.folder.path.name, error)
                 failures.extend(named_errors)
-                for problem in named_errors:  # the others may take hours
+                for problem in named_errors:  # at once: the other policies may take hours
                     say(f"failed: {problem}")
 
     for part in split_by_engine(plans, jobs):
@@ -153,7 +154,7 @@ async def _attempt_parts(planned: Sequence[Evaluation], jobs: int, say: Callable
                 free = asyncio.Semaphore(part.at_once)
                 async with asyncio.TaskGroup() as group:
                     for each in together:
-                        group.create_task(measure_beside_others(each, opens, free))
+                        group.create_task(measure_concurrently(each, opens, free))
         except CodeRepairError as error:
             failures.append(error)
     return failures
@@ -171,7 +172,7 @@ async def measure(
     *,
     opens: Opens = replying,
     quiet: bool = False,
-    beside: str = "",
+    label: str = "",
     follow: Callable[[Turn | Episode], None] = lambda event: None,
 ) -> dict[str, Any]:
     """Run the evaluations of `planned` into its folder; return summaries by name.
@@ -181,20 +182,19 @@ async def measure(
     episodes, `RunError` if a server's model changes.
     """
     plan, folder, shard, config = planned.plan, planned.folder, planned.shard, planned.plan.config
-    meter = None if beside else Meter()
+    meter = None if label else Meter()
     for name, tasks in plan.eval_tasks.items():
         if tasks and not shard.share(tasks):
             raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
-    with Progress(0, quiet=quiet, beside=beside) as progress:
+    with Progress(0, quiet=quiet, label=label) as progress:
         await _begin(planned, progress)
-        log = folder.writer()
-        try:
+        with closing(folder.writer()) as log:
             folder.add_tasks(chain(*plan.eval_tasks.values()))
             history = read_history(folder)
             before = list(logged_episodes(folder.records())) if planned.resume else []
             progress.say(str(plan.place.choice))
-            for line in _learned_tasks(plan):
-                progress.alarm(line)
+            for warning in _learned_tasks(plan):
+                progress.alarm(warning)
             start = {"sandbox": plan.place.sandbox.name, "engine": config.engine.name}
             stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
             watch = Watch(count_attempts(plan, shard), at_once, before, planned.prices, progress.say, stops=stops)
@@ -230,8 +230,6 @@ async def measure(
                     for name, tasks in plan.eval_tasks.items():
                         if tasks and (name, 0) not in history.evaluations:
                             await evaluate(bench, history, name, 0, 0)
-        finally:
-            log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 

@@ -45,7 +45,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
         kept_share = await _write_model(named_model, target, precision)
         write_learned(target, learned_by(source))
     except BaseException as error:
-        for file in target.glob("*"):  # half a model looks like one
+        for file in target.glob("*"):  # an incomplete model looks like a whole one
             file.unlink()
         if isinstance(error, OSError):
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
@@ -54,7 +54,7 @@ async def export_model(source: str, target: Path, precision: Literal["fp32", "bf
 
 
 def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
-    """Write the judged episodes of `run` to `target`, which must be new; returns their number.
+    """Write the judged episodes of `run` to `target`, which must be new; return their number.
 
     A killed process leaves no partial output. Raises `UsageError` and `RunError`.
     """
@@ -78,14 +78,14 @@ def export_episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -
 
 
 def export_metrics(run: Path, tracker: str) -> int:
-    """Send `tracker` the steps and evaluations of `run` that it lacks; returns their number.
+    """Send `tracker` the steps and evaluations of `run` that it lacks; return their number.
 
     Raises `PrerequisiteError` if it is not installed, `UsageError` for no run or a concurrent transfer, `RunError` if
     the tracker fails.
     """
     require_trackers([tracker])
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # they have much to say
+        with contextlib.redirect_stdout(sys.stderr):  # trackers print a lot
             return trackers.send(run, tracker)
     except CodeRepairError:
         raise
@@ -94,23 +94,21 @@ def export_metrics(run: Path, tracker: str) -> int:
 
 
 async def _write_model(model: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
-    if model.adapter is None and (models.multimodal(model.folder) or (model.run and _is_fused(model.folder))):
-        with scratch("export") as logs:
-            await language_model(model.folder, target, log_dir=logs)
-        return None
-    if model.adapter is None:
-        if not model.run:
-            with scratch("export") as logs:
-                await check_weights(model.folder, log_dir=logs)
-        _copy_model(model.folder, target)
-        return None
-    if precision is None:
-        precision = configs.load_run(model.run).train.precision if model.run else _precision_of(model.folder)
     with scratch("export") as logs:
+        if model.adapter is None:
+            if models.multimodal(model.folder) or (model.run and _is_fused(model.folder)):
+                await language_model(model.folder, target, log_dir=logs)
+                return None
+            if not model.run:
+                await check_weights(model.folder, log_dir=logs)
+            _copy_model(model.folder, target)
+            return None
+        if precision is None:
+            precision = configs.load_run(model.run).train.precision if model.run else _precision_of(model.folder)
         await merge_in_child(model.folder, model.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"
         kept_share = await survived(model.folder, model.adapter, target, precision, log_dir=logs) if halved else None
-    for file in models.model_files(model.folder):  # a tokenizer's parts that loading it does not write again
+    for file in models.model_files(model.folder):  # parts of a tokenizer that saving it does not write
         if (
             file.suffix != ".safetensors"
             and not file.name.endswith((".index.json", models.QUANTISED))
@@ -136,8 +134,5 @@ def _is_fused(folder: Path) -> bool:
 
 def _precision_of(folder: Path) -> Literal["fp32", "bf16"]:
     model_config = json.loads((folder / "config.json").read_text("utf-8"))
-    return (
-        "bf16"
-        if str(model_config.get("dtype") or model_config.get("torch_dtype") or "float32").endswith("16")
-        else "fp32"
-    )
+    dtype = str(model_config.get("dtype") or model_config.get("torch_dtype"))
+    return "bf16" if dtype.endswith("16") else "fp32"

@@ -16,7 +16,6 @@ from coderepairrl.plan import RepairPlan
 from coderepairrl.plan.model import ServingPlan, Use, name_model
 from coderepairrl.plan.parts import part, raise_all
 from coderepairrl.plan.replying import replying
-from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import STOPPING
@@ -31,22 +30,13 @@ USE = Use(
         *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     ),
-    # what one user waits for, not what a thousand episodes may cost
+    # one user waits for it, unlike for the episodes of a training
     defaults=("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """A planned repair, not started."""
-
-    repository: Repository
-    task: Task
-    plan: AgentPlan
-
-
-class _Repair(RepairPlan):
-    """Repair of a user's bug."""
+class Repair(RepairPlan):
+    """Plan of the repair of a user's bug."""
 
     def __init__(self, repository: Path, issue: Path, served: ServingPlan) -> None:
         super().__init__(served)
@@ -54,7 +44,7 @@ class _Repair(RepairPlan):
 
     @part
     def repository(self) -> Repository:
-        """The user's repository, which is clean."""
+        """The user's repository, which must be clean."""
         return open_repository(self.paths[0])
 
     @part
@@ -65,7 +55,8 @@ class _Repair(RepairPlan):
     @part
     def task(self) -> Task:
         """The bug, in a copy of the repository."""
-        return self.repository.task(self.issue)
+        root, commit = self.repository.root, self.repository.commit
+        return Task(f"{root.name}@{commit[:12]}", self.issue, "", f"dir:{root}", b"")
 
 
 def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
@@ -74,14 +65,14 @@ def plan_repair(repository: Path, issue: Path, model: str, overrides: Sequence[s
     Raises as `parts.raise_all`.
     """
     served = name_model(model, overrides, USE)
-    plan = _Repair(repository, issue, served)
+    plan = Repair(repository, issue, served)
     raise_all([*served.errors(), *plan.errors()])
-    return Repair(plan.repository, plan.task, plan)
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The result. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
+    """Result of a repair. `patch`: the bytes of ``git diff``; `exit`: the agent's."""
 
     patch: bytes
     exit: str
@@ -94,25 +85,24 @@ class Fixed:
     limits: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; a patch that is not UTF-8 is ``base64:...``."""
+        """Convert to plain data; a patch that is not UTF-8 is ``base64:...``."""
         data: dict[str, Any] = dump(self)
         return data
 
 
-async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> Fixed:
-    """Let the model attempt `repair` in a sandboxed copy of the repository.
+async def fix(plan: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> Fixed:
+    """Let the model attempt the repair in a sandboxed copy of the repository.
 
     Raises as `replying`, `TaskError`, and the `Fault` of a broken part.
     """
-    repository, task, plan = repair.repository, repair.task, repair.plan
+    repository, task, limits = plan.repository, plan.task, plan.limits
     config, trace = plan.config, trace or Trace(quiet=True)
-    agent, backend, chosen = plan.place.agent, plan.place.sandbox, plan.place.choice
-    allowed = plan.limits
+    agent, backend = plan.place.agent, plan.place.sandbox
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
-    trace.say("sandbox", f"{backend.name}: {chosen.why}")
+    trace.say("sandbox", f"{backend.name}: {plan.place.choice.why}")
     trace.say("model", f"{plan.model.name}, temperature {temperature:g}")
     trace.say("engine", f"{config.engine.name} starts")
-    sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
+    sampling = Sampling(temperature=temperature, max_tokens=limits.turn_tokens)
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with (
@@ -121,18 +111,18 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
                 socket=home / "gateway.sock"
             ) as gateway,
         ):
-            if warning := await warm_up(source, agent.first_request(task), allowed, 1):
+            if warning := await warm_up(source, agent.first_request(task), limits, 1):
                 trace.say("engine", warning)
             trace.say("agent", f"{agent.name} works")
-            result = await make_attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
+            result = await make_attempt(gateway, task, agent, backend, name="fix", limits=limits, seed=0)
             if result.fault is not None:
                 raise result.fault
             report = _report(result)
             trace.ended(report, result.seconds)
             if not result.patch:
                 trace.say("patch", "none: nothing in the repository has changed")
-            if not result.patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
-                trace.printed(result.printed)
+                if agent.placement == "sandbox" and report.exit != "crash":  # a crash shows the output itself
+                    trace.printed(result.printed)
     return Fixed(
         patch=result.patch,
         exit=report.exit,
@@ -142,15 +132,16 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
         seconds=round(result.seconds, 3),
         tool_calls=None if report.tool_calls is None else len(report.tool_calls),
         sandbox=backend.name,
-        limits=asdict(allowed),
+        limits=asdict(limits),
     )
 
 
-def _report(made: Attempt) -> AgentReport:
+def _report(attempt: Attempt) -> AgentReport:
     """Agent's report; for a broken agent, its limit or crash."""
-    if isinstance(made.outcome, AgentReport):
-        return made.outcome
-    return AgentReport("crash", log=str(made.outcome)) if made.ending is Ending.CRASH else AgentReport(made.reason)
+    outcome = attempt.outcome
+    if isinstance(outcome, AgentReport):
+        return outcome
+    return AgentReport("crash", log=str(outcome)) if attempt.ending is Ending.CRASH else AgentReport(attempt.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +151,9 @@ class Repository:
     root: Path
     commit: str
 
-    def task(self, issue: str) -> Task:
-        """Task that `issue` describes, without a reference."""
-        return Task(f"{self.root.name}@{self.commit[:12]}", issue, "", f"dir:{self.root}", b"")
-
 
 def open_repository(path: Path) -> Repository:
-    """Open the repository around `path`. Raises `TaskError` for none, no commit, or uncommitted changes."""
+    """Open the repository around `path`. Raises `TaskError` if it is missing, empty, or has uncommitted changes."""
     if not path.is_dir():
         raise TaskError(f"{path} is not a folder", fix="name the folder of a git repository")
     repository = hostgit.find_repository(path, around=True)
@@ -174,9 +161,8 @@ def open_repository(path: Path) -> Repository:
     with hostgit.view(repository) as view:
         commit = view.head()
         if changes := view.changes():
-            raise TaskError(
-                f"{root} has uncommitted changes: {', '.join(changes[:3])}", fix="commit or stash them first"
-            )
+            message = f"{root} has uncommitted changes: {', '.join(changes[:3])}"
+            raise TaskError(message, fix="commit or stash them first")
     return Repository(root, commit)
 
 
@@ -213,7 +199,7 @@ def apply_patch(repository: Repository, patch: bytes) -> bool:
 
 @contextmanager
 def _ignore_signals() -> Iterator[None]:
-    """Ignore signals, in git too, which must not stop between two files."""
+    """Ignore signals, also in git, which must not stop between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield

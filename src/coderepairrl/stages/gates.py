@@ -1,8 +1,8 @@
 """Health gates: stop a run that no longer learns, has unsound numbers, or is too slow.
 
-A gate is a rule for each of the newest step records. After half of `run.health.patience` violating steps it warns;
-after all it stops the run with exit code 4. A resumed run starts counting again. Gates read records alone, and can be
-replayed over any log:
+A gate is a rule about the newest step records. After half of `run.health.patience` violating steps it warns; after all
+it stops the run with exit code 4. A resumed run starts counting again. Gates read only records, and can be replayed
+over any log:
 
   coderepairrl.stages.gates.replay("runs/mine")
 
@@ -92,9 +92,9 @@ def check_gates(records: Records, run: Run) -> list[Alarm]:
 
 
 def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
-    """Alarms of the newest record that stopped the run unprinted.
+    """Alarms of the newest record that should have stopped a run, which was killed first.
 
-    `announced` are reasons of stops since. The count restarts only once they are raised.
+    `announced` are reasons of stops since. Counts restart only once the alarms are raised.
     """
     stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
     if not stops or any(alarm["text"].partition("\n")[0] in announced for alarm in stops):
@@ -102,13 +102,13 @@ def unannounced(records: Records, announced: Container[str], run: Run) -> list[A
     return check_gates([*records[:-1], {**records[-1], "alarms": []}], run)
 
 
-def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
-    """Alarms over the log of the run in `folder`; `run` has the settings (default: the folder's).
+def replay(folder: Path | str) -> list[Alarm]:
+    """Alarms over the log of the run in `folder`; counts restart after a stop.
 
-    The count restarts after a stop. Raises `UsageError` without a run, `RunError` for a damaged log.
+    Raises `UsageError` without a run, `RunError` for a damaged log.
     """
     opened = open_run(Path(folder))
-    settings = run or load_run(opened.path).run
+    settings = load_run(opened.path).run
     seen: list[dict[str, Any]] = []
     alarms: list[Alarm] = []
     for record in read_history(opened).steps:
@@ -124,19 +124,19 @@ def _check_gate(gate: Gate, records: Records, run: Run) -> Alarm | None:
     if gate.name == "nothing_sampled":  # a run that is shorter has not sampled anything at all
         limit = max(1, min(limit, run.steps))
     early = math.ceil(limit / 2)
-    # how many steps are looked at: those since this gate, or one that says the same, last stopped the run
+    # only steps since this gate, or one that implies it, last stopped the run
     names = {gate.name, *_IMPLIED.get(gate.name, ())}
     recent = records[-limit:]
     count = next((back for back, record in enumerate(reversed(recent)) if _stopped(names, record)), len(recent))
 
-    def seen(steps: int, end: int) -> str:
+    def complaint(steps: int, end: int) -> str:
         first = end - steps
-        return gate.rule(records[:first], records[first:end]) if 0 <= len(records) - count <= first else ""
+        return gate.rule(records[:first], records[first:end]) if len(records) - count <= first else ""
 
     newest = len(records)
-    if run.health.action == "stop" and (text := seen(limit, newest)):
+    if run.health.action == "stop" and (text := complaint(limit, newest)):
         return Alarm(gate.name, True, records[-limit]["step"], records[-1]["step"], text, gate.fix)
-    if early < limit and (text := seen(early, newest)) and not seen(early, newest - 1):
+    if early < limit and (text := complaint(early, newest)) and not complaint(early, newest - 1):
         more = f"; the run stops when it lasts {limit} steps" if run.health.action == "stop" else ""
         return Alarm(gate.name, False, records[-early]["step"], records[-1]["step"], text + more, gate.fix)
     return None
@@ -147,10 +147,8 @@ def _stopped(names: Container[str], record: Record) -> bool:
 
 
 def _values(records: Records, *names: str) -> list[float]:
-    values = (
-        next((m[name] for name in names if m.get(name) is not None), None) for m in (r["metrics"] for r in records)
-    )
-    return [value for value in values if value is not None]
+    values = [[value for name in names if (value := r["metrics"].get(name)) is not None] for r in records]
+    return [present[0] for present in values if present]
 
 
 def _span(newest: Records) -> str:
@@ -199,30 +197,35 @@ def _teaches(record: Record) -> bool:
     return len(set(record.get("advantages", {}).values())) > 1
 
 
+def _compare_surprisal(before: Records, newest: Records) -> tuple[float, list[float]] | None:
+    """Median of the first steps, and newest values; None without all of these, or if the reward rises."""
+    first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
+    if len(first) < FIRST or len(now) < len(newest):
+        return None
+    return None if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")) else (median(first), now)
+
+
 def entropy(before: Records, newest: Records) -> str:
     """Samples have hardly any surprisal, and the reward does not rise."""
-    first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
-    if len(first) < FIRST or len(now) < len(newest) or max(now) >= ENTROPY * median(first):
+    surprisal = _compare_surprisal(before, newest)
+    if surprisal is None or max(surprisal[1]) >= ENTROPY * surprisal[0]:
         return ""
-    if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")):
-        return ""
+    first, now = surprisal
     return (
         f"the policy hardly varies {_span(newest)}: {median(now):.2g} nats a token, where it began with "
-        f"{median(first):.2g}, and its reward does not rise"
+        f"{first:.2g}, and its reward does not rise"
     )
 
 
 def perplexity(before: Records, newest: Records) -> str:
     """Samples became far more random, and the reward does not rise."""
-    first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
-    if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(PERPLEXITY):
+    surprisal = _compare_surprisal(before, newest)
+    if surprisal is None or min(surprisal[1]) <= surprisal[0] + math.log(PERPLEXITY):
         return ""
-    if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")):
-        return ""
-    began, became = (_e_to(median(values)) for values in (first, now))
+    first, now = surprisal
     return (
-        f"the policy has become random {_span(newest)}: a perplexity of {became:.3g} a token, where it began with "
-        f"{began:.3g}, and its reward does not rise"
+        f"the policy has become random {_span(newest)}: a perplexity of {_e_to(median(now)):.3g} a token, where it"
+        f" began with {_e_to(first):.3g}, and its reward does not rise"
     )
 
 
@@ -265,8 +268,8 @@ def throughput(before: Records, newest: Records) -> str:
     return f"{median(rates):.3g} tokens a second {_span(newest)}, after {median(usual):.3g}"
 
 
-_SURPRISAL = ("surprisal", "learn/entropy")  # Older runs have the second alone.
-# Gates without news after an alarm of one of these.
+_SURPRISAL = ("surprisal", "learn/entropy")  # Older runs have only the second.
+# Gates that say nothing new after an alarm of one of these.
 _IMPLIED: Mapping[str, set[str]] = {
     "zero_reward": {"nothing_sampled"},
     "no_gradient": {"nothing_sampled", "zero_reward"},
@@ -299,7 +302,7 @@ GATES = (
     Gate(
         "entropy",
         entropy,
-        "such a policy explores no more: begin a new run from an earlier checkpoint, with a lower train.lr or "
+        "such a policy no longer explores: begin a new run from an earlier checkpoint, with a lower train.lr or "
         "train.beta above 0; --resume gives this one as many steps again",
     ),
     Gate(

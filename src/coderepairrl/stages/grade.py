@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class Graded(NamedTuple):
-    """Verdict on a prediction; `fault` says why there is none."""
+    """Verdict on a prediction, or the fault that prevented it."""
 
     instance: str
     model: str
@@ -70,7 +70,7 @@ class Totals(NamedTuple):
     missing: tuple[str, ...]
     """Tasks without a prediction, counted as not resolved."""
     faults: Mapping[str, str]
-    """Reason that there is no verdict, by task."""
+    """Reason for a missing verdict, by task."""
     resolved: int
     wilson: Interval | None
     """Resolved share of `tasks`, with Wilson's interval; None if all have faults."""
@@ -100,10 +100,10 @@ def choose_predictions(
     by_id = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - by_id.keys())
     if unknown and not skip_unknown:
-        some = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
+        listed = ", ".join(unknown[:_LISTED]) + (", ..." if len(unknown) > _LISTED else "")
         raise UsageError(
             f"{counted(len(unknown), 'instance')} of the predictions not found among the"
-            f" {counted(len(by_id), 'task')} of the source: {some}",
+            f" {counted(len(by_id), 'task')} of the source: {listed}",
             fix="name the benchmark of the predictions, or leave these out with --skip-unknown",
         )
     by_id = {name: by_id[name] for name in shard.share(sorted(by_id))} if shard != WHOLE else by_id
@@ -130,9 +130,9 @@ async def grade(
 ) -> list[Graded]:
     """Grade `predictions`, `jobs` at a time, in fresh sandboxes; return verdicts in order.
 
-    Prepares commits, images and environments first. Writes verdicts to `output` as JSON lines, but no infrastructure
-    faults: `resume` keeps the verdicts and retries the faults. Raises `UsageError` if `output` exists (without
-    `resume`) or has verdicts on other patches or tasks, and what `prepare_tasks` raises.
+    Prepares commits, images and environments first. Writes verdicts, without infrastructure faults, to `output` as JSON
+    lines; `resume` keeps them and retries the faults. Raises `UsageError` if `output` exists (without `resume`) or has
+    verdicts on other patches or tasks, and as `prepare_tasks`.
     """
     verdicts = _read_grades(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
@@ -143,24 +143,23 @@ async def grade(
     tests_reward = rewards.make_rewards("tests")
     slots, done = asyncio.Semaphore(jobs), len(verdicts)
     lines = Lines(output)
+
+    async def grade_one(prediction: Prediction) -> None:
+        nonlocal done
+        async with slots:
+            verdict = await _grade_prediction(prediction, tasks[prediction.instance], tests_reward, sandbox)
+        if not verdict.fault:
+            lines.append(verdict.as_json())
+        verdicts[prediction.model, prediction.instance] = verdict
+        done += 1
+        say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
+
     try:
-
-        async def grade_one(prediction: Prediction) -> Graded:
-            nonlocal done
-            async with slots:
-                verdict = await _grade_prediction(prediction, tasks[prediction.instance], tests_reward, sandbox)
-            if not verdict.fault:
-                lines.append(verdict.as_json())
-            verdicts[prediction.model, prediction.instance] = verdict
-            done += 1
-            say(f"[{done}/{len(predictions)}] {_format_verdict(verdict)}")
-            return verdict
-
         async with asyncio.TaskGroup() as pending:
             for each in left:
                 pending.create_task(grade_one(each))
-    except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled
-        raise several.exceptions[0] from None
+    except BaseExceptionGroup as group:  # the first is the cause; the others were cancelled
+        raise group.exceptions[0] from None
     finally:
         lines.close()
     ordered = [verdicts[each.model, each.instance] for each in predictions]
@@ -207,20 +206,11 @@ def _read_grades(
         except (KeyError, TypeError) as error:
             raise UsageError(f"{output}, line {number}: not a verdict ({error})", fix="name another file") from None
         prediction = by_key.get((verdict.model, verdict.instance))
-        if (
-            prediction is None
-            or verdict.patch != _sha256(prediction.patch)
-            or verdict.task != digest_task(tasks[verdict.instance])
-        ):
-            what_differs = (
-                "another patch"
-                if prediction is not None and verdict.patch != _sha256(prediction.patch)
-                else "another task"
-            )
-            raise UsageError(
-                f"{output}, line {number}: a verdict on {what_differs} for {verdict.instance}",
-                fix="name another file with -o",
-            )
+        is_same_patch = prediction is not None and verdict.patch == _sha256(prediction.patch)
+        if not is_same_patch or verdict.task != digest_task(tasks[verdict.instance]):
+            differs = "another task" if is_same_patch or prediction is None else "another patch"
+            message = f"{output}, line {number}: a verdict on {differs} for {verdict.instance}"
+            raise UsageError(message, fix="name another file with -o")
         verdicts[verdict.model, verdict.instance] = verdict
     return verdicts
 
@@ -293,9 +283,9 @@ def format_grades_table(by_model: Sequence[Totals]) -> str:
             f"{each.model}: {counted(each.source, 'task')}, {each.graded:,} graded ({each.empty:,} empty), "
             f"{len(each.missing):,} missing, {len(each.faults):,} without a verdict",
             f"  resolved {each.resolved:,}",
-            f"  {of:<{width}}   {_format_interval(each.wilson)}  (Wilson, tasks taken as independent)",
-            f"  {of:<{width}}   {_format_interval(each.clustered)}  (clustered by repository, if of several)",
-            f"  {patches:<{width}}   {_format_interval(each.per_patch)}  (clustered)",
+            f"  {of:<{width}}   {each.wilson or 'none'}  (Wilson, tasks taken as independent)",
+            f"  {of:<{width}}   {each.clustered or 'none'}  (clustered by repository, if of several)",
+            f"  {patches:<{width}}   {each.per_patch or 'none'}  (clustered)",
         ]
         if each.missing:
             more = f", ... ({len(each.missing):,})" if len(each.missing) > _LISTED else ""
@@ -307,7 +297,3 @@ def format_grades_table(by_model: Sequence[Totals]) -> str:
             name, reason = next(iter(each.faults.items()))
             lines.append(f"  no verdict, not counted: {', '.join(list(each.faults)[:_LISTED])}; {name}: {reason}")
     return "\n".join(lines)
-
-
-def _format_interval(interval: Interval | None) -> str:
-    return "none" if interval is None else str(interval)

@@ -50,7 +50,7 @@ _VERDICTS = {
 
 
 def harness_environment() -> Path:
-    """Environment of the harness, made if missing. Raises `PrerequisiteError`."""
+    """Install the harness if missing; return its environment. Raises `PrerequisiteError`."""
     if shutil.which("docker") is None:
         raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
     docker = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
@@ -63,7 +63,7 @@ def harness_environment() -> Path:
 
 
 def harness_instances(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
-    """Instances by id, as the harness reads them.
+    """Read instances by id, as the harness does.
 
     `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a Hugging Face name. Raises `UsageError`.
     """
@@ -114,22 +114,19 @@ async def grade(
     if not resume and (output.exists() or place.exists()):
         raise UsageError(f"{output} already exists", fix="continue it with --resume, or name another file with -o")
     place.mkdir(parents=True, exist_ok=True)
-    run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # names containers of the machine
+    run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # in names of containers
+    logs = place / "logs/run_evaluation" / run_id
     write_atomic(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows.values()))
-    by_model: dict[str, list[Prediction]] = {}
-    for each in predictions:
-        by_model.setdefault(each.model, []).append(each)
-    for model, model_predictions in by_model.items():
-        logs = place / "logs/run_evaluation" / run_id / _model_folder_name(model)
-        _require_the_same(logs, model_predictions)
+    for model in dict.fromkeys(each.model for each in predictions):
+        model_predictions = [each for each in predictions if each.model == model]
+        model_logs = logs / _model_folder_name(model)
+        _require_the_same(model_logs, model_predictions)
         request_file = place / f"predictions-{_model_folder_name(model)}.jsonl"
         write_atomic(request_file, "".join(json.dumps(_prediction_row(each)) + "\n" for each in model_predictions))
         if any(not each.empty for each in model_predictions):
             arguments = ["--predictions_path", request_file.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
-            await _run_harness(inside, place, [*arguments, "--run_id", run_id], logs, say)
-    verdicts = [
-        _harness_verdict(each, rows[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions
-    ]
+            await _run_harness(inside, place, [*arguments, "--run_id", run_id], model_logs, say)
+    verdicts = [_harness_verdict(each, rows[each.instance], logs) for each in predictions]
     write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in verdicts if not each.fault))
     return verdicts
 
@@ -156,7 +153,7 @@ def _prediction_row(prediction: Prediction) -> dict[str, str]:
 
 
 def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
-    # The harness would take a report on another patch for one on ours.
+    # The harness would reuse a report on another patch.
     for each in predictions:
         patch = logs / each.instance / "patch.diff"
         if patch.is_file() and patch.read_bytes() != each.patch:
@@ -178,10 +175,10 @@ async def _run_harness(inside: Path, place: Path, arguments: Sequence[str], logs
                     await asyncio.wait_for(process.wait(), _POLL)
                 if (count := len(list(logs.glob("*/report.json")))) != reported:
                     reported = count
-                    say(f"{count} of its reports are there")
+                    say(f"{count} reports are written")
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGINT)  # it ends its containers
+                os.killpg(process.pid, signal.SIGINT)  # it stops its containers
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _STOPPING)
             with contextlib.suppress(ProcessLookupError):
@@ -191,9 +188,9 @@ async def _run_harness(inside: Path, place: Path, arguments: Sequence[str], logs
 
 
 def _harness_verdict(prediction: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
-    judged_by = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
+    task = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
     patch = hashlib.sha256(prediction.patch).hexdigest()
-    graded = Graded(prediction.instance, prediction.model, False, prediction.empty, patch=patch, task=judged_by)
+    graded = Graded(prediction.instance, prediction.model, False, prediction.empty, patch=patch, task=task)
     if prediction.empty:
         return graded._replace(problem="empty patch")
     instance_logs = logs / _model_folder_name(prediction.model) / prediction.instance

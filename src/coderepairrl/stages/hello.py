@@ -21,6 +21,7 @@ from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import total
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import RunFolder, Tail, logged_episodes, open_run
+from coderepairrl.stages.results import format_next_commands
 from coderepairrl.stats import Interval, pair, paired_changes
 from coderepairrl.stats.intervals import slice_of
 from coderepairrl.types import Ending, Episode, ToolCall
@@ -40,14 +41,14 @@ SHOWN = {
 def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
     """Settings and folder of ``crrl hello WORDS``, under a free name (``hello-2``) unless one is given.
 
-    With `resume`, of the run that the first word, ``run.name`` or ``hello`` names. Raises `UsageError` for a missing or
+    With `resume`, the run is named by the first word, ``run.name`` or ``hello``. Raises `UsageError` for a missing or
     unexpected run folder, and as `load_config`.
     """
     if words and "=" not in words[0]:
         if not resume:
             raise UsageError(
                 f"{words[0]!r} is not KEY=VALUE",
-                fix=f"crrl hello --resume {words[0]}, to go on with a run; else settings: crrl hello run.steps=2",
+                fix=f"crrl hello --resume {words[0]}, to continue a run; else settings: crrl hello run.steps=2",
             )
         if not RunFolder(Path(words[0])).config.is_file():
             suggestion = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
@@ -56,7 +57,7 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
         return config, stages.resumed_folder(words[0], config)
     config = configs.load_config("hello", words)
     folder = stages.folder_of(config)
-    if resume:  # with the settings that it had, as `crrl train FOLDER --resume`
+    if resume:  # with the run's own settings, as `crrl train FOLDER --resume`
         return (configs.load_config(folder.path, words) if folder.config.is_file() else config), folder
     if any(override.startswith("run.name=") for override in words):
         return config, folder
@@ -68,12 +69,12 @@ def load_settings(words: Sequence[str] = (), *, resume: bool = False) -> tuple[C
 
 
 def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run`."""
+    """Run `load_settings` and return the text to print. Raises as `load_settings` and `stages.run_training`."""
     config, folder = load_settings(words, resume=resume)
     describe_episode = FirstEpisodes()
     if resume and folder.log.is_file():
         for episode in logged_episodes(folder.records()):
-            describe_episode(episode)  # by the process that was stopped
+            describe_episode(episode)  # shown by the process that was stopped
     asyncio.run(
         stages.run_training(
             config, resume=resume, folder=folder, show=describe_episode, again="crrl hello --resume {run}"
@@ -84,15 +85,8 @@ def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = Fa
         report |= {"wall_s": round(used.seconds, 1), "cpu_s": round(used.cpu_seconds, 1)}
     if as_json:
         return json.dumps(report)
-    return "\n".join(
-        [
-            draw_reward_bars(open_run(Path(report["run"]))),
-            format_hello(report),
-            "",
-            headline(report),
-            *next_commands(report),
-        ]
-    )
+    parts = draw_reward_bars(open_run(folder.path)), format_hello(report), "", headline(report), *next_commands(report)
+    return "\n".join(parts)
 
 
 def before_and_after(path: Path, last: int) -> dict[str, Any]:
@@ -105,12 +99,13 @@ def before_and_after(path: Path, last: int) -> dict[str, Any]:
     seen: list[Episode] = []
     for name in configs.load_config(path).eval.each:
         before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
-        if not before:  # this machine has no such tasks, and the run said so
+        if not before:  # no such tasks on this machine, as the run reported
             continue
         seen += before + after
         changes: dict[str, Any] = _mean_changes(before, after)
         for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-            changes[kind.replace(" ", "_")] = _mean_changes(*(_slice(episodes, kind) for episodes in (before, after)))
+            sides = ([each for each in side if slice_of(each.task_id) == kind] for side in (before, after))
+            changes[kind.replace(" ", "_")] = _mean_changes(*sides)
         report |= changes if name == "eval" else {name: changes}
     trained = list(run.episodes("train-*"))
     return {
@@ -120,10 +115,6 @@ def before_and_after(path: Path, last: int) -> dict[str, Any]:
         "tokens": sum(episode.sampled for episode in (*trained, *seen)),
         "run": str(path),
     }
-
-
-def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
-    return [episode for episode in episodes if slice_of(episode.task_id) == kind]
 
 
 def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
@@ -143,7 +134,7 @@ def _mean_changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[s
 
 
 def format_hello(report: Mapping[str, Any]) -> str:
-    """Report as a plain table."""
+    """Format the report as a table."""
     lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
     if "tests_passing_per_patch" in report:
         lines += ["", "per patch: on the tasks with a patch both before and after"]
@@ -190,30 +181,26 @@ def headline(report: Mapping[str, Any]) -> str:
 
 def next_commands(report: Mapping[str, Any]) -> list[str]:
     """Next commands, as this shell finds `crrl`."""
-    run = shlex.quote(str(report["run"]))
-    commands = {
-        f"crrl report {run}": "curves and intervals, every episode token by token (live: --serve)",
-        "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
-    }
-    wide = max(map(len, map(spell_crrl, commands)))
-    return ["next:", *(f"  {spell_crrl(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+    return format_next_commands(
+        {
+            f"crrl report {shlex.quote(str(report['run']))}": "curves and intervals, every episode token by token"
+            " (live: --serve)",
+            "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
+        }
+    )
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
-    yield from [title] * bool(title) + _change_rows(report)
+    if title:
+        yield title
+    for name in SHOWN:
+        if (row := report.get(name)) is not None:
+            delta = Interval(row["delta"], *row["ci95"])
+            yield f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}"
     for name, inner in report.items():
         if isinstance(inner, Mapping) and "tests_passing" in inner:
             yield ""
             yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
-
-
-def _change_rows(changes: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for name in SHOWN:
-        if (row := changes.get(name)) is not None:
-            delta = Interval(row["delta"], *row["ci95"])
-            rows.append(f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}")
-    return rows
 
 
 COLUMNS = 62
@@ -224,13 +211,13 @@ _NAME = 13
 
 
 class FirstEpisodes:
-    """Choice of episodes: the first with a patch, and the first of training whose patch passes its tests."""
+    """Shows two episodes: the first with a patch, and the first of training whose patch passes its tests."""
 
     def __init__(self) -> None:
         self._first = self._repaired = True
 
     def __call__(self, episode: Episode) -> str:
-        """The text for `episode`, empty if it is not shown."""
+        """Format `episode`, or return an empty text if it is not shown."""
         if episode.ending is Ending.VOID or not episode.patch:
             return ""
         if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
@@ -243,7 +230,7 @@ class FirstEpisodes:
 
 
 def format_episode(title: str, episode: Episode) -> str:
-    """Episode under the line `title`, in at most 80 columns, safe to print."""
+    """Format an episode below `title`, in at most 80 columns, safe to print."""
     rows = [("issue", _cut_lines(_issue(episode)))]
     rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
     rows += [("diff", _cut_lines(_changed(episode.patch))), ("reward", [_reward(episode)])]

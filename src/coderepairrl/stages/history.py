@@ -10,9 +10,6 @@ from coderepairrl.errors import RunError
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Episode
 
-Key = tuple[str, int]
-"""Group and attempt."""
-
 
 class Begun(NamedTuple):
     """Group with attempts: schedule, and first policy version."""
@@ -31,12 +28,12 @@ class History:
     """``step`` records in order."""
     evaluations: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
     """``eval`` records by name and step."""
-    tried: dict[Key, int] = field(default_factory=dict)
-    """Attempts begun."""
+    tried: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How often each attempt began, by group and number."""
     begun: dict[str, Begun] = field(default_factory=dict)
-    """Groups of these attempts, without those given up."""
+    """Groups of these attempts, without those in `given_up`."""
     given_up: set[str] = field(default_factory=set)
-    """Episodes of groups begun again for lack of a step to consume them in time."""
+    """Episodes of groups that became too stale, and were begun again."""
     consumed: set[str] = field(default_factory=set)
     """Groups consumed by steps."""
     outcomes: dict[str, list[float]] = field(default_factory=dict)
@@ -55,8 +52,8 @@ class History:
         """Add a finished step that consumed `groups`."""
         self.steps.append(record)
         self.consumed.update(groups)
-        for task, came_to in record.get("outcomes", {}).items():
-            self.outcomes.setdefault(task, []).extend(came_to)
+        for task, outcomes in record.get("outcomes", {}).items():
+            self.outcomes.setdefault(task, []).extend(outcomes)
 
     def forget(self, groups: Iterable[str]) -> None:
         """Forget `groups`, to begin them again."""
@@ -93,7 +90,7 @@ def read_history(run: RunFolder) -> History:
 
 
 def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
-    """Episodes by step, in batch order. Raises `RunError` if one is missing."""
+    """Read episodes by step, in batch order. Raises `RunError` if one is missing."""
     named = {name for step in steps for name in step["episodes"]}
     episodes = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
     if lost := sorted(named - episodes.keys()):
@@ -102,7 +99,7 @@ def read_consumed_episodes(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -
 
 
 def finished_episodes(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
-    """Episodes of `groups` with a verdict, void ones included, without `given_up`."""
+    """Read judged episodes of `groups`, including void ones, without `given_up`."""
     named = tuple(f"{group}-" for group in groups)
     if not named:
         return []

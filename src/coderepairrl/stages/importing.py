@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import rewards
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import counted
+from coderepairrl.printable import counted, join_first
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
 from coderepairrl.report.trajectories.chats import message
 from coderepairrl.report.trajectories.others import Damaged, Trajectory, Window, read
@@ -26,39 +25,36 @@ from coderepairrl.types import Task
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions:
-    """Options of an import."""
+def import_trajectories(
+    form: str,
+    paths: Sequence[Path],
+    output: Path,
+    *,
+    against: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    unchecked: bool = False,
+    tasks: str = "",
+    outcomes: str = "",
+    window: Window | None = None,
+) -> dict[str, Any]:
+    """Write the trajectories in `paths`, of the format `form`, to `output` as examples; return a summary.
 
-    against: Sequence[str] = ()
-    """Evaluation sets, each as ``SOURCE [KEY=VALUE]...``: overlap is refused."""
-    drop: Sequence[str] = ()
-    """Evaluation sets: overlap is left out."""
-    unchecked: bool = False
-    tasks: str = ""
-    """The source of the tasks, for their language, repository and reference."""
-    outcomes: str = ""
-    """Source of which tasks were resolved: reports of SWE-bench's harness, or an outcome file."""
-    window: Window = field(default_factory=Window)
-
-
-def import_trajectories(form: str, paths: Sequence[Path], output: Path, options: ImportOptions) -> dict[str, Any]:
-    """Write the trajectories in `paths`, of the format `form`, to `output` as examples; returns a summary.
-
-    Damaged ones are left out and listed. Raises `UsageError` if none remain, one overlaps with an evaluation set, or no
-    set is named without `ImportOptions.unchecked`.
+    Evaluation sets are ``SOURCE [KEY=VALUE]...``: overlap with `against` is refused, with `drop` left out. The source
+    `tasks` gives languages, repositories and references; `outcomes` (reports of SWE-bench's harness, or an outcome
+    file) which tasks were resolved. Damaged trajectories are left out and listed. Raises `UsageError` if none remain,
+    one overlaps with `against`, or no set is named without `unchecked`.
     """
-    if not (options.against or options.drop or options.unchecked):
+    if not (against or drop or unchecked):
         raise UsageError(
             "no evaluation set is named to compare the trajectories with",
-            fix="--against 'swe_bench name=verified' refuses what overlaps, --drop leaves it out, --unchecked asks not",
+            fix="--against 'swe_bench name=verified' refuses overlap, --drop leaves it out, --unchecked skips this",
         )
-    tasks = _tasks(options.tasks) if options.tasks else []
-    solved = _read_solved(options.outcomes) if options.outcomes else {}
+    known_tasks = _tasks(tasks) if tasks else []
+    solved = _read_solved(outcomes) if outcomes else {}
     trajectories: list[Trajectory] = []
     damaged: list[Damaged] = []
     for path in paths:
-        for each in read(form, path, options.window):
+        for each in read(form, path, window or Window()):
             if isinstance(each, Damaged):
                 damaged.append(each)
             else:
@@ -69,26 +65,22 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
             f"there is no trajectory that can be read{reason}",
             fix=f"name files of the format {form}, or their format (crrl tasks import -h)",
         )
-    matched = _match_tasks(trajectories, tasks)
-    for source in options.against:
-        if both := _overlapping(trajectories, matched, _tasks(source)):
-            first = next(iter(both))
+    matched = _match_tasks(trajectories, known_tasks)
+    for source in against:
+        if overlaps := _overlapping(trajectories, matched, _tasks(source)):
+            first = next(iter(overlaps))
             raise UsageError(
-                f"{len(both)} of {len(trajectories)} trajectories overlap with {source}: "
-                f"{_format_reasons(both.values())}",
+                f"{len(overlaps)} of {len(trajectories)} trajectories overlap with {source}: "
+                f"{_format_reasons(overlaps.values())}",
                 fix=f"what is learned from cannot be measured on: --drop {shlex.quote(source)} leaves them out"
                 f" (the first: {trajectories[first].id})",
             )
-    out = {
-        at: reason
-        for source in options.drop
-        for at, reason in _overlapping(trajectories, matched, _tasks(source)).items()
-    }
-    remaining = [(at, each) for at, each in enumerate(trajectories) if at not in out]
+    dropped: dict[int, str] = {}
+    for source in drop:
+        dropped |= _overlapping(trajectories, matched, _tasks(source))
+    remaining = [(at, each) for at, each in enumerate(trajectories) if at not in dropped]
     if not remaining:
-        raise UsageError(
-            f"all {len(trajectories)} trajectories overlap with {', '.join(options.drop)}", fix="take other tasks"
-        )
+        raise UsageError(f"all {len(trajectories)} trajectories overlap with {', '.join(drop)}", fix="take other tasks")
     examples = [_example(form, at, each, matched.get(at), solved) for at, each in remaining]
     if output.exists():
         raise UsageError(f"{output} already exists", fix="name another file with -o")
@@ -103,7 +95,7 @@ def import_trajectories(form: str, paths: Sequence[Path], output: Path, options:
         "tasks": len({each.task_id for each in examples}),
         "passed": sum(each.passed is True for each in examples),
         "judged": sum(each.reward is not None for each in examples),
-        "dropped": sorted(out.values()),
+        "dropped": sorted(dropped.values()),
         "damaged": [each._asdict() for each in damaged],
     }
 
@@ -120,32 +112,36 @@ def _read_solved(source: str) -> Mapping[str, bool]:
     return {task: bool(values[0]) for task, values in outcomes.values.items()}
 
 
-def _match_tasks(found: Sequence[Trajectory], known: Iterable[Task]) -> dict[int, Task]:
-    """Task of each trajectory, by index: of its id, else with its prompt."""
-    by_id = {task.id: task for task in known}
-    matched = {at: by_id[each.task] for at, each in enumerate(found) if each.task in by_id}
-    asking = {at: issue_in(each.messages) for at, each in enumerate(found) if not each.task}
-    for at, text in asking.items():
-        if near := [task for task in by_id.values() if task.prompt.strip() and task.prompt.strip() in text]:
-            matched[at] = max(near, key=lambda task: len(task.prompt))
+def _match_tasks(trajectories: Sequence[Trajectory], tasks: Iterable[Task]) -> dict[int, Task]:
+    """Tasks of trajectories, by index: with their id or, if they have none, with a prompt that they contain."""
+    by_id, matched = {task.id: task for task in tasks}, dict[int, Task]()
+    for at, each in enumerate(trajectories):
+        if each.task in by_id:
+            matched[at] = by_id[each.task]
+        elif not each.task:
+            text = issue_in(each.messages)
+            if near := [task for task in by_id.values() if task.prompt.strip() and task.prompt.strip() in text]:
+                matched[at] = max(near, key=lambda task: len(task.prompt))
     return matched
 
 
-def _overlapping(found: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]) -> dict[int, str]:
-    """Trajectories that overlap with `measured`, by index, and what they share."""
+def _overlapping(
+    trajectories: Sequence[Trajectory], matched: Mapping[int, Task], measured: Sequence[Task]
+) -> dict[int, str]:
+    """Trajectories by index, and what they share with `measured`."""
     ids = {task.id for task in measured}
     places = {(task.repository, task.workspace.rpartition("@")[2]): task.id for task in measured if task.repository}
-    issues = find_quoted({str(at): each.issue or issue_in(each.messages) for at, each in enumerate(found)}, measured)
-    both = {}
-    for at, each in enumerate(found):
+    texts = {str(at): each.issue or issue_in(each.messages) for at, each in enumerate(trajectories)}
+    issues, shared = find_quoted(texts, measured), dict[int, str]()
+    for at, each in enumerate(trajectories):
         name = matched[at].id if at in matched else each.task
         if name in ids:
-            both[at] = f"{name} (the same id)"
+            shared[at] = f"{name} (the same id)"
         elif each.commit and (each.repository, each.commit) in places:
-            both[at] = f"{places[each.repository, each.commit]} (the same repository and commit)"
+            shared[at] = f"{places[each.repository, each.commit]} (the same repository and commit)"
         elif str(at) in issues:
-            both[at] = f"{issues[str(at)]} (the same issue)"
-    return both
+            shared[at] = f"{issues[str(at)]} (the same issue)"
+    return shared
 
 
 def _example(form: str, at: int, each: Trajectory, task: Task | None, solved: Mapping[str, bool]) -> Example:
@@ -181,13 +177,11 @@ def _similarity(reference: bytes, patch: bytes) -> float:
 
 def _format_reasons(reasons: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(reasons))
-    return ", ".join(distinct[:_SHOWN]) + (
-        f" and {len(distinct) - _SHOWN} more tasks" if len(distinct) > _SHOWN else ""
-    )
+    return join_first(distinct, _SHOWN) + (" tasks" if len(distinct) > _SHOWN else "")
 
 
 def format_import(summary: Mapping[str, Any]) -> str:
-    """The result as text."""
+    """Format the summary of an import."""
     lines = [
         f"examples: {summary['examples']}, {counted(summary['rows'], 'row')} of"
         f" {counted(summary['tasks'], 'task')}; {summary['judged']} judged, {summary['passed']} passed"

@@ -1,7 +1,7 @@
 """Run a file's jobs, each as a plain command, unless done.
 
-JOB.job.json records settings, checksums of files and job outputs read, and our version. An unchanged job is kept or
-continues; otherwise its folder is put aside and it runs again, as do dependants if its output changed.
+JOB.job.json records settings, checksums of input files and needed outputs, and our version. An unchanged job is kept or
+continues; otherwise its folder is moved aside and it runs again, as do dependants if its output changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, metric_names
 from coderepairrl.report.reading import flatten_settings
 from coderepairrl.report.verdict import Result, Table, render
-from coderepairrl.runs import write_atomic
+from coderepairrl.runs import write_atomic, write_object
 from coderepairrl.runs.examples import NAME as EXAMPLES
 from coderepairrl.runs.storage import SUMS, checksum
 from coderepairrl.stages import evaluation
@@ -49,7 +49,7 @@ from coderepairrl.version import __version__
 Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]
 _SERVER_STARTS = 600.0  # Seconds for a policy's server to listen.
-_STOPS = 120.0  # Seconds for a job to stop in order.
+_STOPS = 120.0  # Seconds for a job to stop cleanly.
 _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Beginning of an error line, of ours or of a Python program.
 _DIFFERENCES = 4  # Changed settings named.
 
@@ -104,16 +104,16 @@ def plan_jobs(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
 
 
 def _check_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
-    """Attempts and GPU-hours. Raises like the job's command, except for missing outputs."""
+    """Estimate attempts and GPU-hours. Raises like the job's command, except for missing outputs of others."""
     if job.kind == "command":
         return 0, None
     try:
         return _estimate_job(job, jobs)
     except CodeRepairError as error:
-        absent = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
+        missing_outputs = [str(each.folder) for each in jobs.jobs if not _has_ended(each)]
         problems = getattr(error, "problems", (error,))
-        if left := [each for each in problems if not any(path in str(each) for path in absent)]:
-            raise combine_errors(left) from None
+        if others := [each for each in problems if not any(path in str(each) for path in missing_outputs)]:
+            raise combine_errors(others) from None
         return 0, None
 
 
@@ -129,8 +129,8 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
         if problem is not None:
             raise problem
         hours = preview.get("needs", {}).get("run", {}).get("gpu_hours")
-        return preview.get("training_episodes", 0), hours  # none until the model is here
-    if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
+        return preview.get("training_episodes", 0), hours  # unknown until the model is downloaded
+    if init == "random" and not any(models.model_folder(path).glob("*.safetensors")):  # weights that are not drawn yet
         return 0, None
     source = Path(configs.shipped().get(job.source, job.source)).expanduser()
     policy, collects = path.replace("{port}", "1"), job.kind == "collect"
@@ -141,7 +141,7 @@ def _estimate_job(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 
 
 def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
-    """Model of `policy`, and whether it starts from weights or at random."""
+    """Model of `policy`, and whether its weights are read or drawn (`model.init`)."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
     if maker is None or _has_ended(maker):
         return policy, "weights"
@@ -224,7 +224,7 @@ def slurm_script(jobs: Jobs, say: Say) -> str:
     return "\n".join(lines)
 
 
-# -- what a job was made by
+# -- states of jobs
 
 
 def standing(jobs: Jobs) -> dict[str, Standing]:
@@ -272,14 +272,14 @@ def _begun(job: Job) -> bool:
 
 
 def job_inputs(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
-    """Inputs of `job` except its code; `needed` jobs are done. Raises OSError."""
+    """Inputs that decide whether `job` runs again; `needed` jobs are done. Raises OSError."""
     inputs: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
         inputs["run"], read = list(job.run), {Path(word) for word in job.run}
     else:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
-        if job.kind in ATTEMPT:  # `policy` is what attempts
+        if job.kind in ATTEMPT:  # `policy` replaces the model
             unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
@@ -301,8 +301,8 @@ def _texts(data: Any) -> Iterator[str]:
 
 
 def _is_input(path: Path) -> bool:
-    # A bare name is one of ours, no path.
-    with contextlib.suppress(OSError, ValueError):  # too long, say
+    # A bare name is a shipped one, not a path.
+    with contextlib.suppress(OSError, ValueError):  # such as a text that is too long for a path
         return ("/" in str(path) or "." in path.name) and path.name not in ("", "..") and path.exists()
     return False
 
@@ -316,7 +316,7 @@ def job_digest(path: Path) -> str:
         checkpoint = models.resolve_model(str(path))
         place = checkpoint.adapter or checkpoint.folder
         files = models.model_files(place)
-        if (sums := place / SUMS).is_file():  # compared with the files whenever they are read
+        if (sums := place / SUMS).is_file():  # checked against the files whenever they are read
             read = {file.name for file in files}
             lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in read]
             return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -356,13 +356,13 @@ def _short(value: Any) -> str:
 async def run_jobs(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
     """Run unfinished jobs (`only` these names), `at_once` at a time; return failures by name.
 
-    A failure fails dependent jobs only. Cancelling stops jobs in order.
+    A failure fails dependent jobs only. Cancelling stops jobs cleanly.
     """
     slots, before = asyncio.Semaphore(at_once), standing(jobs)
     by_name = {job.name: job for job in jobs.jobs}
     tasks: dict[str, asyncio.Task[str]] = {}
 
-    async def one(job: Job) -> str:
+    async def run_after_needs(job: Job) -> str:
         for need in job.needs:
             if need not in tasks and not before[need].done:
                 return f"{need}, which it needs, is not done"
@@ -375,9 +375,9 @@ async def run_jobs(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = (
         return reason
 
     async with asyncio.TaskGroup() as group:
-        for job in jobs.jobs:  # each after those that it needs
+        for job in jobs.jobs:  # in order of needs
             if not only or job.name in only:
-                tasks[job.name] = group.create_task(one(job))
+                tasks[job.name] = group.create_task(run_after_needs(job))
     return {name: task.result() for name, task in tasks.items() if task.result()}
 
 
@@ -405,15 +405,14 @@ async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
     port = record["port"] if record else _free_port() if job.serve else 0
 
     def write(*, ended: bool, failed: str = "") -> None:
-        # before the run folder, so that what has begun is known to have begun so
-        data = {"made_by": now, "port": port, "ended": ended, "failed": failed}
-        write_atomic(job.record, json.dumps(data, indent=2) + "\n")
+        write_object(job.record, {"made_by": now, "port": port, "ended": ended, "failed": failed})
 
-    write(ended=False)
+    write(ended=False)  # before the run folder exists, so that a folder without a record is a foreign one
     start = job.log.stat().st_size
     say(f"{job.name} {'goes on' if resume else 'begins'}")
-    async with _serving(job, port, say):
-        code = await _process([*job.words(port), *(["--resume"] if resume else [])], job.log)
+    words = [*job.words(port), *(["--resume"] if resume else [])]
+    async with _serving(job, port, say), _start(words, job.log) as process:
+        code = await process.wait()
     if code == ExitCode.INTERRUPTED:
         reason = "it was stopped by a signal"
     elif code:
@@ -427,7 +426,7 @@ async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
 
 @contextmanager
 def _lock_job(job: Job) -> Iterator[None]:
-    # Locked against other processes.
+    # against other processes
     with job.log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -444,38 +443,30 @@ def _put_aside(job: Job) -> Path | None:
     return to
 
 
-async def _process(words: Sequence[str], log: Path) -> int:
-    """Run a command, appending output to `log`; return its exit code."""
-    process = await _start(words, log)
-    try:
-        return await process.wait()
-    except asyncio.CancelledError:
-        await _stop(process)
-        raise
-
-
-async def _start(words: Sequence[str], log: Path) -> asyncio.subprocess.Process:
-    called = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
+@asynccontextmanager
+async def _start(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command, appending output to `log`; stop it on exit, after two minutes by force."""
+    command = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
     with log.open("ab") as sink:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), *called),
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), *command),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
             env={**os.environ, **NOT_FROM_HERE},
-            start_new_session=True,  # the terminal's Ctrl-C is for us, who stop it
+            start_new_session=True,  # the terminal's Ctrl-C reaches only this process, which then stops the command
         )
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    # By force after two minutes.
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), _STOPS)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), _STOPS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 def last_error(log: Path, start: int = 0) -> str:
@@ -485,9 +476,8 @@ def last_error(log: Path, start: int = 0) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probed:
-        probed.bind(("127.0.0.1", 0))
-        port: int = probed.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
         return port
 
 
@@ -499,13 +489,9 @@ async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
         return
     words, log = job.server(port), job.folder.with_name(f"{job.folder.name}.serve.log")
     say(f"{job.name}: starting {shlex.join(words)}")
-    process = await _start(words, log)
-    try:
+    async with _start(words, log) as process:
         await _until_listening(process, port, log)
         yield
-    finally:
-        if process.returncode is None:
-            await _stop(process)
 
 
 async def _until_listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
@@ -527,7 +513,7 @@ def make_failure(failures: Mapping[str, str], jobs: Jobs) -> RunError:
     """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
     message = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
-    return RunError(message, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
+    return RunError(message, fix=f"crrl run {shlex.quote(jobs.named)} continues with unfinished jobs")
 
 
 # -- the table
@@ -551,7 +537,7 @@ def write_jobs_table(jobs: Jobs) -> Result:
             for job in jobs.jobs
         ],
     }
-    write_atomic(jobs.folder / report.NAME, json.dumps(summary, indent=2) + "\n")
+    write_object(jobs.folder / report.NAME, summary)
     report_result = report.result(jobs.folder)
     for name, form in (("report.md", "markdown"), ("report.json", "json")):
         write_atomic(jobs.folder / name, f"{render(report_result, form)}\n")

@@ -34,7 +34,7 @@ TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
 _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 _REFERENCE = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")
 _OWN = ("run.name", "run.dir")
-# Braces with other meanings, not allowed as job names; nor is the page's folder.
+# Placeholders that are filled when the job runs, and so no names of jobs.
 _FILLED_LATER = ("port", "python", "folder")
 _GUIDE = "docs/guides/jobs.md has every key"
 
@@ -113,7 +113,7 @@ class File(Section):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """Seeds of arms, as ``run.seed``."""
     set: tuple[str, ...] = ()
-    """Settings of jobs that begin with `config`, if of use."""
+    """Settings of jobs that begin with `config`, where the kind reads them."""
     metrics: tuple[str, ...] = ("resolved",)
     """Metrics for comparing arms without questions."""
     baseline: str = ""
@@ -157,7 +157,7 @@ class Job:
     def overrides(self) -> tuple[str, ...]:
         """Settings of a training job."""
         model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
-        # its evaluation is a job of its own
+        # evaluations are separate jobs
         options = ("eval.before=false", "eval.after=false", *self.settings, *model)
         return (*options, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
 
@@ -177,9 +177,7 @@ class Job:
 
     def config(self) -> Config:
         """Configuration. Raises `ConfigError`."""
-        if self.kind in TRAIN:
-            return configs.load_config(self.source, self.overrides())
-        return configs.load_config(self.source, self.evaluated_by())
+        return configs.load_config(self.source, self.overrides() if self.kind in TRAIN else self.evaluated_by())
 
     def evaluated_by(self) -> tuple[str, ...]:
         """Settings of an attempting job."""
@@ -202,7 +200,7 @@ class Jobs:
         return Path(self.file.dir) / self.file.name
 
     def arms(self) -> dict[str, dict[int, Job]]:
-        """Compared evaluations by arm and seed; without arms each is one."""
+        """Compared evaluations by arm and seed; without arms, each evaluation is an arm."""
         jobs_by_arm: dict[str, dict[int, Job]] = {}
         for job in self.jobs:
             if job.kind == "eval" and bool(job.arm) == bool(self.file.arms):
@@ -248,7 +246,7 @@ def read_jobs_file(source: str, overrides: Sequence[str] = ()) -> Jobs:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
-    for applied in ((), overrides):  # they need a file that is sound by itself
+    for applied in ((), overrides):  # overrides need a valid file
         _override(data, applied)
         try:
             file = File.model_validate(data)
@@ -353,7 +351,9 @@ class _Expansion:
         defaults = self.file.defaults.get(kind, Defaults())
         job = job.model_copy(update={"set": (*defaults.set, *job.set), "preset": job.preset or defaults.preset})
         _check_keys(where, kind, job)
-        if kind != "command" and not (job.config or self.file.config):
+        config = job.config or self.file.config
+        local = self.path.parent / config
+        if kind != "command" and not config:
             raise ConfigError(f"{where} has no config to begin with", fix='config = "hello"')
         needs = dict.fromkeys(self._named(each, arm, seed, where) for each in job.needs)
 
@@ -378,7 +378,7 @@ class _Expansion:
             kind=kind,
             about=job.about,
             folder=self.home / path,
-            source=self._source(job.config or self.file.config),
+            source=str(local) if local.suffix == ".toml" and local.is_file() else config,
             settings=() if kind == "command" else tuple(map(fill, assignments)),
             policy=fill(job.policy, strict=True),
             preset=job.preset,
@@ -388,10 +388,6 @@ class _Expansion:
             arm=arm,
             seed=seed,
         )
-
-    def _source(self, config: str) -> str:
-        local = self.path.parent / config
-        return str(local) if local.suffix == ".toml" and local.is_file() else config
 
     def _path(self, name: str, arm: str, seed: int) -> str:
         return f"{arm}/seed-{seed}/{name}" if arm else name
@@ -424,8 +420,8 @@ def _split_command(where: str, command: str) -> list[str]:
 
 
 def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
-    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT, "policy": (*TRAIN, *ATTEMPT)}
-    only |= {"set": (*TRAIN, *ATTEMPT), "config": (*TRAIN, *ATTEMPT)}
+    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT}
+    only |= dict.fromkeys(("policy", "set", "config"), (*TRAIN, *ATTEMPT))
     for key, kinds in only.items():
         if getattr(job, key) and kind not in kinds:
             fix = f"leave it out there and in defaults.{kind}"
@@ -458,7 +454,7 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
 
 
 def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
-    """Order `jobs` by needs; cycles go to `problems`."""
+    """Sort `jobs` by needs; cycles go to `problems`."""
     by_name, ordered = {job.name: job for job in jobs}, dict[str, Job]()
 
     def visit(job: Job, path: tuple[str, ...]) -> None:
@@ -467,7 +463,7 @@ def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
             problems.append(ConfigError(f"jobs need each other in a circle: {circle}", fix="leave one of them out"))
         elif job.name not in ordered:
             for each in job.needs:
-                if each in by_name:  # else it has a mistake of its own
+                if each in by_name:  # else its mistake is among `problems`
                     visit(by_name[each], (*path, job.name))
             ordered[job.name] = job
 
@@ -476,17 +472,14 @@ def _order(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
     return list(ordered.values())
 
 
-def _unknown_arms(made: Jobs) -> list[CodeRepairError]:
-    arms, named = list(made.arms()), {f"questions.{name}": each.arms for name, each in made.file.questions.items()}
-    named |= {"baseline": (made.file.baseline,) if made.file.baseline else ()}
-    mistakes: list[CodeRepairError] = [
-        ConfigError(f"{where}: no arm with an evaluation is called {arm!r}", fix=nearest(arm, arms))
-        for where, asked in named.items()
-        for arm in asked
-        if arm not in arms
-    ]
-    return mistakes + [
-        ConfigError(f"{where} names an arm twice", fix="name it once")
-        for where, asked in named.items()
-        if len(set(asked)) < len(asked)
-    ]
+def _unknown_arms(jobs: Jobs) -> list[CodeRepairError]:
+    arms, file, mistakes = list(jobs.arms()), jobs.file, list[CodeRepairError]()
+    named = {f"questions.{name}": each.arms for name, each in file.questions.items()}
+    for where, names in {**named, "baseline": (file.baseline,) if file.baseline else ()}.items():
+        for name in names:
+            if name not in arms:
+                message = f"{where}: no arm with an evaluation is called {name!r}"
+                mistakes.append(ConfigError(message, fix=nearest(name, arms)))
+        if len(set(names)) < len(names):
+            mistakes.append(ConfigError(f"{where} names an arm twice", fix="name it once"))
+    return mistakes

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -61,13 +61,13 @@ def folder_of(config: Config) -> RunFolder:
 
 
 def resumed_folder(source: str, config: Config) -> RunFolder:
-    """Run folder for ``--resume``: `source`, else the one in `config`. Raises `ConfigError` if they conflict."""
+    """Run folder to resume: `source`, else that of `config`. Raises `ConfigError` if they conflict."""
     if (folder := configs.run_folder(source)) is None:
         return folder_of(config)
     if Path(config.run.dir).resolve() != folder.parent.resolve():
         raise ConfigError(
             f"{folder} is to be resumed, and run.dir={config.run.dir} names another place",
-            fix="leave run.dir out: a run is continued where it lies",
+            fix="leave run.dir out: a run continues in its folder",
         )
     return RunFolder(folder)
 
@@ -92,7 +92,7 @@ def _newest(model: str, fetches: bool) -> str:
         return models.fetch(model) if fetches else model
     try:
         checkpoint = models.resolve_model(model)
-    except UsageError:  # which is reported with all else that is wrong
+    except UsageError:  # reported later, with all other mistakes
         return model
     return model if checkpoint.run is None else str(checkpoint.adapter or checkpoint.folder)
 
@@ -123,8 +123,8 @@ def check_folder(folder: RunFolder, plan: AgentPlan | ImitationPlan, command: st
 
 
 def _reward_versions(plan: AgentPlan | ImitationPlan) -> dict[str, int]:
-    judged = plan.rollouts if isinstance(plan, ImitationPlan) else plan
-    return judged.reward_versions if judged else {}
+    rollouts = plan.rollouts if isinstance(plan, ImitationPlan) else plan
+    return rollouts.reward_versions if rollouts else {}
 
 
 async def begin_run(
@@ -184,12 +184,12 @@ def _model_parts(plan: AgentPlan | ImitationPlan) -> dict[str, Path]:
 
 
 async def _check_model(folder: RunFolder, plan: AgentPlan | ImitationPlan) -> None:
-    # A model is known by its path alone.
-    own = folder.path / "model"  # drawn, merged or rounded weights, which were made of the others
+    # The settings name a model only by its path.
+    prepared = folder.path / "model"  # weights that were drawn, or merged or rounded from the others
     about = folder.about()
-    for name, path in {"model": own}.items() if own.is_dir() else _model_parts(plan).items():
-        recorded = about.get(name, {})  # not of runs of older versions
-        if changes := damage(path) if path == own else await _until_cancelled(difference, path, recorded):
+    for name, path in ({"model": prepared} if prepared.is_dir() else _model_parts(plan)).items():
+        recorded = about.get(name, {})  # absent in runs of older versions
+        if changes := damage(path) if path == prepared else await _until_cancelled(difference, path, recorded):
             raise UsageError(
                 f"{folder.path} cannot be resumed: it began from another {name} than there is in {path}: {changes}",
                 fix="restore that file, or put the model back in its place; the changed model is another run's",
@@ -208,7 +208,7 @@ async def _until_cancelled(work: Callable[..., T], *arguments: Any) -> T:
 def write_learned_tasks(folder: RunFolder, config: Config, tasks: Collection[str] = ()) -> None:
     """Record `tasks`, and those that the initial model learned from, as learned by the policy of the run.
 
-    Resumed runs need it too: they may have been killed before.
+    Resumed runs repeat it: they may have been killed before.
     """
     earlier = learned_by(config.model.path) if config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | set(tasks))
@@ -247,7 +247,7 @@ async def record_session(
 
     Feeds the trackers meanwhile.
     """
-    folder.write_config(configs.to_toml(config))  # what --resume goes on with
+    folder.write_config(configs.to_toml(config))  # a resumed run continues with changed settings
     async with following(folder, config.log, progress.say):
         log.append("start", step=history.step, **start)
         for change in changes:
@@ -259,7 +259,7 @@ async def record_session(
                 yield
             log.append("end", step=history.step)
         except (CodeRepairError, asyncio.CancelledError) as error:
-            with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
+            with contextlib.suppress(RunError):  # perhaps the log failed
                 log.append("stop", step=history.step, reason=str(error).partition("\n")[0] or "stopped")
             raise
 
@@ -281,7 +281,7 @@ async def _log_meter(log: Log, meter: Meter) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
+        with contextlib.suppress(RunError):  # perhaps the log failed
             write()
 
 
@@ -294,10 +294,10 @@ async def retry_learner(
     retries: int,
     on_death: Callable[[str], None],
 ) -> T:
-    """Result of `action`; a learner that dies is restored, `retries` times in a row. Raises `LearnerFault`."""
+    """Run `action`; restore a learner that dies, at most `retries` times. Raises `LearnerFault`."""
     for attempt in range(retries + 1):
         try:
-            if attempt:  # here, for what ends it once more while it is brought back is one more death
+            if attempt:  # inside `try`: a learner may die again while it is restored
                 await restore()
             return await action()
         except LearnerFault as fault:
@@ -311,6 +311,18 @@ def checkpoint_due(folder: RunFolder, config: Config, step: int) -> bool:
     """Whether the checkpoint after `step` has to be written."""
     due = step % config.run.checkpoint_every == 0 or step == config.run.steps
     return due and step not in folder.saved_checkpoints()
+
+
+def log_step(
+    log: Log, history: History, progress: Progress, record: Mapping[str, Any], groups: Iterable[str] = ()
+) -> None:
+    """Log the `record` of a step that consumed `groups`, which completes it, and print its line."""
+    log.append("step", **record)
+    log.sync()
+    history.add_step(record, groups)
+    progress.step(record["step"], record["metrics"])
+    if record["skipped"]:
+        progress.say(f"step {record['step']} is skipped, and its weights stay as they were: {record['skipped']}")
 
 
 async def save_checkpoint(learner: Learner, folder: RunFolder, config: Config, step: int) -> Path:

@@ -23,19 +23,11 @@ from coderepairrl.types import Ending
 
 TESTS = "tests"
 WINDOW = 20
-"""Least steps of a look."""
+"""Fewest steps of a look."""
 EVERY = 5
 """Steps between looks."""
 RATE = 0.05
 """Share of sound runs that raise an alarm."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tested:
-    """Tested group: paid rewards without tests, and test results, of non-empty attempts."""
-
-    rewards: tuple[float, ...]
-    passed: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class Alarm:
     reward: float
     passed: float
     p: float
-    """Larger of both p-values, not yet compared with `RATE` / looks."""
+    """Larger of both p-values."""
 
     def __str__(self) -> str:
         return (
@@ -61,7 +53,7 @@ class Alarm:
 
 
 def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
-    """Tested groups, for a step's record."""
+    """Tested groups for a step's record: paid rewards without tests, and test results, of non-empty attempts."""
     tested_groups = []
     for group in groups:
         rewards, passed = [], []
@@ -81,10 +73,7 @@ def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
     if done < WINDOW or done % EVERY:
         return None
     looks = (planned - WINDOW) // EVERY + 1
-    window = {
-        record["step"]: [Tested(tuple(group["rewards"]), tuple(group["passed"])) for group in record.get("tested", ())]
-        for record in steps[-max(WINDOW, done // 2) :]
-    }
+    window = {record["step"]: record.get("tested", ()) for record in steps[-max(WINDOW, done // 2) :]}
     level = RATE / max(looks, 1)
     fall = trend(window, "passed")
     rise = trend(window, "rewards") if fall.p_fall < level else None
@@ -102,13 +91,13 @@ class Trend:
     p_fall: float
 
 
-def trend(window: Mapping[int, Sequence[Tested]], measure: str) -> Trend:
-    """Trend of ``rewards`` or ``passed`` over `window`."""
+def trend(window: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], measure: str) -> Trend:
+    """Trend of ``rewards`` or ``passed`` over the groups of `window`, by step."""
     rows = [
-        (step, group, value)
+        (step, number, value)
         for step, groups in window.items()
-        for group, one in enumerate(groups)
-        for value in getattr(one, measure)
+        for number, group in enumerate(groups)
+        for value in group[measure]
     ]
     if not rows:
         return Trend(0.0, 1.0, 1.0)
@@ -118,6 +107,6 @@ def trend(window: Mapping[int, Sequence[Tested]], measure: str) -> Trend:
     total, spread = sum(parts), sum((step - middle) ** 2 for step, _, _ in rows)
     if not total:
         return Trend(0.0, 1.0, 1.0)
-    both = sign_flip_test([0.0] * len(parts), parts, [(step, group) for step, group, _ in rows])
+    p = sign_flip_test([0.0] * len(parts), parts, [(step, group) for step, group, _ in rows])
     change = total / spread * (max(window) - min(window))
-    return Trend(change, both / 2 if total > 0 else 1.0, both / 2 if total < 0 else 1.0)
+    return Trend(change, p / 2 if total > 0 else 1.0, p / 2 if total < 0 else 1.0)

@@ -54,7 +54,7 @@ class Parts(Bench):
     """Running parts of the training loop."""
 
     curriculum: Curriculum
-    """Ordered training tasks."""
+    """Training tasks in order."""
     policy: LivePolicy
     engine: SupervisedEngine
 
@@ -68,7 +68,7 @@ class Parts(Bench):
 async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIterator[Parts]:
     """Open the parts of `plan`. Raises `Fault`."""
     say_what_is_unusual(plan, progress)
-    async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
+    async with AsyncExitStack() as parts:  # closes all parts, even if one fails
         log = folder.writer()
         parts.callback(log.close)
         folder.upgrade()
@@ -80,10 +80,13 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
-        source = policy_source(plan, model, engine)
-        socket = shared / "gateway.sock"
+        codec, settings = plan.model.codec, plan.config.model
+        if model != plan.model.folder:  # the run's copy of the tokenizer, which does not change
+            codec = tokens.load_codec(model, renderer=settings.renderer, thinking=settings.thinking)
         rollout = await parts.enter_async_context(
-            open_rollout(plan, source, log, socket, progress.episode, progress.say)
+            open_rollout(
+                plan, PolicySource(codec, engine), log, shared / "gateway.sock", progress.episode, progress.say
+            )
         )
         yield Parts(
             config=plan.config,
@@ -116,7 +119,7 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
     """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
 
-    ``RUN/model`` is made once, atomically. The share of merged adapters that survives rounding is kept in run.json
+    ``RUN/model`` is made once, atomically. The share of merged adapters left after rounding is in run.json
     (``adapters_kept``).
     """
     config, adapter = plan.config, plan.model.adapter
@@ -125,14 +128,14 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
     if config.model.init == "weights" and adapter is None and not rounds:
         return plan.model.folder
     target = folder.path / "model"
-    if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
+    if target.exists() and folder.log.stat().st_size:  # else a failed start made it, perhaps with another seed
         return target
     with ExitStack() as files:
         scratch = files.enter_context(replace_folder(target))
         source, exact = plan.model.folder, scratch
         if form != "none":
             exact = folder.path / ".exact"
-            shutil.rmtree(exact, ignore_errors=True)  # of a start that was killed
+            shutil.rmtree(exact, ignore_errors=True)  # left by a killed start
             files.callback(shutil.rmtree, exact, ignore_errors=True)
         if config.model.init == "random":
             await init_random(source, exact, config.run.seed, log_dir=folder.logs)
@@ -163,25 +166,25 @@ async def open_policy(
     config = plan.config
 
     async def start_engine() -> Engine:
-        made = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
+        engine = await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
         if config.engine.weights == "file":
-            return made
-        return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
+            return engine
+        return Streamed(engine, lambda *offer: policy.send(*offer))  # `policy` may restart its learner
 
     async def learn(settings: LearnSettings) -> Learner:
         return await start_learner(plan, settings, folder, model, outbox, progress)
 
     async def start_first() -> Engine:
-        made = await start_engine()
-        if config.engine.share_devices == "turns":  # the learner has the device until it has been restored
+        engine = await start_engine()
+        if config.engine.share_devices == "turns":  # the learner has the device until it is restored
             try:
-                await made.sleep()
+                await engine.sleep()
             except BaseException:
-                await made.close()
+                await engine.close()
                 raise
-        return made
+        return engine
 
-    # while vLLM measures what it needs of a GPU, it counts as its own what a learner takes of it meanwhile
+    # in turn, where vLLM measures its GPU memory: it would count as its own what a learner allocates meanwhile
     started, learner = await _both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     parts.push_async_callback(engine.close)
@@ -213,18 +216,6 @@ async def start_learner(
         patience=train.patience,
         listen=train.listen,
     )
-
-
-def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
-    """Replies of `engine`, through the tokenizer of `model`."""
-    config = plan.config
-    drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
-    codec = (
-        tokens.load_codec(model, renderer=config.model.renderer, thinking=config.model.thinking)
-        if drawn
-        else plan.model.codec
-    )
-    return PolicySource(codec, engine)
 
 
 async def _both(
@@ -266,47 +257,32 @@ async def open_rollout(
     `on_turn` (default: `log`) gets each turn, `socket` is for a local gateway, `say` reports lost machines and slow
     engines. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
-    concurrency = plan.config.rollout.concurrency
+    config, concurrency, cluster = plan.config, plan.config.rollout.concurrency, plan.config.rollout.ray
+    on_turn = on_turn or log.turn
 
     async def warm(ticket: Ticket) -> None:
         terms = Terms.of_ticket(plan.kinds, ticket)
         if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
             say(f"WARNING: {warning}")
 
-    async with _executor(plan, source, on_turn or log.turn, socket, say) as executor:
+    async with AsyncExitStack() as parts:
+        executor: Executor
+        if config.rollout.executor == "local":
+            gateway = Gateway(source, sampling=Sampling(), on_turn=on_turn)
+            await parts.enter_async_context(gateway.listening(socket=socket))
+            executor = LocalExecutor(gateway, plan.kinds)
+        else:
+            assert isinstance(source, PolicySource)  # the plan allows no other model
+            sandbox, learns = plan.place.sandbox, isinstance(plan, Plan)
+            workers = ray_executor(
+                worker_setup(config, source.codec, sandbox=sandbox.name, learns=learns),
+                source.engine,
+                on_turn,
+                address=cluster.address,
+                concurrency=concurrency,
+                capacity=min(cluster.episodes, concurrency),
+                memory=sandbox.info().limits.get("memory", 0),
+                say=say,
+            )
+            executor = await parts.enter_async_context(workers)
         yield Rollout(executor=executor, log=log, concurrency=concurrency, on_episode=on_episode, warm_up=warm)
-
-
-@asynccontextmanager
-async def _executor(
-    plan: AgentPlan,
-    source: ReplySource,
-    on_turn: Callable[[str, Turn], None],
-    socket: Path,
-    say: Callable[[str], None],
-) -> AsyncIterator[Executor]:
-    config = plan.config
-    if config.rollout.executor == "local":
-        gateway = Gateway(source, sampling=Sampling(), on_turn=on_turn)
-        async with gateway.listening(socket=socket):
-            yield LocalExecutor(gateway, plan.kinds)
-        return
-    if not isinstance(source, PolicySource):
-        raise AssertionError("the plan allows no other model")
-    cluster, concurrency = config.rollout.ray, config.rollout.concurrency
-    async with ray_executor(
-        worker_setup(
-            config,
-            source.codec,
-            sandbox=plan.place.sandbox.name,
-            learns=isinstance(plan, Plan),
-        ),
-        source.engine,
-        on_turn,
-        address=cluster.address,
-        concurrency=concurrency,
-        capacity=min(cluster.episodes, concurrency),
-        memory=plan.place.sandbox.info().limits.get("memory", 0),
-        say=say,
-    ) as executor:
-        yield executor

@@ -28,9 +28,8 @@ T = TypeVar("T")
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """Make the batch of a step; a replay makes the same."""
     train = config.train
-    balance: Literal["tokens", "episodes"] = "tokens"
-    if RECIPES[train.algorithm].aggregation in ("episode", "row"):
-        balance = "episodes"
+    balance: Literal["tokens", "episodes"]
+    balance = "episodes" if RECIPES[train.algorithm].aggregation in ("episode", "row") else "tokens"
     return batch(
         episodes,
         max_tokens=config.rollout.tokens,
@@ -41,7 +40,7 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 
 def count_informative(episodes: Sequence[Episode], config: Config) -> int:
-    """Count groups with an episode that can be learned from."""
+    """Count groups with an episode to learn from."""
     groups, _ = advantages(episodes, **_advantage_options(config))
     return sum(any(value is not None for value in group.values) for group in groups.values())
 
@@ -58,10 +57,6 @@ def _advantage_options(config: Config) -> dict[str, Any]:
     }
 
 
-StartLearner = Callable[[LearnSettings], Awaitable[Learner]]
-"""Starts a learner with these settings and the initial weights."""
-
-
 class LivePolicy:
     """Learner and engine of a run; a learner that dies is restored from the log."""
 
@@ -69,14 +64,14 @@ class LivePolicy:
         self,
         config: Config,
         run: RunFolder,
-        start: StartLearner,
+        start: Callable[[LearnSettings], Awaitable[Learner]],
         engine: Engine,
         learner: Learner,
         *,
         adapters: bool = False,
         on_death: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take over `learner`, which `start` has just returned.
+        """Take over `learner`, which `start` has just returned with the initial weights.
 
         With `adapters`, the engine of a LoRA run gets the adapter, else merged weights. `on_death` gets the reason of
         each death of a learner.
@@ -86,7 +81,6 @@ class LivePolicy:
         self.engine = engine
         self._start = start
         self._on_death = on_death
-        self.restarts = 0
         self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
         self._fresh = True
@@ -109,7 +103,7 @@ class LivePolicy:
         Replays steps bit for bit. Raises `RunError` if the weights differ from the log's, for example on a different
         machine or with different library versions. An engine that takes turns on the devices sleeps meanwhile.
         """
-        if self._takes_turns:  # the learner is a new one, on the device: nothing to take back
+        if self._takes_turns:  # the learner was just started on the device, and needs no reload
             await self.engine.sleep()
         steps = replayed_steps(self.run, history)
         start = steps.start - 1
@@ -121,7 +115,7 @@ class LivePolicy:
             if step > start + 1 and learn_settings(config) != learn_settings(configs[step - 1]):
                 if self._learner.version:
                     shutil.rmtree((await self._publish_verified(history, step - 1)).path)
-                await self._save(step - 1)
+                await save_checkpoint(self._learner, self.run, self.config, step - 1)
                 await self._begin(config, step - 1)
             if step <= history.step and (batch := make_batch(episodes[step], config)).samples:
                 await self._learner.step(batch.samples, batch.episodes, batch.tokens)
@@ -144,7 +138,7 @@ class LivePolicy:
                 raise UsageError(str(error), fix=self._explain_removal(step)) from error
 
     def _explain_removal(self, step: int) -> str:
-        # the log gives the same weights from any other checkpoint, or from none
+        # replaying the log gives the same weights from any checkpoint, or from none
         saved = self.run.saved_checkpoints()
         earlier = next((path for number, path in sorted(saved.items(), reverse=True) if number < step
                         and not damage(path)), None)  # fmt: skip
@@ -152,7 +146,7 @@ class LivePolicy:
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then replays the log from {start} to its end"
 
     async def _publish_verified(self, history: History, step: int) -> Published:
-        """Publish the learner's weights. Raises `RunError` if they are not those that the log has after `step`."""
+        """Publish the learner's weights. Raises `RunError` if they differ from the log's after `step`."""
         published = await self._publish()
         if published.checksum != history.steps[step - 1]["checksum"]:
             raise RunError(
@@ -164,7 +158,7 @@ class LivePolicy:
     async def improve(self, batch: Batch, history: History) -> tuple[dict[str, Any], str]:
         """Train on `batch` and serve the new weights; return metrics and the weights' checksum.
 
-        Adds to the metrics ``sync_seconds`` and ``sync_bytes``; if engine and learner take turns on the devices also
+        Adds the metrics ``sync_seconds`` and ``sync_bytes``; if engine and learner take turns on the devices also
         ``sleep_seconds``, ``wake_seconds`` (engine), ``take_back_seconds``, ``put_away_seconds``, ``moved_bytes``
         (learner). Without samples, changes nothing.
         """
@@ -181,17 +175,10 @@ class LivePolicy:
 
     async def save(self, history: History) -> Path:
         """Write ``checkpoints/STEP``; delete the oldest beyond `run.keep_checkpoints`."""
-        return await self._retry(lambda: self._save(history.step), history)
+        return await self._retry(lambda: save_checkpoint(self._learner, self.run, self.config, history.step), history)
 
     async def _retry(self, action: Callable[[], Awaitable[T]], history: History) -> T:
-        async def restore() -> None:
-            self.restarts += 1
-            await self.restore(history)
-
-        return await retry_learner(action, restore, self.config.run.retries, self._on_death)
-
-    async def _save(self, step: int) -> Path:
-        return await save_checkpoint(self._learner, self.run, self.config, step)
+        return await retry_learner(action, lambda: self.restore(history), self.config.run.retries, self._on_death)
 
     async def close(self) -> None:
         """End the learner, but not the engine."""
@@ -213,8 +200,8 @@ class LivePolicy:
         await self.engine.sleep()
         asleep = time.monotonic()
         await self._learner.take_back()
-        reload_seconds = time.monotonic() - asleep
-        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reload_seconds, 3)}
+        reloaded = time.monotonic()
+        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(reloaded - asleep, 3)}
 
     async def _serve(self, published: Published) -> dict[str, float]:
         """Load the published weights into the engine; return bytes and seconds."""

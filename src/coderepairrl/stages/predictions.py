@@ -22,7 +22,7 @@ _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": ".
 
 
 class Prediction(NamedTuple):
-    """Patch of `model` for task `instance`."""
+    """Patch by `model` for the task `instance`."""
 
     instance: str
     model: str
@@ -34,10 +34,10 @@ class Prediction(NamedTuple):
         return not self.patch.strip()
 
 
-def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
+def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> None:
     """Write ``predictions.jsonl``, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
-    Bytes that are not UTF-8 become surrogate escapes. Replaces existing files.
+    Bytes that are not UTF-8 become surrogate escapes.
     """
     lines: dict[int, list[str]] = {0: []}
     for episode in episodes:
@@ -49,11 +49,9 @@ def write_predictions(folder: Path, model: str, episodes: Iterable[Episode]) -> 
             "model_patch": episode.patch.decode("utf-8", "surrogateescape"),
         }
         lines.setdefault(episode.attempt, []).append(json.dumps(row) + "\n")
-    paths = []
-    for attempt, attempt_lines in sorted(lines.items()):
-        paths.append(folder / (f"predictions-{attempt}.jsonl" if attempt else "predictions.jsonl"))
-        write_atomic(paths[-1], "".join(attempt_lines))
-    return paths
+    for attempt, attempt_lines in lines.items():
+        name = f"predictions-{attempt}.jsonl" if attempt else "predictions.jsonl"
+        write_atomic(folder / name, "".join(attempt_lines))
 
 
 def prediction_files(run: Path, evaluation: str) -> list[Path]:
@@ -98,7 +96,7 @@ def read_predictions(path: Path) -> list[Prediction]:
         if predictions.setdefault((model, instance), prediction) != prediction:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",
-                fix="several attempts are files of their own, one patch for each instance",
+                fix="write each attempt to a separate file, with one patch for each instance",
             )
     if not predictions:
         raise UsageError(f"{path} has no predictions", fix=_FIX)

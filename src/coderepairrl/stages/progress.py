@@ -41,7 +41,7 @@ _COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 class Progress:
     """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    A name prefixed to lines replaces the panel.
+    `label` is a prefix of lines, which replaces the panel.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Progress:
         *,
         quiet: bool = False,
         show: Callable[[Episode], str] = lambda episode: "",
-        beside: str = "",
+        label: str = "",
     ) -> None:
-        self._show, self._beside = show, beside
+        self._show, self._label = show, label
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total_steps = total_steps
         self._started = self._phase_began = time.monotonic()
         self._phase, self._done, self._expected = "starting", 0, 0
-        self._step = self._first_step = 0
+        self.finished_step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
         # Causes of void and crashed episodes in this phase: each kind is printed once, then counted.
@@ -67,27 +67,22 @@ class Progress:
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal and not self._beside:
+        if self.console.is_terminal and not self._label:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.console.is_terminal and not self._beside:
+        if self.console.is_terminal and not self._label:
             self._live.stop()
         self._count_broken()
         for line in self._notes.zeros(_NOTES):
             self.say(line)
 
-    @property
-    def finished_step(self) -> int:
-        """Last finished step, or 0."""
-        return self._step
-
     def resume(self, step: int, replayed: range) -> None:
-        """Report earlier steps; `replayed` follow the newest checkpoint."""
-        self._step = self._first_step = step
+        """Report that steps up to `step` are done; `replayed` follow the newest checkpoint."""
+        self.finished_step = self._first_step = step
         self.phase("replay")
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
         how = f"{again} replayed from the log" if replayed else "from its checkpoint"
@@ -121,18 +116,18 @@ class Progress:
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print a finished step."""
-        self._step, self._last = step, metrics
+        self.finished_step, self._last = step, metrics
         head = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  "
         self.say(head + _metrics_line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
-        """Print an alarm; keep it in the panel."""
+        """Print an alarm, and show it in the panel."""
         self._alarm = text
         self.say(f"ALARM: {text}")
 
     def say(self, text: str) -> None:
         """Print a line."""
-        text = f"{self._beside}: {text}" if self._beside else text
+        text = f"{self._label}: {text}" if self._label else text
         self.console.print(Text(logged(text)), soft_wrap=True)
 
     def _count_broken(self) -> None:
@@ -143,13 +138,13 @@ class Progress:
 
     def _panel(self) -> Table:
         now = time.monotonic()
-        steps = self._step - self._first_step
-        left = (now - self._started) / steps * (self.total_steps - self._step) if steps else None
+        steps = self.finished_step - self._first_step
+        left = (now - self._started) / steps * (self.total_steps - self.finished_step) if steps else None
         table = Table.grid(padding=(0, 2))
         done = f" {self._done}/{self._expected}" if self._expected else ""
         table.add_row("phase", Text(printable(self._phase) + done))
         if self.total_steps:  # an evaluation has none
-            table.add_row("step", f"{self._step}/{self.total_steps}")
+            table.add_row("step", f"{self.finished_step}/{self.total_steps}")
             table.add_row("", _metrics_line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         for ending in (Ending.VOID, Ending.CRASH):
@@ -174,13 +169,13 @@ def _metrics_line(metrics: Mapping[str, Any], room: int = 200) -> str:
 
 
 def _cause(episode: Episode) -> tuple[str, str]:
-    if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
+    if episode.ending is Ending.VOID:  # one kind: causes that differ only in numbers, of requests or processes
         cause = _line_of(episode.fault, 0)
         return re.sub(r"\d+", "0", cause), cause
-    # the last line is where a traceback names the error; it may quote the policy, and never come twice
+    # a traceback names the error in its last line, which may quote the policy, and so never repeats
     return episode.reason, f"{episode.reason}: {_line_of(episode.crash, -1)}"
 
 
 def _line_of(text: str, number: int) -> str:
-    # A policy may have written it.
+    # cut: a policy may have written it
     return fit_one_line((text.strip().splitlines() or [""])[number], _WIDEST)

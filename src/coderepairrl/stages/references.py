@@ -1,7 +1,7 @@
 """Verified repairs as further references for later steps.
 
-A reference is one repair of many, so similarity to it ranks repairs only up to a point. Further ones come from finished
-steps and are fixed before a step begins: scores do not depend on the order of attempts, and resuming keeps them.
+A reference is one repair of many, so similarity to it ranks repairs only roughly. Further ones come from finished steps
+and are fixed before a step begins: scores do not depend on the order of attempts, and a resumed run has the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coderepairrl.types import Ending, Episode, Task, Verified
 
 
 class References:
-    """Verified repairs of training tasks: the first `most` that differ in code."""
+    """Verified repairs of training tasks: the first `most` of each that differ in code."""
 
     def __init__(self, tasks: Iterable[Task], most: int) -> None:
         self.most = most
@@ -30,7 +30,7 @@ class References:
         return {task: tuple(repair for repair in repairs if repair.step < step) for task, repairs in self.known.items()}
 
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
-        """Add a finished step's repairs that passed all checks run; `episodes` are in batch order."""
+        """Add a finished step's repairs that passed all their checks; `episodes` are in batch order."""
         for episode in episodes:
             task = self._tasks.get(episode.task_id)
             valid = episode.ending is not Ending.VOID
@@ -60,7 +60,7 @@ class References:
 
 
 def read_references(run: RunFolder, history: History, tasks: Iterable[Task], most: int) -> References:
-    """References after the finished steps of `history`."""
+    """Read references from the finished steps of `history`."""
     references = References(tasks, most)
     if not most:
         return references

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coderepairrl import config as configs
@@ -17,7 +18,7 @@ from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sandbox.contents import read_local_files
 from coderepairrl.stages import predictions
-from coderepairrl.stats import Interval, Summary, outcomes, summarise
+from coderepairrl.stats import Interval, outcomes, summarise
 from coderepairrl.stats.measures import Prices, spent
 from coderepairrl.types import Episode, Task
 
@@ -33,38 +34,34 @@ def conclude(
     tasks: Iterable[Task],
     *,
     model: str = "",
-    agents: Mapping[str, str] | None = None,
-    known: Mapping[str, metrics.Row] | None = None,
+    agents: Mapping[str, str],
+    computed: Mapping[str, metrics.Row] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Write the results of evaluation `name` into `folder`; return the record for the log.
 
     Files: ``episodes/NAME-STEP.jsonl``, and in ``eval/NAME-STEP/`` ``metrics.jsonl``, ``summary.json`` and predictions.
-    `model` names the policy there (default: run and step), `agents` are by kind, `known` are metrics by episode id.
+    `model` names the policy there (default: run and step), `agents` are by kind, `computed` are metrics by episode id.
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
-    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, known or {})), **(known or {})}
+    rows = {**metrics.metrics_by_episode(_attempts(episodes, by_id, computed)), **computed}
     counts = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
-    summary = as_json(summarise(episodes)) | {"outcomes": _as_plain_result(counts)}
-    further = metrics.summarise_metrics(episodes, rows)
-    summary["metrics"] = _as_plain_result(
-        {each: further[each] for each in further if each not in {*counts, *summary["values"]}}
-    )
+    means = summarise(episodes)
+    summary: dict[str, Any] = {"episodes": means.episodes, "tasks": means.tasks, "void": means.void}
+    summary |= {"values": _as_plain_result(means.values), "outcomes": _as_plain_result(counts)}
+    further, repeated = metrics.summarise_metrics(episodes, rows), {*counts, *means.values}
+    summary["metrics"] = _as_plain_result({key: further[key] for key in further if key not in repeated})
     summary["slices"] = {
         part: {"tasks": len(ids)}
         | _as_plain_result(_headline([each for each in episodes if each.task_id in ids], rows))
-        for part, ids in metrics.task_slices(episodes, by_id, agents or {}).items()
+        for part, ids in metrics.task_slices(episodes, by_id, agents).items()
     }
     if labelled := answers.summarise_answers(episodes, by_id.values()):
         summary["answers"] = labelled
     folder.write_episodes(place, episodes)
+    measured = (each for each in episodes if each.id in rows)
     folder.write_attempts(
-        place,
-        (
-            {"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]}
-            for each in episodes
-            if each.id in rows
-        ),
+        place, ({"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]} for each in measured)
     )
     folder.write_evaluation(place, {"step": step, **summary})
     predictions.write_predictions(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
@@ -72,12 +69,12 @@ def conclude(
 
 
 def _attempts(
-    episodes: Sequence[Episode], tasks: Mapping[str, Task], known: Mapping[str, object]
+    episodes: Sequence[Episode], tasks: Mapping[str, Task], computed: Mapping[str, object]
 ) -> Iterator[metrics.Attempt]:
-    # By task: a patch may change all files of a project, and only one task's files are held.
+    # Task by task: patches may change all files of a project, and only one task's files fit in memory.
     by_task: dict[str, list[Episode]] = {}
     for each in episodes:
-        if each.id not in known:
+        if each.id not in computed:
             by_task.setdefault(each.task_id, []).append(each)
     for name, task_episodes in by_task.items():
         task, sources = tasks.get(name), None
@@ -94,22 +91,12 @@ def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> d
     return metrics.summarise_metrics(episodes, headline)
 
 
-def as_json(summary: Summary) -> dict[str, Any]:
-    """Convert a summary to plain data."""
-    return {
-        "episodes": summary.episodes,
-        "tasks": summary.tasks,
-        "void": summary.void,
-        "values": _as_plain_result(summary.values),
-    }
-
-
 def _as_plain_result(intervals: Mapping[str, Interval]) -> dict[str, Any]:
     return {name: interval._asdict() for name, interval in intervals.items()}
 
 
 def read_results(folder: RunFolder) -> dict[str, Any]:
-    """Results of the evaluation in `folder`."""
+    """Read the results of the evaluation in `folder`."""
     about = folder.about()
     cost = spent(logged_episodes(folder.records()))
     prices = about.get("prices")
@@ -135,12 +122,13 @@ def _agents_of(about: Mapping[str, Any], name: str) -> str:
 
 
 def format_results(results: Sequence[Mapping[str, Any]]) -> str:
-    """Results of each policy as text."""
+    """Format the results of each policy."""
     texts = [_format_result(result, configs.load_config(result["run"])) for result in results]
     if len(texts) == 1:
         return texts[0]
-    command = spell_crrl(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
-    return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
+    command = f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}"
+    next_commands = format_next_commands({command: "is a policy better than the first?"})
+    return "\n\n".join([*texts, "\n".join(next_commands)])
 
 
 def _format_result(result: Mapping[str, Any], config: Config) -> str:
@@ -162,10 +150,10 @@ def _format_result(result: Mapping[str, Any], config: Config) -> str:
 
 
 def format_cost(cost: Mapping[str, Any]) -> str:
-    """Calls, tokens, seconds and money of attempts in a line."""
+    """Format calls, tokens, seconds and money of attempts in a line."""
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
     silent = cost["unreported"]
-    unreported = f" (without those of {counted(silent, 'call')}, of which the server does not say)" if silent else ""
+    unreported = f" (without {counted(silent, 'call')}, whose tokens the server does not report)" if silent else ""
     return (
         f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
         f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
@@ -218,9 +206,7 @@ _REPEATED = {"empty_patches", "turns", "tests"}
 
 def _next(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
-    commands = {
-        f"crrl report {run}": "the numbers on one page, every attempt token by token",
-    }
+    commands = {f"crrl report {run}": "the numbers on one page, every attempt token by token"}
     if result["shard"] != _WHOLE:
         commands["crrl eval --merge SHARD... -o FOLDER"] = "all shards as one run folder"
     else:
@@ -234,5 +220,10 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
             commands[command] = "which patches pass its tests: docs/guides/grade.md"
-    wide = max(map(len, map(spell_crrl, commands)))
-    return ["next:", *(f"  {spell_crrl(command):<{wide}}  {purpose}" for command, purpose in commands.items())]
+    return format_next_commands(commands)
+
+
+def format_next_commands(purposes: Mapping[str, str]) -> list[str]:
+    """Format commands and their purposes."""
+    width = max(map(len, map(spell_crrl, purposes)))
+    return ["next:", *(f"  {spell_crrl(command):<{width}}  {purpose}" for command, purpose in purposes.items())]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from coderepairrl.config.schema import Keep
@@ -21,7 +20,7 @@ _LISTED = 8  # Tasks, repositories and languages that are listed; the others are
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What filters need to know of an attempt.
+    """Facts about an attempt that filters use.
 
     >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
     True
@@ -51,7 +50,7 @@ class Candidate:
 
 
 class FilterResult(NamedTuple):
-    """How many attempts a filter dropped and left."""
+    """Numbers of attempts that a filter dropped and left."""
 
     filter: str
     dropped: int
@@ -73,16 +72,15 @@ class Selection(NamedTuple):
             "kept": len(self.kept),
             "tasks": len({each.task for each in self.kept}),
             "filters": [step._asdict() for step in self.steps],
-            **{f"by_{part}": _count_kept(self.kept, part) for part in ("language", "repository", "task")},
+            **{f"by_{part}": _count_kept(self.kept, part) for part in _ALTERNATING},
         }
 
 
-Predicate = Callable[[Candidate], bool]
 Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
 def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
-    """Apply the filters of `keep` in order. Raises `UsageError` that names the filter that leaves no attempt."""
+    """Apply the filters of `keep` in order. Raises `UsageError` that names a filter that leaves no attempt."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
         raise UsageError("no attempt has a verdict to select from", fix="crrl collect makes some")
@@ -95,74 +93,63 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
     return Selection(tuple(sorted(left, key=lambda each: each.key)), len(candidates), tuple(steps))
 
 
-def _active_filters(keep: Keep) -> list[tuple[str, Filter]]:
-    """List the filters that `keep` switches on, named as on the command line."""
+def _active_filters(keep: Keep) -> Iterator[tuple[str, Filter]]:
+    """Filters that `keep` switches on, named as on the command line."""
 
-    def has_reward(one: Candidate) -> bool:
-        return keep.above < 0 if one.reward is None else one.reward > keep.above
+    def has_reward(each: Candidate) -> bool:
+        return keep.above < 0 if each.reward is None else each.reward > keep.above
 
-    by_attempt: list[tuple[bool, str, Predicate]] = [
-        (True, f"keep.endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
-        (True, _WELL_FORMED, lambda one: not one.malformed),
-        (True, f"keep.above={keep.above:g}", has_reward),
-        (keep.passed, "keep.passed=true", lambda one: bool(one.passed)),
-    ]
-    by_comparison: list[tuple[bool, str, Filter]] = [
-        (True, _DISTINCT, _drop_duplicates),
-        (keep.best > 0, f"keep.best={keep.best}", partial(_keep_best, k=keep.best)),
-        (keep.total > 0, f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]),
-    ]
-    filters: list[tuple[bool, str, Filter]] = [(on, name, partial(_keep_if, matches=it)) for on, name, it in by_attempt]
-    return [(name, apply) for is_on, name, apply in (*filters, *by_comparison) if is_on]
-
-
-def _keep_if(attempts: Sequence[Candidate], matches: Predicate) -> list[Candidate]:
-    return [one for one in attempts if matches(one)]
+    yield f"keep.endings={','.join(keep.endings)}", lambda some: [each for each in some if each.ending in keep.endings]
+    yield _WELL_FORMED, lambda some: [each for each in some if not each.malformed]
+    yield f"keep.above={keep.above:g}", lambda some: list(filter(has_reward, some))
+    if keep.passed:
+        yield "keep.passed=true", lambda some: [each for each in some if each.passed]
+    yield _DISTINCT, _drop_duplicates
+    if keep.best > 0:
+        yield f"keep.best={keep.best}", lambda some: _keep_best(some, keep.best)
+    if keep.total > 0:
+        yield f"keep.total={keep.total}", lambda some: _alternate(some, _ALTERNATING)[: keep.total]
 
 
 def _sort_by_reward(attempts: Sequence[Candidate]) -> list[Candidate]:
-    return sorted(attempts, key=lambda one: float("inf") if one.reward is None else -one.reward)
+    return sorted(attempts, key=lambda each: float("inf") if each.reward is None else -each.reward)
 
 
 def _drop_duplicates(attempts: Sequence[Candidate]) -> list[Candidate]:
-    seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
-    for one in _sort_by_reward(attempts):
-        digests = {(one.task, digest) for digest in (one.patch, one.conversation) if digest}
+    seen, keys = set[tuple[str, str]](), set[tuple[int, str]]()
+    for each in _sort_by_reward(attempts):
+        digests = {(each.task, digest) for digest in (each.patch, each.conversation) if digest}
         if not digests & seen:
-            kept.add(one.key)
+            keys.add(each.key)
         seen |= digests
-    return [one for one in attempts if one.key in kept]
+    return [each for each in attempts if each.key in keys]
 
 
 def _keep_best(attempts: Sequence[Candidate], k: int) -> list[Candidate]:
     count_by_task = Counter[str]()
     best = []
-    for one in _sort_by_reward(attempts):
-        count_by_task[one.task] += 1
-        if count_by_task[one.task] <= k:
-            best.append(one)
-    return sorted(best, key=lambda one: one.key)
+    for each in _sort_by_reward(attempts):
+        count_by_task[each.task] += 1
+        if count_by_task[each.task] <= k:
+            best.append(each)
+    return sorted(best, key=lambda each: each.key)
 
 
 def _alternate(attempts: Sequence[Candidate], fields: Sequence[str]) -> list[Candidate]:
     """Order attempts round robin over the values of the first field, and within a value over those of the next."""
     if not fields:
-        return sorted(attempts, key=lambda one: _draw_order(one.task, one.conversation, one.patch))
-    queues = [_alternate(group, fields[1:]) for group in _group_by(attempts, fields[0])]
+        return sorted(attempts, key=lambda each: _draw_order(each.task, each.conversation, each.patch))
+    groups = defaultdict[str, list[Candidate]](list)
+    for each in attempts:
+        groups[getattr(each, fields[0])].append(each)
+    queues = [_alternate(group, fields[1:]) for group in groups.values()]
     queues.sort(key=lambda queue: _draw_order(getattr(queue[0], fields[0])))
     longest = max(map(len, queues), default=0)
     return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
 
 
-def _group_by(attempts: Sequence[Candidate], field: str) -> list[list[Candidate]]:
-    groups = defaultdict[str, list[Candidate]](list)
-    for one in attempts:
-        groups[getattr(one, field)].append(one)
-    return [groups[value] for value in sorted(groups)]
-
-
 def _draw_order(*parts: str) -> bytes:
-    # a random order that depends only on the contents, so it is the same on every machine
+    # a random order that depends only on the contents, and so is the same on every machine
     return hashlib.blake2b("\0".join(["0", *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -170,24 +157,24 @@ def _suggest_fix(name: str, before: Sequence[Candidate]) -> str:
     field, _, _ = name.removeprefix("keep.").partition("=")
     if field == "endings":
         endings = ", ".join(
-            f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common()
+            f"{count} {ending}" for ending, count in Counter(each.ending for each in before).most_common()
         )
         return f"their endings: {endings}; accept more of them: keep.endings=done,limit"
     if field == _WELL_FORMED:
         return f"for example: {before[0].malformed}"
-    judged = [one for one in before if one.reward is not None]
+    judged = [each for each in before if each.reward is not None]
     if field == "above" and judged:
-        best = max(one.reward for one in judged if one.reward is not None)
+        best = max(each.reward for each in judged if each.reward is not None)
         return f"the highest reward is {best:g}: lower keep.above, or collect more attempts"
     if field == "above":
         return "none of them was judged: keep.above=-1 keeps attempts without a verdict, crrl grade judges patches"
-    if field == "passed" and all(one.passed is None for one in before):
+    if field == "passed" and all(each.passed is None for each in before):
         return "none of them was judged: crrl grade judges patches"
     return "relax this filter, or collect more attempts"
 
 
 def _count_kept(kept: Sequence[Candidate], part: str) -> dict[str, int]:
-    return dict(sorted(Counter(getattr(one, part) for one in kept).items(), key=lambda pair: (-pair[1], pair[0])))
+    return dict(sorted(Counter(getattr(each, part) for each in kept).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def format_selection(summary: Mapping[str, Any]) -> list[str]:
@@ -195,13 +182,10 @@ def format_selection(summary: Mapping[str, Any]) -> list[str]:
     rows = [(f"{summary['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in summary["filters"]]
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]
-    for part in ("language", "repository", "task"):
-        counts = {name: count for name, count in summary[f"by_{part}"].items() if name}
-        counted_names = [f"{name} {count}" for name, count in list(counts.items())[:_LISTED]]
-        more = [f"{len(counts) - _LISTED} more"] if len(counts) > _LISTED else []
-        if counts:
+    for part in _ALTERNATING:
+        names = [f"{name} {count}" for name, count in summary[f"by_{part}"].items() if name]
+        more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
+        if names:
             plural = {"repository": "repositories"}.get(part, f"{part}s")
-            lines.append(
-                f"{len(counts):>7} {plural if len(counts) > 1 else part}: {', '.join([*counted_names, *more])}"
-            )
+            lines.append(f"{len(names):>7} {plural if names[1:] else part}: {', '.join([*names[:_LISTED], *more])}")
     return lines

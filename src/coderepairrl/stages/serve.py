@@ -8,8 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from coderepairrl.plan import resolve_serving
 from coderepairrl.plan.model import LocalModel, RemoteModel, ServingPlan, Use
 from coderepairrl.plan.replying import replying
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import Interrupted, allow_open_files, run_until_interrupted
+from coderepairrl.processes.signals import allow_open_files
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.sessions import SessionRequest, Sessions, Visitors
@@ -43,24 +42,8 @@ TOKEN = "CRRL_ADMIN_TOKEN"
 """Environment variable that may hold the token of an admin port."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Addresses of a server: the gateway on `host`:`port` (0: any free) and the Unix socket `socket`.
-
-    The host's API is on the Unix socket `admin`, or with a token on `admin_port`.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    socket: Path | None = None
-    admin: Path | None = None
-    admin_port: int | None = None
-    chat: bool | None = None
-    """Whether the gateway answers local clients without a session's key; None: unless others serve the model."""
-
-
 def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
-    """Model that `model` names, and its settings; `log`: folder for turns. Raises as `parts.raise_all`."""
+    """Plan to serve `model`; `log` is a folder for turns. Raises as `parts.raise_all`."""
 
     def check_log() -> None:
         if log is not None:
@@ -72,28 +55,24 @@ def plan_server(model: str, overrides: Sequence[str] = (), *, log: Path | None =
 
 async def serve(
     plan: ServingPlan,
-    places: Places,
     *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    socket: Path | None = None,
+    admin: Path | None = None,
+    admin_port: int | None = None,
+    chat: bool | None = None,
     log: Path | None = None,
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `plan` until one of `signals.STOPPING`; calls `ready` with the addresses.
+    """Serve the model of `plan` until cancelled; calls `ready` with the addresses.
 
-    Turns are recorded in the folder `log`. Raises `UsageError` for a taken address or folder, and as `replying`.
+    The gateway is on `host`:`port` (0: any free) and the Unix socket `socket`, the host's API on the Unix socket
+    `admin`, or with a token on `admin_port`. With `chat` (default: unless others serve the model) the gateway answers
+    local clients without a session's key. Turns are recorded in the folder `log`. Raises `UsageError` for a taken
+    address or folder, and as `replying`.
     """
-    with suppress(Interrupted):  # from the first moment on: an engine that is being started ends with us
-        await run_until_interrupted(_serve(plan, places, log, ready, say))
-
-
-async def _serve(
-    plan: ServingPlan,
-    places: Places,
-    log: Path | None,
-    ready: Callable[[dict[str, Any]], None],
-    say: Callable[[str], None],
-) -> None:
-    config = plan.config
     allow_open_files()
     async with AsyncExitStack() as parts:
         home = parts.enter_context(scratch("serve"))
@@ -102,7 +81,7 @@ async def _serve(
         if isinstance(plan.model, LocalModel):
             for fork in plan.model.forks:
                 say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
-        rollout = config.rollout
+        rollout = plan.config.rollout
         sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
 
         def on_turn(episode: str, turn: Turn) -> None:
@@ -111,23 +90,23 @@ async def _serve(
 
         server = Gateway(source, sampling=sampling, on_turn=on_turn)
         parts.push_async_callback(server.stop)
-        await server.start(places.host, places.port, places.socket)
-        if places.socket is not None:
-            parts.callback(places.socket.unlink, missing_ok=True)
+        await server.start(host, port, socket)
+        if socket is not None:
+            parts.callback(socket.unlink, missing_ok=True)
         sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
-        chat = not isinstance(plan.model, RemoteModel) if places.chat is None else places.chat
+        chat = not isinstance(plan.model, RemoteModel) if chat is None else chat
         if chat:
             server.keyless_session = Visitors(sessions)
         parts.push_async_callback(sessions.close_all)
-        by_port = places.admin_port is not None
+        by_port = admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
         host_only = Admin(sessions, source, token)
         parts.push_async_callback(host_only.stop)
-        address = places.admin or home / "admin.sock"
-        where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
-        if not by_port:
+        address = None if by_port else admin or home / "admin.sock"
+        where = await host_only.start(socket=address, port=admin_port)
+        if address is not None:
             parts.callback(address.unlink, missing_ok=True)
-        addresses = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        addresses = {"gateway": server.url, "socket": str(socket or ""), "admin": where, "token": token}
         addresses |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
         ready({name: value for name, value in addresses.items() if value})
         try:
@@ -171,9 +150,7 @@ class _Weights(BaseModel):
 
 class _Refused(Exception):
     def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = {"code": code, "message": message, "fix": fix}
+        super().__init__(status, code, message, fix)
 
 
 class Admin:
@@ -184,7 +161,7 @@ class Admin:
         self._source = source
         self._token = token
         self._served = 0
-        """What the engine had at `start`, or what was loaded last, which one that is restarted is given again."""
+        """Version of the engine's weights; a restarted engine loads them again."""
         self._loading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
@@ -215,7 +192,7 @@ class Admin:
                 await site.start()
                 return f"http://{host}:{site.port}"
             check_free(socket)
-            before = os.umask(0o177)  # from its first moment on it is its owner's only
+            before = os.umask(0o177)  # private from the moment of its creation
             try:
                 await web.UnixSite(self._runner, str(socket)).start()
             finally:
@@ -235,29 +212,27 @@ class Admin:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Check the token; turn refusals into JSON."""
+        """Check the token; turn errors into JSON."""
         try:
-            sent_token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._token and not hmac.compare_digest(
-                sent_token.encode(errors="surrogateescape"), self._token.encode()
-            ):
+            header = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if self._token and not hmac.compare_digest(header.removeprefix(b"Bearer "), self._token.encode()):
                 raise _Refused(401, "unauthorized", "the token is missing or wrong")
             return await handler(request)
         except _Refused as refused:
-            return web.json_response({"error": refused.error}, status=refused.status)
+            status, code, message, fix = refused.args
         except web.HTTPException as error:
             code = "not_found" if error.status == 404 else "invalid_request"
-            return web.json_response({"error": {"code": code, "message": error.reason, "fix": ""}}, status=error.status)
+            status, message, fix = error.status, error.reason, ""
         except CodeRepairError as error:
             code = f"{error.boundary}_fault" if isinstance(error, Fault) else "failed"
-            details = {"code": code, "message": str(error), "fix": error.fix}
-            return web.json_response({"error": details}, status=503)
+            status, message, fix = 503, str(error), error.fix
+        return web.json_response({"error": {"code": code, "message": message, "fix": fix}}, status=status)
 
     async def _open(self, request: web.Request) -> web.Response:
-        wishes = await _body(request, SessionRequest)
-        if wishes.id and wishes.id in self._sessions:
-            raise _Refused(409, "exists", f"there is an open session {wishes.id!r}", "close it, or choose another id")
-        return web.json_response(self._sessions.open(wishes), status=201)
+        body = await _body(request, SessionRequest)
+        if body.id and body.id in self._sessions:
+            raise _Refused(409, "exists", f"there is an open session {body.id!r}", "close it, or choose another id")
+        return web.json_response(self._sessions.open(body), status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"sessions": self._sessions.summary()})
@@ -291,7 +266,7 @@ class Admin:
             except EngineFault as fault:
                 if not await _alive(engine):
                     raise
-                raise _Refused(422, "refused", f"{fault}", "the weights of before go on being served") from fault
+                raise _Refused(422, "refused", f"{fault}", "the previous weights stay in use") from fault
         return web.json_response({"version": self._served, "loadable": True})
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -316,10 +291,5 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
         return model.model_validate_json(await request.read() or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _Refused(
-            400,
-            "invalid_value",
-            f"{where}: {first['msg']}" if where else first["msg"],
-            "what may be sent is in docs/guides/serve.md",
-        ) from error
+        message = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise _Refused(400, "invalid_value", message, "what may be sent is in docs/guides/serve.md") from error

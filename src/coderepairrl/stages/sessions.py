@@ -1,4 +1,4 @@
-"""Sessions of a served model: opened, described, closed, and optionally logged; found for plain chat clients."""
+"""Sessions of a served model, optionally logged, also for plain chat clients without a key."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from coderepairrl.runs import Log
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Turn
 
+_OF_TRAINERS = ("episode_id", "advantage")  # Fields of a sample that only its trainer knows.
+
 
 class _Given(BaseModel):
-    """A client's wishes; defaults are the server's."""
+    """A client's request; defaults are the server's."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -36,7 +38,7 @@ class RequestedLimits(_Given):
 
 
 class RequestedSampling(_Given):
-    """`Sampling` of a session, which can be trained on only with a bare temperature."""
+    """`Sampling` of a session; with more than a temperature, nothing is trained on."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -78,10 +80,10 @@ class Sessions:
         """Open a session; returns what its agent needs."""
         name = request.id or f"session-{secrets.token_hex(8)}"
         limits = replace(self._limits, **request.limits.model_dump(exclude_none=True))
-        wishes = request.sampling.model_dump(exclude_none=True)
-        if "stop" in wishes:
-            wishes["stop"] = tuple(wishes["stop"])
-        sampling = replace(self._server.sampling, **wishes)
+        requested = request.sampling.model_dump(exclude_none=True)
+        if "stop" in requested:
+            requested["stop"] = tuple(requested["stop"])
+        sampling = replace(self._server.sampling, **requested)
         if self._log is not None:
             at = {"phase": "serve", "step": 0, "group": name, "attempt": 0, "task": ""}
             self._log.append("episode", id=name, **at, seed=request.seed, limits=limits, sampling=sampling)
@@ -101,21 +103,21 @@ class Sessions:
         }
 
     def summary(self) -> list[dict[str, Any]]:
-        """One line for each open session."""
+        """Summarise each open session."""
         return [
             {"id": name, "turns": len(session.turns), **_state(session)} for name, (session, _) in self._open.items()
         ]
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """Everything about the session `name`. Raises KeyError."""
+        """Describe the session `name` with its turns. Raises KeyError."""
         return await asyncio.to_thread(_describe, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """End the session `name`, and `describe` it to all who close it. Raises KeyError."""
+        """End the session `name`; return its description. Raises KeyError."""
         entry = self._open[name]
         session, _ = entry
         turns = await self._server.close(session)
-        if self._open.get(name) is entry:  # nobody was quicker, and this is not another one of that name
+        if self._open.get(name) is entry:  # no other call has closed it, or opened a new one of that name
             del self._open[name]
             if self._log is not None:
                 self._log.append("verdict", verdict=replace(_episode(session, turns, self._side_calls), turns=()))
@@ -129,17 +131,17 @@ class Sessions:
 
 
 def _describe(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
-    turns, most = session.turns, session.limits.tokens
+    turns, max_tokens = session.turns, session.limits.tokens
     episode = _episode(session, turns, side_calls)
-    rows, account = stitch(episode, 1.0, max_tokens=most)
-    each = zip(turns, fates(episode, max_tokens=most), strict=True)
+    rows, account = stitch(episode, 1.0, max_tokens=max_tokens)
+    turn_fates = zip(turns, fates(episode, max_tokens=max_tokens), strict=True)
     return {
         "id": session.episode_id,
         **_state(session),
         "limits": asdict(session.limits),
         "sampling": dump(sampling),
-        "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in each],
-        "rows": [_sample_row(dump(row)) for row in rows],
+        "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in turn_fates],
+        "rows": [{key: value for key, value in dump(row).items() if key not in _OF_TRAINERS} for row in rows],
         "account": {**asdict(account), "delivered": account.delivered, "expansion": account.expansion},
     }
 
@@ -170,18 +172,13 @@ def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -
     )
 
 
-def _sample_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A sample without the fields that only its trainer knows."""
-    return {name: value for name, value in row.items() if name not in ("episode_id", "advantage")}
-
-
 CONVERSATIONS = 256
-"""Most open conversations: beyond them, one without a turn is closed, or the least recently used."""
+"""Most open conversations; one more closes one without a turn, or the least recently used."""
 _REMEMBERED = 1 << 14
 
 
 class Visitors:
-    """Finder of the session for a request without a key; opens one in `sessions` if needed.
+    """Finds the session for a request without a key, or opens one in `sessions`.
 
     A request continues the conversation whose last request it repeats, with the reply and new messages; a retry, one
     whose client left before the answer.
@@ -192,11 +189,11 @@ class Visitors:
         self._asked: dict[str, list[str]] = {}
         """Sessions by the messages of their requests."""
         self._open: dict[str, None] = {}
-        """The one that was asked least recently first."""
+        """Least recently used first."""
         self._closing: set[asyncio.Task[Any]] = set()
 
     def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
-        """Session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
+        """Find or open the session for `request`, a body of any dialect; `again`: its client marks it as a retry."""
         messages = _request_messages(request)
         replies = [place for place, message in enumerate(messages) if _by_model(message)]
         session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
@@ -207,8 +204,8 @@ class Visitors:
         self._open.pop(session.episode_id, None)
         self._open[session.episode_id] = None
         digest = _conversation_digest(messages)
-        still = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
-        self._asked[digest] = [*still, session.episode_id]
+        others = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
+        self._asked[digest] = [*others, session.episode_id]
         if len(self._asked) > _REMEMBERED:
             del self._asked[next(iter(self._asked))]
         return session
@@ -220,16 +217,14 @@ class Visitors:
         return [each for each in sessions if each is not None and not each.spent]
 
     def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
-        """The newest session with these messages and this reply, preferably one not continued yet; else the newest."""
-        able = self._asked_so(messages)
-        replies = {
-            each.episode_id: [
-                turn.index for turn in each.turns if _message_text(turn.messages[-1]) == _message_text(reply)
-            ]
-            for each in able
+        """The newest session with these messages and this reply, preferably not yet continued; else the newest."""
+        sessions, text = self._asked_so(messages), _message_text(reply)
+        replied = {
+            each.episode_id: {turn.index for turn in each.turns if _message_text(turn.messages[-1]) == text}
+            for each in sessions
         }
-        latest = [each for each in able if {*replies[each.episode_id]} - {turn.base for turn in each.turns}]
-        return next(iter(latest or [each for each in able if replies[each.episode_id]] or able), None)
+        latest = [each for each in sessions if replied[each.episode_id] - {turn.base for turn in each.turns}]
+        return next(iter(latest or [each for each in sessions if replied[each.episode_id]] or sessions), None)
 
     def _begin(self) -> Session:
         open_sessions = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}
@@ -241,7 +236,7 @@ class Visitors:
         name = str(self._sessions.open(SessionRequest(id=f"chat-{secrets.token_hex(8)}"))["id"])
         self._open[name] = None
         session = self._sessions.session(name)
-        assert session is not None  # it was opened just now
+        assert session is not None
         return session
 
     def _close(self, name: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from coderepairrl.runs.examples import NAME
 from coderepairrl.stages import life_cycle
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Bench, initial_model, open_rollout, start_learner
+from coderepairrl.stages.policy import replayed_steps
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluate, evaluation_due
 from coderepairrl.sync.weights import shared_folder
@@ -38,7 +40,7 @@ LOSS = "held_out/loss"
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """Running parts for steps."""
+    """Running parts of a fine-tuning."""
 
     plan: ImitationPlan
     folder: RunFolder
@@ -59,14 +61,14 @@ class _Run:
 def plan_sft(
     file: str, overrides: Sequence[str] = (), *, resume: bool = False, fetches: bool = True
 ) -> tuple[ImitationPlan, RunFolder]:
-    """Plan and run folder of `crrl sft FILE OVERRIDES`; without `fetches`, no model is downloaded.
+    """Plan `crrl sft FILE OVERRIDES`, and find its run folder; without `fetches`, no model is downloaded.
 
     Raises `UsageError` for a `file` of examples, and as `load_settings` and `resolve_imitation`.
     """
     if (Path(file) / NAME).is_file():
         raise UsageError(
-            f"{file} has examples, which are what to learn from, and not how",
-            fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
+            f"{file} has examples to learn from, but no settings",
+            fix=f"crrl sft sft-tiny data.paths={file}, or your own config in place of sft-tiny",
         )
     config, folder = life_cycle.load_settings(file, overrides, resume=resume)
     return resolve_imitation(life_cycle.pin_models(config, fetches=fetches)), folder
@@ -75,8 +77,8 @@ def plan_sft(
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train by `plan` in `folder`; return the summary for ``--json``.
 
-    Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
-    else the error that stopped the run; `resume` continues it.
+    `resume` continues the run. Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is
+    taken or holds another run, else the error that stopped the run.
     """
     meter, progress = Meter(), Progress(plan.config.run.steps, quiet=quiet)
     with life_cycle.interruptible(folder, progress, f"crrl sft {folder.path} --resume"), progress:
@@ -98,9 +100,10 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
 
 
 def summarise_fine_tuning(folder: RunFolder) -> dict[str, Any]:
-    """Steps, last metrics, lowest held-out loss, evaluations."""
+    """Summarise steps, last metrics, lowest held-out loss, and evaluations."""
     history = read_history(folder)
-    losses = _losses(_first(folder), history)
+    metrics_by_step = {0: _first(folder)} | {record["step"]: record["metrics"] for record in history.steps}
+    losses = {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
     held_out = {}
     if losses:
         best = min(losses, key=lambda step: losses[step])
@@ -116,7 +119,10 @@ async def _train(run: _Run) -> None:
         began = time.monotonic()
         run.progress.phase("learn")
         learned = await _learn(run, step)
-        held_out = await _measure_if_due(run, step)
+        held_out: dict[str, Any] = {}
+        if _measures(run.plan, step) and run.plan.examples.held_out:
+            run.progress.phase("measure")
+            held_out = await _measure_held_out(run)
         numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
         metrics = {
             **{f"learn/{name}": value for name, value in numbers.items()},
@@ -124,15 +130,9 @@ async def _train(run: _Run) -> None:
             "epoch": round(step * config.data.batch / len(run.plan.examples.train), 4),
             "learn_seconds": round(time.monotonic() - began, 3),
         }
-        skipped = learned.get("skipped_reason", "")
-        record = {"step": step, "version": run.learner.version, "metrics": metrics, "skipped": skipped}
-        record |= {"account": asdict(Account()), "episodes": []}
-        run.log.append("step", **record)
-        run.log.sync()
-        history.add_step(record, ())
-        run.progress.step(step, metrics)
-        if skipped:
-            run.progress.say(f"step {step} is skipped, and its weights stay as they were: {skipped}")
+        record = {"step": step, "version": run.learner.version, "metrics": metrics}
+        record |= {"skipped": learned.get("skipped_reason", ""), "account": asdict(Account()), "episodes": []}
+        life_cycle.log_step(run.log, history, run.progress, record)
         run.folder.add_metrics({"step": step, **metrics})
         await _checkpoint_if_due(run)
         await _evaluate_if_due(run, step)
@@ -156,18 +156,17 @@ def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 async def _restore_run(run: _Run) -> None:
     """Bring the learner to the history's end, and finish the last process' work. Raises `RunError` if steps differ."""
-    done = run.history.step
-    saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
-    begins = max(saved, default=0)
+    done, replayed = run.history.step, replayed_steps(run.folder, run.history)
+    newest = replayed.start - 1
     if done:
-        run.progress.resume(done, range(begins + 1, done + 1))
-    if begins:
-        await run.learner.restore(saved[begins])
+        run.progress.resume(done, replayed)
+    if newest:
+        await run.learner.restore(run.folder.saved_checkpoints()[newest])
     elif not run.first and run.plan.examples.held_out:
-        run.first = _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
+        run.first = await _measure_held_out(run)
         run.log.append("held_out", step=0, metrics=run.first)
         run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
-    for record in run.history.steps[begins:]:
+    for record in run.history.steps[newest:]:
         again = await run.learner.step(_batch(run.plan, record["step"]))
         for name in ("loss", "grad_norm"):
             if again.get(name) != record["metrics"].get(f"learn/{name}"):
@@ -187,25 +186,15 @@ async def _checkpoint_if_due(run: _Run) -> None:
         run.log.append("checkpoint", step=step, path=path.name)
 
 
-async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
-    if not _measures(run.plan, step) or not run.plan.examples.held_out:
-        return {}
-    run.progress.phase("measure")
-    return _held_out_metrics(await run.learner.measure(_held_out(run.plan)))
-
-
 def _measures(plan: ImitationPlan, step: int) -> bool:
     """Whether `step` is the last, or ends an epoch."""
     batch, examples = plan.config.data.batch, len(plan.examples.train)
     return step == plan.config.run.steps or step * batch // examples > (step - 1) * batch // examples
 
 
-def _held_out(plan: ImitationPlan) -> list[Sample]:
-    return [row for each in plan.examples.held_out for row in each.samples]
-
-
-def _held_out_metrics(measured: Mapping[str, Any]) -> dict[str, Any]:
+async def _measure_held_out(run: _Run) -> dict[str, Any]:
     names = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
+    measured = await run.learner.measure([row for each in run.plan.examples.held_out for row in each.samples])
     return {f"held_out/{name}": measured[name] for name in names if name in measured}
 
 
@@ -213,13 +202,8 @@ def _first(folder: RunFolder) -> dict[str, Any]:
     return next((record["metrics"] for record in folder.records() if record["type"] == "held_out"), {})
 
 
-def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
-    metrics_by_step = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
-    return {step: metrics[LOSS] for step, metrics in metrics_by_step.items() if LOSS in metrics}
-
-
 async def _evaluate_if_due(run: _Run, step: int) -> None:
-    """Attempt held-out tasks after `step` updates, if due and not done."""
+    """Evaluate after `step` updates, if due and not done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
     if bench is None or engine is None or not evaluation_due(config, step):
         return
@@ -235,15 +219,30 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
 @asynccontextmanager
 async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
     """Open learner and, for tasks, engine and gateway. Raises `Fault`."""
+
+    async def start_engine() -> Engine:
+        return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
+
     async with contextlib.AsyncExitStack() as parts:
         log = folder.writer()
         parts.callback(log.close)
         history = read_history(folder)
         outbox = parts.enter_context(shared_folder(folder))
         model = await initial_model(plan, folder, progress)
-        bench, engine = None, None
+        bench: Bench | None = None
+        engine: SupervisedEngine | None = None
         if plan.rollouts is not None:
-            bench, engine = await _bench(parts, plan, folder, log, progress, model, outbox)
+            tasks = plan.rollouts.eval_tasks
+            folder.add_tasks(chain(*tasks.values()))
+            engine = SupervisedEngine(await start_engine(), start_engine, restarts=plan.config.run.retries)
+            parts.push_async_callback(engine.close)
+            source, socket = PolicySource(plan.model.codec, engine), outbox / "gateway.sock"
+            rollout = await parts.enter_async_context(
+                open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)
+            )
+            bench = Bench(
+                config=plan.config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress
+            )
         run = _Run(
             plan=plan,
             folder=folder,
@@ -259,39 +258,12 @@ async def _open(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> A
         )
 
         async def close() -> None:
-            await run.learner.close()  # the one that there is then
+            await run.learner.close()  # the newest one
 
         parts.push_async_callback(close)
         for notice in run.learner.notices:
             progress.say(notice)
         yield run
-
-
-async def _bench(
-    parts: contextlib.AsyncExitStack,
-    plan: ImitationPlan,
-    folder: RunFolder,
-    log: Log,
-    progress: Progress,
-    model: Path,
-    outbox: Path,
-) -> tuple[Bench, SupervisedEngine]:
-    assert plan.rollouts is not None
-    config, tasks = plan.config, plan.rollouts.eval_tasks
-
-    async def start() -> Engine:
-        return await plan.model.engine.start(model, log_dir=folder.logs, needs=plan.model.needs)
-
-    folder.add_tasks(task for held_out in tasks.values() for task in held_out)
-    engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
-    parts.push_async_callback(engine.close)
-    source = PolicySource(plan.model.codec, engine)
-    socket = outbox / "gateway.sock"
-    rollout = await parts.enter_async_context(
-        open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)
-    )
-    bench = Bench(config=config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress)
-    return bench, engine
 
 
 def _examples_used(plan: ImitationPlan) -> dict[str, Any]:
@@ -302,9 +274,9 @@ def _examples_used(plan: ImitationPlan) -> dict[str, Any]:
 
 def _check_examples(plan: ImitationPlan, folder: RunFolder) -> None:
     """Raise `UsageError` if the files of examples have changed."""
-    began = folder.about()["data"]["files"]
-    changed = [path for path, digest in began.items() if plan.examples.files.get(path) != digest]
-    if changed or len(began) != len(plan.examples.files):
+    recorded = folder.about()["data"]["files"]
+    changed = [path for path, digest in recorded.items() if plan.examples.files.get(path) != digest]
+    if changed or len(recorded) != len(plan.examples.files):
         raise UsageError(
             f"{(changed or ['data.paths'])[0]} has other examples than the run began with",
             fix="put the file back, or give the run on the new examples another run.name",
@@ -318,11 +290,11 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
         f"{counted(counts['train'], 'example')} of {counted(counts['tasks'], 'task')} ({counts['trained_tokens']:,} of"
         f" {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
     )
-    decides = "run.steps" if config.data.epochs is None else "data.epochs"
-    each = config.run.steps * config.data.batch / counts["train"] if config.data.epochs is None else config.data.epochs
+    steps, data = config.run.steps, config.data
+    cause, epochs = ("data.epochs", data.epochs) if data.epochs else ("run.steps", steps * data.batch / counts["train"])
     progress.say(
-        f"{counted(config.run.steps, 'step')} of {counted(config.data.batch, 'example')}, by {decides}: each example"
-        f" comes {each:.3g} times"
+        f"{counted(steps, 'step')} of {counted(data.batch, 'example')}, by {cause}:"
+        f" each example comes {epochs:.3g} times"
     )
     for reason, count in plan.examples.rendered.items():
         progress.say(f"{counted(count, 'example')} {reason}, rendered from their messages by the model's template")

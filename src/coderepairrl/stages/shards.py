@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from coderepairrl.stages.results import conclude, read_results
 from coderepairrl.types import Episode
 
 T = TypeVar("T")
-# Keys of run.json that must agree, besides the settings.
+# Keys of run.json that must be equal, besides the settings.
 _SAME = ("policy", "model", "adapter", "rewards", "coderepairrl", "schema")
 
 
@@ -64,10 +65,9 @@ class _Part(NamedTuple):
 
 
 def merge_shards(paths: Sequence[Path], target: Path) -> dict[str, Any]:
-    """Merge the shards `paths` into `target`, whole or not at all; return its results.
+    """Merge the shards `paths` into `target`, atomically; return its results, those of one run except for times.
 
-    They equal those of one whole run except for times. Raises `UsageError` for missing, repeated, unfinished or
-    differing shards, and an existing `target`.
+    Raises `UsageError` for missing, repeated, unfinished or differing shards, and an existing `target`.
     """
     if target.exists():
         raise UsageError(f"{target} already exists", fix="name a new folder with -o")
@@ -100,7 +100,7 @@ def _require_same_evaluation(first: _Part, other: _Part) -> None:
     settings, other_settings = (flatten_settings(part.about["config"]) for part in (first, other))
     differing += list_changed_keys(settings, other_settings, MAY_CHANGE_BY_COMMAND["eval"])
     differing += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
-    # each lists the tasks of all shards, whose order decides what is in which
+    # each lists the tasks of all shards, whose order decides what each shard has
     differing += ["tasks"] if [*first.folder.tasks()] != [*other.folder.tasks()] else []
     differing += compare_conditions(*(part.about.get("conditions") or {} for part in (first, other)))
     if differing:
@@ -136,25 +136,22 @@ def _write_shard(folder: RunFolder, target: Path, parts: Sequence[_Part]) -> Non
     folder.create(parts[0].folder.config.read_text("utf-8"), about)
     tasks = {name: task for part in parts for name, task in part.folder.tasks().items()}
     folder.add_tasks(tasks.values())
-    log = folder.writer()
-    try:
+    with closing(folder.writer()) as log:
         for record in (record for part in parts for record in part.folder.records() if record["type"] != "eval"):
             log.write(seal(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, f"{name}-00000")
             measured_tasks = (tasks[each.task_id] for each in episodes)
-            agents = agents_of(about["config"], name)
+            policy, agents = about["policy"], agents_of(about["config"], name)
             record = conclude(
-                folder, name, 0, version, episodes, measured_tasks, model=about["policy"], agents=agents, known=rows
+                folder, name, 0, version, episodes, measured_tasks, model=policy, agents=agents, computed=rows
             )
             log.append("eval", **record)
         log.append("end", step=0)
-    finally:
-        log.close()
 
 
 def _episodes(parts: Sequence[_Part], place: str) -> tuple[list[Episode], dict[str, dict[str, float]]]:
-    """Episodes in one run's order, and metrics by id."""
+    """Episodes in the order of one run, and metrics by id."""
     rows = {name: row for part in parts for name, row in part.folder.attempts(place).items()}
     episodes = [episode for part in parts for episode in part.folder.episodes(place)]
     return sorted(episodes, key=lambda each: (each.group, each.attempt)), rows

@@ -47,7 +47,7 @@ os.close(terminal)
 status = os.waitpid(child, 0)[1]
 sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 """
-"""Program in the sandbox: runs a command on a terminal of its own, joined to a port of the loopback."""
+"""Program in the sandbox: runs a command on a new pseudoterminal, connected to a port of the loopback."""
 
 
 def find_task(tasks: Iterable[Task], source: str, task_id: str, *, checks: bool = False) -> Task:
@@ -76,7 +76,7 @@ async def open_shell(
     checks: bool = False,
     say: Callable[[str], None],
 ) -> int:
-    """Run `command` (default: a shell) in a fresh sandbox of `task`; returns its exit code.
+    """Run `command` (default: a shell) in a fresh sandbox of `task`; return its exit code.
 
     With `checks`, their files are restored first. On a terminal it runs interactively; else stdin is the script of the
     shell, and output is printed at the end. Raises `TaskError` and `SandboxFault`.
@@ -96,7 +96,7 @@ async def open_shell(
 
 
 async def _interact(box: Sandbox, command: Sequence[str]) -> int:
-    """Join our terminal to one in the sandbox; returns the exit code of `command`."""
+    """Connect this terminal to one in the sandbox; return the exit code of `command`."""
     loop, joined, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,7 +107,7 @@ async def _interact(box: Sandbox, command: Sequence[str]) -> int:
                 loop.remove_reader(0)
                 writer.write_eof()
 
-        if joined.is_set():  # by another program of the sandbox, which would get what is typed
+        if joined.is_set():  # another program of the sandbox must not read what is typed
             writer.close()
             return
         joined.set()

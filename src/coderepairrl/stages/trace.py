@@ -17,33 +17,32 @@ SHOWN_COLUMNS = 160
 
 
 class Trace:
-    """A log for people, coloured on a terminal; with `whole`, all of each message."""
+    """Prints an attempt, coloured on a terminal; with `full`, all of each message."""
 
-    def __init__(self, *, quiet: bool = False, whole: bool = False) -> None:
-        self.whole = whole
+    def __init__(self, *, quiet: bool = False, full: bool = False) -> None:
+        self.full = full
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, name: str, text: str) -> None:
-        """Print a fact about the whole job."""
+        """Print a fact about the job."""
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def turn(self, turn: Turn) -> None:
-        """Show the tools' answers and the model's reply; after a rewritten history, from the last message on."""
+        """Show the tools' answers and the model's reply; of a rewritten history, only the last message."""
         *request_messages, reply = turn.messages
-        if turn.index or self.whole:
-            for message in request_messages if turn.base is not None or self.whole else request_messages[-1:]:
+        if turn.index or self.full:
+            for message in request_messages if turn.base is not None or self.full else request_messages[-1:]:
                 self._message(message)
         self._message(reply)
 
     def ended(self, report: AgentReport, seconds: float) -> None:
         """Show how it ended, and the outcome of calls without a reply."""
-        calls = report.tool_calls
-        if calls and report.exit != "submitted":
-            for call in calls:
-                if call.turn == calls[-1].turn:
-                    self._print(Text(f"  {'ok' if call.ok else 'failed'}, {call.output_chars} characters", "dim"))
-        failed = sum(not call.ok for call in calls or ())
-        counted = "" if calls is None else f" after {len(calls)} tool calls ({failed} failed)"
+        calls = report.tool_calls or ()
+        for call in calls if report.exit != "submitted" else ():
+            if call.turn == calls[-1].turn:
+                self._print(Text(f"  {'ok' if call.ok else 'failed'}, {call.output_chars} characters", "dim"))
+        failed = sum(not call.ok for call in calls)
+        counted = "" if report.tool_calls is None else f" after {len(calls)} tool calls ({failed} failed)"
         spent = f"{counted}, {seconds:.1f} s"
         match report.exit:
             case "submitted":
@@ -61,9 +60,9 @@ class Trace:
 
     def _message(self, message: Mapping[str, Any]) -> None:
         content, role = message.get("content"), message.get("role")
-        if self.whole and role != "assistant":
+        if self.full and role != "assistant":
             self._print(Text(f"{role}:", "bold"))
-        most_lines = None if self.whole else SHOWN_LINES
+        most_lines = None if self.full else SHOWN_LINES
         if content and role == "assistant":
             self._print(Text("\n".join(f"> {line}" for line in beginning(content, most_lines).split("\n")), "italic"))
         elif content:
@@ -89,7 +88,7 @@ def print_bytes(data: bytes, to: TextIO) -> None:
 
 
 def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
-    """The first `most` lines of a message (None: all), safe to print. `content`: text, or a list of parts.
+    """Cut a message, text or a list of parts, to its first `most` lines (None: all), safe to print.
 
     >>> beginning("one\\n" * 10).endswith("... 2 more lines")
     True
@@ -105,7 +104,7 @@ def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
 
 
 def _format_call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
-    """A tool call as text; several arguments are listed by name."""
+    """Format a tool call; several arguments are listed by name."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ from coderepairrl.rollout import (
 )
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import Begun, History, finished_episodes, read_consumed_episodes
-from coderepairrl.stages.life_cycle import checkpoint_due
+from coderepairrl.stages.life_cycle import checkpoint_due, log_step
 from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import count_informative, make_batch, replayed_steps
 from coderepairrl.stages.references import References, read_references
@@ -59,15 +59,15 @@ async def train(parts: Parts, history: History) -> None:
             rolled_out = time.monotonic()
 
             parts.progress.phase("learn")
-            parts.log.sync()  # no weights may depend on an episode that a power cut could still take
-            learned, checksum = await policy.improve(batch, history)  # what is held by `queue` goes on meanwhile
+            parts.log.sync()  # weights must not depend on an episode that a power cut could still lose
+            learned, checksum = await policy.improve(batch, history)  # groups in `queue` continue meanwhile
             seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
 
             record = {"step": step, "version": policy.version, "checksum": checksum}
             record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
             alarms = gates.check_gates([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
-            references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
+            references.add(step, episodes_of(groups))  # only now: rewards of a step never compare with its own repairs
             await export_step(parts, history, episodes_of(groups), references)
             raise_alarms(parts, alarms)
 
@@ -92,7 +92,7 @@ async def restore_run(parts: Parts, history: History) -> References:
 
 
 async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
-    """Groups of the next step, up to `curriculum.refill` replacing uninformative ones (`count_informative`).
+    """Sample groups for the next step, and up to `curriculum.refill` more for uninformative ones.
 
     With `rollout.max_staleness` some began before the last update, and others continue.
     """
@@ -109,14 +109,14 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
     return groups
 
 
-def fill_queue(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
-    """Fill `queue` for a step that has `taken` and needs `wanted` more groups, interrupted ones first."""
+def fill_queue(parts: Parts, history: History, queue: GroupQueue, missing: int, taken: Sequence[Group]) -> None:
+    """Fill `queue` for a step that has `taken` groups and needs `missing` more, interrupted ones first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
     for slot in due_slots(
         parts.curriculum,
         parts.config.rollout.group_size,
-        queue.window.capacity(wanted, len(queue.slots), parts.config.run.steps - history.step - 1),
+        queue.window.capacity(missing, len(queue.slots), parts.config.run.steps - history.step - 1),
         history.consumed | held.keys(),
         history.outcomes,
         [task.id for task in held.values()],
@@ -150,7 +150,7 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
 
 def lacking(groups: Sequence[Group], config: Config) -> int:
     """Number of groups still to sample."""
-    # Advantages over the whole batch can make several groups informative at once: more than wanted.
+    # Advantages over the whole batch can make several groups informative at once, so the count can pass `size`.
     size, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return size - len(groups)
@@ -196,19 +196,13 @@ def summarise_step(
 def commit_step(
     parts: Parts, history: History, record: dict[str, Any], groups: Sequence[Group], alarms: Sequence[gates.Alarm]
 ) -> None:
-    """Log a step's record, which completes the step, and print its line."""
+    """Log a step's record with its alarms; warn if nothing was sampled."""
     record["alarms"] = [alarm.as_json() for alarm in alarms]
     record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
-    parts.log.append("step", **record)
-    parts.log.sync()
-    history.add_step(record, (group.id for group in groups))
-    step = record["step"]
-    parts.progress.step(step, record["metrics"])
-    if record["skipped"]:
-        parts.progress.say(f"step {step} is skipped, and its weights stay as they were: {record['skipped']}")
+    log_step(parts.log, history, parts.progress, record, (group.id for group in groups))
     if record["account"]["sampled"] == 0:
         parts.progress.say(
-            f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
+            f"nothing was sampled: no episode of step {record['step']} had room for an answer, or for its prompt, in"
             f" rollout.tokens and the model's context"
             f" (crrl report {parts.folder.path} --episode {record['episodes'][0]})"
         )
@@ -218,9 +212,8 @@ def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
     """Print all alarms, then raise `HealthGateError` for the first that stops the run."""
     for alarm in alarms:
         parts.progress.alarm(alarm.text)
-    for alarm in alarms:
-        if alarm.stops:
-            raise HealthGateError(alarm.text, fix=alarm.fix)
+    if stopping := next((alarm for alarm in alarms if alarm.stops), None):
+        raise HealthGateError(stopping.text, fix=stopping.fix)
 
 
 async def export_step(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
@@ -233,20 +226,6 @@ async def export_step(parts: Parts, history: History, episodes: Sequence[Episode
     if checkpoint_due(parts.folder, parts.config, step):
         path = await parts.policy.save(history)
         parts.log.append("checkpoint", step=step, path=path.name)
-
-
-async def gather(parts: Bench, history: History, chosen: Sequence[Slot], sampling: Sampling) -> list[Group]:
-    """Groups of an evaluation, reusing episodes of an interrupted process."""
-    # The task's own reference alone keeps the policy comparable before and after.
-    parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
-    return await collect(
-        parts.rollout,
-        chosen,
-        sampling=sampling,
-        retries=parts.config.run.retries,
-        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
-        tried=history.tried,
-    )
 
 
 def evaluation_due(config: Config, step: int) -> bool:
@@ -264,11 +243,19 @@ async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
 
 
 async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
-    """Run evaluation `name` of policy `version` after `step` updates."""
+    """Run evaluation `name` after `step` updates, reusing episodes of an interrupted process."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
-    chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
-    groups = await gather(parts, history, parts.shard.share(chosen), sampling)
+    chosen = parts.shard.share(slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed))
+    parts.progress.phase(name, sum(len(slot.seeds) for slot in chosen))
+    groups = await collect(  # without verified references, which change during training: results stay comparable
+        parts.rollout,
+        chosen,
+        sampling=sampling,
+        retries=parts.config.run.retries,
+        finished=finished_episodes(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
+        tried=history.tried,
+    )
     check_health(groups)
     episodes, tasks = episodes_of(groups), (group.task for group in groups)
     agents = agents_of(parts.config.model_dump(mode="json"), name)
@@ -294,8 +281,8 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
     and ``distinct_actions`` are the share of a group's attempts with patches, and sequences of calls, that differ.
     """
     episodes = episodes_of(groups)
-    valued = "value_loss" in learned  # which learns from rewards of 0, too
-    taught = {row.group for row in batch.samples if valued or abs(row.advantage) > FLAT}
+    has_value_head = "value_loss" in learned  # it also learns from rewards of 0
+    informative = {row.group for row in batch.samples if has_value_head or abs(row.advantage) > FLAT}
     spreads = [group.std for group in batch.groups.values()]
     valid = (episode for episode in episodes if episode.ending is not Ending.VOID)
     logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
@@ -307,9 +294,9 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         **{
             f"trained/{kind or PLAIN}": balance.trained for kind, balance in batch.kinds.items() if len(batch.kinds) > 1
         },
-        "flat_groups": len(batch.groups) - len(taught),
+        "flat_groups": len(batch.groups) - len(informative),
         "groups": len(groups),
-        "informative": len(taught) / len(batch.groups),
+        "informative": len(informative) / len(batch.groups),
         "episodes": len(episodes),
         "void": sum(group.void for group in groups),
         **_diversity(groups),

@@ -10,9 +10,9 @@ from coderepairrl.errors import HealthGateError, RunError
 from coderepairrl.stats import Interval, is_resolved, mean_interval
 from coderepairrl.stats.intervals import clusters_of, is_share
 from coderepairrl.stats.measures import Prices, Spent, spent
-from coderepairrl.types import Ending, Episode, Turn
+from coderepairrl.types import Ending, Episode
 
-# Rounds of attempts (as many as run at once) that all failed to show anything before an evaluation stops.
+# Rounds of attempts (as many as run at once) with the same obstacle before an evaluation stops.
 _PATIENCE = 2
 _FEWEST = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
 SILENT = "sampled nothing"
@@ -24,7 +24,7 @@ _FIX = {
 
 
 def find_obstacle(episode: Episode) -> str:
-    """Name what kept the policy from showing its ability, or ""."""
+    """Find what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
     cost = spent([episode])
@@ -44,7 +44,7 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
 
 
 class Watch:
-    """Take each attempt after its verdict; `say` prints a line."""
+    """Called with each attempt after its verdict; `say` prints a line."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Watch:
         *,
         stops: bool = True,
     ) -> None:
-        """Watch `attempts`, with `before` from earlier processes; without `stops` only void ones raise.
+        """Watch `attempts`, after those `before` of earlier processes; without `stops` only void ones raise.
 
-        Raises `RunError` if several models replied in these.
+        Raises `RunError` if several models replied `before`.
         """
         self._attempts, self._patience, self._stops = attempts, _PATIENCE * concurrency, stops
         self._prices, self._say = prices, say
-        self._valid: list[Episode] = []  # Without their turns, the largest part of episodes.
+        self._valid: list[Episode] = []  # Without turns, the largest part of episodes.
         self._cost = Spent()
         self._obstacle = ""
         self._in_a_row = 0  # Attempts with this obstacle.
@@ -76,7 +76,7 @@ class Watch:
         Raises `RunError` if another model replies, and `HealthGateError` after many void attempts in a row, or if all
         sampled no token.
         """
-        # Time limits, which a policy can cause, only warn.
+        # a policy can cause time limits, so they only warn
         self._add(episode)
         void = episode.ending is Ending.VOID
         if not void:
@@ -96,20 +96,17 @@ class Watch:
 
     def _add(self, episode: Episode) -> None:
         for turn in episode.turns:
-            self._check(turn)
+            model = turn.remote.get("model")
+            if model and self._model and model != self._model:
+                raise RunError(
+                    f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now; an"
+                    " evaluation measures one policy",
+                    fix="name a version that stays (--model-name), and begin a new evaluation",
+                )
+            self._model = self._model or model or ""
         self._cost = self._cost.plus(spent([episode]))
         if episode.ending is not Ending.VOID:
             self._valid.append(replace(episode, turns=()))
-
-    def _check(self, turn: Turn) -> None:
-        model = turn.remote.get("model")
-        if model and self._model and model != self._model:
-            raise RunError(
-                f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these are"
-                " two policies, and no evaluation of one",
-                fix="name a version that stays (--model-name), and begin a new evaluation",
-            )
-        self._model = self._model or model or ""
 
     def _line(self, episode: Episode) -> str:
         cost = spent([episode])
@@ -118,12 +115,12 @@ class Watch:
         how += ", empty patch" if not episode.patch.strip() else ""
         if episode.ending is not Ending.DONE:
             how += f", {episode.ending.value} ({episode.reason}){'' if episode.turns else ' before the first reply'}"
-        parts = [f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how}"]
-        parts.append(f"{cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s")
-        parts.append(f"so far {self._so_far()}")
-        if self._prices is not None:
-            parts.append(f"cost {self._cost.money(self._prices):.4f}")
-        return "; ".join(parts)
+        money = "" if self._prices is None else f"; cost {self._cost.money(self._prices):.4f}"
+        return (
+            f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how};"
+            f" {cost.prompt_tokens:,} + {cost.sampled_tokens:,} tokens, {cost.attempt_seconds:.1f} s;"
+            f" so far {self._so_far()}{money}"
+        )
 
     def _so_far(self) -> Interval:
         verdicts = {each.id: verdict for each in self._valid if (verdict := is_resolved(each)) is not None}

@@ -41,7 +41,7 @@ class Section(BaseModel):
 
 Short = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 """A section written as its `name`."""
-Several = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A list written as its one item."""
 Words = BeforeValidator(lambda value: [word.strip() for word in value.split(",")] if isinstance(value, str) else value)
 """A list written with commas."""
@@ -239,7 +239,7 @@ class Tasks(Section):
     split: str = "train"
     """Split of the training tasks."""
     sources: tuple[Source, ...] = ()
-    """Several weighted sources instead of `source`, as `[[tasks.sources]]`."""
+    """OneOrMore weighted sources instead of `source`, as `[[tasks.sources]]`."""
     verify: bool = True
     """Test the reward before the first step, since a broken grader looks like a policy that repairs nothing: a
     reference must earn 1, a patch that changes nothing 0 (docs/guides/rewards.md). Up to 50 references are all tested,
@@ -323,7 +323,7 @@ class Curriculum(Section):
 class Data(Section):
     """Examples for `crrl sft` (docs/guides/sft.md)."""
 
-    paths: Annotated[tuple[str, ...], Several] = ()
+    paths: Annotated[tuple[str, ...], OneOrMore] = ()
     """Runs of `crrl collect`, or Parquet files of such examples."""
     batch: int = Field(default=32, ge=1)
     """Examples per step."""
@@ -596,7 +596,7 @@ class Config(Section):
     keep: Keep = Keep()
     gpu: Gpu = Gpu()
     plan: Plan = Plan()
-    log: Annotated[tuple[Tracker, ...], Several] = ()
+    log: Annotated[tuple[Tracker, ...], OneOrMore] = ()
     """Trackers of step and evaluation metrics besides the run folder, as `log = ["tensorboard"]` above all sections
     (docs/guides/trackers.md). `crrl export RUN --to wandb` sends missing ones later."""
 

@@ -239,7 +239,7 @@ class Tasks(Section):
     split: str = "train"
     """Split of the training tasks."""
     sources: tuple[Source, ...] = ()
-    """OneOrMore weighted sources instead of `source`, as `[[tasks.sources]]`."""
+    """Several weighted sources instead of `source`, as `[[tasks.sources]]`."""
     verify: bool = True
     """Test the reward before the first step, since a broken grader looks like a policy that repairs nothing: a
     reference must earn 1, a patch that changes nothing 0 (docs/guides/rewards.md). Up to 50 references are all tested,

@@ -1,4 +1,4 @@
-"""Parts of plans, each made once by a plain constructor; what is wrong with all of them is reported together."""
+"""Parts of plans, each made once by a plain constructor; the errors of all are reported together."""
 
 from __future__ import annotations
 
@@ -27,19 +27,14 @@ class part(Generic[T_co]):
             try:
                 parts.made[self.name] = self.make(parts)
             except CodeRepairError as error:
-                parts.made[self.name] = _Failed(error)
-        made = parts.made[self.name]
-        if isinstance(made, _Failed):
-            raise made.error
-        return made  # type: ignore[no-any-return]
+                parts.made[self.name] = error
+        value = parts.made[self.name]
+        if isinstance(value, CodeRepairError):
+            raise value
+        return value  # type: ignore[no-any-return]
 
     def __set__(self, parts: Parts, value: Any) -> None:
         parts.made[self.name] = value
-
-
-class _Failed:
-    def __init__(self, error: CodeRepairError) -> None:
-        self.error = error
 
 
 class Parts:
@@ -61,6 +56,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
+        """Parts by name; an error in place of one that cannot be made."""
 
     def _checks(self) -> list[Check]:
         return []

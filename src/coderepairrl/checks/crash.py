@@ -87,14 +87,10 @@ def adopting() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        _kill_children()
-
-
-def _kill_children() -> None:
-    _signal(live_descendants(os.getpid()), signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
+        _signal(live_descendants(os.getpid()), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
 
 
 STEPS, TASKS, ATTEMPTS = 3, 2, 4
@@ -126,7 +122,6 @@ _BUBBLEWRAP = b"bwrap --unshare"
 VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
 """`everything`: all processes at once; `gateway`: the controller during an episode."""
 EACH = "each"
-_WITH_THE_CONTROLLER = ("everything", "controller", "gateway")
 GONE = 3.0
 """Seconds for all processes to end after the controller."""
 _IN_A_ROW = 4
@@ -195,7 +190,7 @@ async def examine_recovery(
                 kill.seconds = _until_it_went_on(trial.folder, kill.at)
             wrong = wrong or bool(problems)
             if not problems:
-                trial.remove()
+                shutil.rmtree(trial.home)
             done += struck
         for name in VICTIMS:
             if kills_of_victim := [kill for kill in done if kill.victim == name]:
@@ -297,10 +292,10 @@ class _Trial:
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
             targets = freeze(process.pid)
+        elif kill.victim in _MARKS:
+            targets = _victim_pids(process.pid, kill.victim)[:1]
         else:
-            targets = (
-                [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _victim_pids(process.pid, kill.victim)[:1]
-            )
+            targets = [process.pid]
         kill.at = time.time()
         _signal(targets, signal.SIGKILL)
         if process.pid in targets:
@@ -335,16 +330,14 @@ class _Trial:
         """Remains of an ended run, except `caches` of libraries."""
         remains = [f"process {words.decode(errors='replace')}" for words in live_descendants(os.getpid()).values()]
         remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
-        remains += [str(path) for path in [shared_path(self.folder)] if path.exists()]
+        shared = shared_path(self.folder)
+        remains += [str(shared)] if shared.exists() else []
         parents = set(cgroups.find_cgroups().parents.values())
         remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
         return [f"left: {remnant}" for remnant in remains]
 
     def last_words(self) -> str:
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
-
-    def remove(self) -> None:
-        shutil.rmtree(self.home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -216,7 +216,8 @@ def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: i
         **{name.upper(): str(value) for name, value in limits.items()},
     }
     env |= _sockets(stack, folder)
-    stack.enter_context(_variable("CRRL_REDTEAM_KEY", word))
+    os.environ["CRRL_REDTEAM_KEY"] = word
+    stack.callback(os.environ.pop, "CRRL_REDTEAM_KEY")
     command = ["/usr/bin/env", f"CRRL_KEY={word}", "bash", "-c", f": {word}; read < <(sleep 600)"]
     holder = subprocess.Popen(
         command_as(user, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -228,15 +229,6 @@ def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: i
     env["FIXED"] = _repository(repository, folder / "remote", word, user)
     env["REMOTE"] = str(folder / "remote")
     return Target(folder, word, env, user), repository
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:

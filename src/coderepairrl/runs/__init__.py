@@ -279,9 +279,9 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
 
 
 @functools.cache
-def source_digest(package: Path = Path(__file__).parents[1]) -> str:
+def source_digest() -> str:
     """Short digest of the package's code."""
-    digest = hashlib.sha256()
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]

@@ -204,12 +204,12 @@ class _Trials:
     async def of(self, task: Task) -> Audited:
         solution = None if task.reference else self._source.oracle(task.id)
         faults: dict[str, str] = {}
+        survey = None
         if not task.reference and solution is None:
             faults["reference"] = "it has no reference, and its source no solution"
-        elif not task.checks:
-            faults["reference"] = "it has no checks"
-        survey = None
-        if "it has no reference" not in faults.get("reference", ""):
+        else:
+            if not task.checks:
+                faults["reference"] = "it has no checks"
             survey = await self._try(task, "survey", 0, lambda: self._survey(task, solution), faults, "history")
         audited = Audited(
             task, None, None, None, History.parse(survey["history"]) if survey else None, (), "", 0, (), None, faults
@@ -239,8 +239,8 @@ class _Trials:
             problems=tuple(
                 f"{each.name}: no ({each.detail})" for each in task_source.answers(task, bug, good) if not each.ok
             ),
+            settled=task_source.settle(task, bug, good),
         )
-        audited = audited._replace(settled=task_source.settle(task, bug, good))
         if not (audited.passes and audited.fails):
             return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
         if survey is None:
@@ -267,10 +267,10 @@ class _Trials:
             verdict = await self._verdict(
                 task, question, run, lambda: self._patched(task, wrong.patch, solution), faults
             )
-            if verdict is None or verdict.problem:
-                return Accepted(
-                    wrong, None if verdict is None else False, faults[question] if verdict is None else verdict.problem
-                )
+            if verdict is None:
+                return Accepted(wrong, None, faults[question])
+            if verdict.problem:
+                return Accepted(wrong, False, verdict.problem)
         return Accepted(wrong, True, "")
 
     async def _patched(self, task: Task, patch: bytes, solution: bytes) -> Verdict:
@@ -288,12 +288,12 @@ class _Trials:
     async def _verdict(
         self, task: Task, what: str, run: int, job: Callable[[], Awaitable[Verdict]], faults: dict[str, str]
     ) -> Verdict | None:
-        async def made() -> Row:
+        async def grade() -> Row:
             verdict = await job()
             outcomes = {name: outcome.name.lower() for name, outcome in verdict.outcomes.items()}
             return {"problem": verdict.problem, "outcomes": outcomes}
 
-        row = await self._try(task, what, run, made, faults, what)
+        row = await self._try(task, what, run, grade, faults, what)
         if row is None:
             return None
         return Verdict(row["problem"], {name: Outcome[each.upper()] for name, each in row["outcomes"].items()})
@@ -391,7 +391,7 @@ def in_short(audited: Audited) -> str:
     if audited.history is not None and (audited.history.repair or audited.history.commits):
         marks.append(f"history LEAKS: {audited.history.repair or f'{audited.history.commits} later commits'}")
     judged = [each for each in audited.wrong if each.accepted is not None]
-    marks.append(f"{sum(map(bool, (each.accepted for each in judged)))} of {len(judged)} mutants accepted")
+    marks.append(f"{sum(bool(each.accepted) for each in judged)} of {len(judged)} mutants accepted")
     return f"{audited.task.id}: {', '.join(marks)}"
 
 

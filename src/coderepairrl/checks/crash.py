@@ -207,7 +207,7 @@ async def examine_recovery(
 
 
 def _plan_kills(victim: str, kills: int, whole: float, rng: random.Random) -> list[Kill]:
-    """Spread kills over a run, sorted within rows, the next last."""
+    """Spread kills over a run, in rows sorted by moment; the last is the next."""
     victims = VICTIMS if victim == EACH else (victim,)
     moments = [whole * (number + rng.random()) / kills for number in range(kills)]
     rng.shuffle(moments)

@@ -35,8 +35,8 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
 def run_exam(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
     """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
 
-    Sandboxes' come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an unknown
-    implementation or option.
+    Findings on sandboxes come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for
+    an unknown implementation or option.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))

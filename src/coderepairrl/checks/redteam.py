@@ -2,8 +2,8 @@
 
 ``python -m coderepairrl.checks.redteam NAME ...`` prints a row for each attack (`docs/measurements/redteam.md`).
 
-An attack gains a secret word, a file on the host, or a lie that we believe. Its control is a plain
-process of the same user in a plain clone: a probe that fails there proves nothing.
+An attack succeeds if it reads a secret word, leaves a file on the host, or forges an answer. Its control runs in a
+plain process of the same user: a probe that fails there proves nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Act = Callable[[Stage, Target], Awaitable[bool]]
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack; `needs` is what its control takes: ``root``, or words for the table."""
+    """Attack; `needs` is ``root`` if its control needs root."""
 
     family: str
     name: str

@@ -72,7 +72,7 @@ class Parts:
         return not errors_of([partial(getattr, self, name)])
 
     def replace(self, **parts: Any) -> Self:
-        """A copy with other `parts`; those that were made from them stay."""
+        """Copy, with other `parts`; parts already made from them stay."""
         other = copy(self)
         other.made = self.made | parts
         return other
@@ -96,7 +96,7 @@ def raise_all(errors: Sequence[CodeRepairError]) -> None:
 
 
 def make_each(make: Callable[[A], T], values: Iterable[A]) -> list[T]:
-    """`make` of each value. Raises the errors of all that fail together."""
+    """Call `make` with each value. Raises the errors of all that fail together."""
     results: list[T] = []
     raise_all(errors_of([partial(lambda value: results.append(make(value)), value) for value in values]))
     return results

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from coderepairrl.checks.attacks.probes import CONTROLS
 from coderepairrl.errors import SandboxFault
@@ -30,26 +30,6 @@ from coderepairrl.types import ExecResult
 
 PATIENCE = 120.0
 """Seconds for a probe; CPU time is slow on a busy machine."""
-
-
-class Stage(Protocol):
-    """Place of an attack."""
-
-    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """Run a bash script in the workspace."""
-        ...
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file as an agent's file tool. Raises OSError."""
-        ...
-
-    async def patch(self) -> bytes:
-        """Change as graders get it; empty on failure."""
-        ...
-
-    async def exchange(self, script: str) -> bytes:
-        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound."""
-        ...
 
 
 class Target(NamedTuple):
@@ -82,21 +62,21 @@ class Inside:
     target: Target
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """Implement `Stage.run`."""
+        """Run a bash script in the workspace."""
         return await self.box.exec(
             ["bash", "-c", script], env=self.target.env, timeout=timeout, max_bytes=max_bytes, stdin=b""
         )
 
     async def write(self, path: str, data: bytes) -> None:
-        """Implement `Stage.write`."""
+        """Write a file as an agent's file tool. Raises OSError."""
         await self.box.write(path, data)
 
     async def patch(self) -> bytes:
-        """Implement `Stage.patch`."""
+        """Change as graders get it."""
         return await self.box.diff()
 
     async def exchange(self, script: str) -> bytes:
-        """Implement `Stage.exchange`: attack and question are two commands."""
+        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound, empty if none came."""
         try:
             async with asyncio.timeout(60):
                 output = (await self.run(script, timeout=10)).output
@@ -116,7 +96,7 @@ class Outside:
     user: int | None
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """Implement `Stage.run`; daemons stay."""
+        """Run a bash script in the clone; daemons stay."""
         return await asyncio.to_thread(self._run, ["bash", "-c", script], timeout)
 
     def _run(self, argv: Sequence[str], timeout: float) -> ExecResult:
@@ -141,16 +121,16 @@ class Outside:
             return ExecResult(process.returncode & 0xFF, out.read(), timed_out=timed_out)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Implement `Stage.write`."""
+        """Write a file, also through links."""
         (self.work / path).write_bytes(data)
 
     async def patch(self) -> bytes:
-        """Implement `Stage.patch` by plain git."""
+        """Change by plain git; empty on failure."""
         done = await asyncio.to_thread(self._run, [sys.executable, "-c", CONTROLS, "diff"], 5.0)
         return done.output if done.exit_code == 0 and not done.timed_out else b""
 
     async def exchange(self, script: str) -> bytes:
-        """Implement `Stage.exchange` with a parent whose socket `script` inherits."""
+        """Answer of a parent process whose socket `script` inherits."""
         return await asyncio.to_thread(self._exchange, script)
 
     def _exchange(self, script: str) -> bytes:
@@ -177,6 +157,10 @@ class Outside:
 
 
 _SACRIFICED = 61_000 + os.getpid() % 4000  # User id without other processes: it may signal only those started here.
+
+
+Stage = Inside | Outside
+"""Place of an attack."""
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -304,16 +304,16 @@ class _Trial:
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for moment and victim; False if the run ended before."""
-        is_present: Callable[[], object] = lambda: True  # noqa: E731
-        if kill.victim in _MARKS:
-            is_present = lambda: _victim_pids(process.pid, kill.victim)  # noqa: E731
-        elif kill.victim == "gateway":
-            is_present = self._in_an_episode
         while process.poll() is None:
-            if time.monotonic() - self._began >= kill.moment and is_present():
+            if time.monotonic() - self._began >= kill.moment and self._has_victim(process.pid, kill.victim):
                 return True
             await asyncio.sleep(0.005)
         return False
+
+    def _has_victim(self, controller: int, victim: str) -> bool:
+        if victim == "gateway":
+            return self._in_an_episode()
+        return victim not in _MARKS or bool(_victim_pids(controller, victim))
 
     def _logged(self) -> bool:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import count, islice, takewhile
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -185,7 +185,7 @@ def _suggest(config: Config) -> list[int]:
     """GPUs to suggest for the learner, one per process."""
     configured = config.train.devices
     unused = (number for number in count() if number not in (*configured, *config.engine.devices))
-    return list(islice((*configured, *islice(unused, config.train.processes)), config.train.processes))
+    return list(islice(chain(configured, unused), config.train.processes))
 
 
 def shared(config: Config, engine_takes: bool) -> set[int]:

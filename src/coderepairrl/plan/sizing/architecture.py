@@ -23,7 +23,6 @@ from coderepairrl.plan.sizing.parts import Layer, Part, attention, delta, expert
 
 Raw = Mapping[str, Any]
 Layers = tuple[Layer, ...]
-KEYS_VALUES = "key", "value"
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -111,8 +110,8 @@ def _latent(raw: Raw) -> list[Part]:
 
 def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
     """Gated DeltaNet, with gated attention in every fourth layer."""
-    names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
-    hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *names)
+    heads, dims = ("linear_num_key_heads", "linear_num_value_heads"), ("linear_key_head_dim", "linear_value_head_dim")
+    hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *heads, *dims)
     width = raw.get("linear_conv_kernel_dim", 4)
     state = delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}

@@ -14,7 +14,6 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.printable import counted
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import Finding, check_options, check_types, nearest
 from coderepairrl.sync.weights import Published, Streamed
 from coderepairrl.tasks import catalog
@@ -77,11 +76,14 @@ async def _engine(name: str, options: Options) -> list[Finding]:
     ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
     """
     from coderepairrl.checks.engine import Publish, examine_engine
-    from coderepairrl.plan.devices import check_sleeps
+    from coderepairrl.plan.devices import check_sleeps, visible
 
     route, sleeps, options = _of_section(options)
     spec = engines.make_engine(name, **options)
-    _check_route(spec, route)
+    if route is not None and not spec.capabilities.can_receive:
+        raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
+    if route == "nccl" and not visible():
+        raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
     if sleeps:
         check_sleeps(spec)
     needs = EngineNeeds(sleep=sleeps)
@@ -117,15 +119,6 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
     routes = ", ".join(get_args(Route))
     fix = f"engine.weights is one of {routes}, or engine.share_devices is turns"
     raise ConfigError(f"engine={options['engine']} is not an option here", fix=fix)
-
-
-def _check_route(spec: EngineSpec, route: Route | None) -> None:
-    from coderepairrl.plan.devices import visible
-
-    if route is not None and not spec.capabilities.can_receive:
-        raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
-    if route == "nccl" and not visible():
-        raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
 
 
 async def _offer(learner: Learner, route: Route, version: int) -> Published:

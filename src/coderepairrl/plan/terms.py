@@ -11,7 +11,7 @@ from coderepairrl.agents import recipe
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent as AgentSettings
 from coderepairrl.config.schema import TaskKind
-from coderepairrl.errors import ConfigError, combine_errors
+from coderepairrl.errors import ConfigError
 from coderepairrl.plan.model import RELAY, ServingPlan
 from coderepairrl.plan.parts import Check, make_each, part, raise_all
 from coderepairrl.protocols import Agent, SandboxBackend
@@ -227,8 +227,7 @@ def check_names(config: Config) -> None:
 
     Checks neither user classes (``module:Class``) nor options.
     """
-    if wrong := list(_wrong(config)):
-        raise combine_errors(wrong)
+    raise_all(list(_wrong(config)))
 
 
 def _wrong(config: Config) -> Iterator[ConfigError]:

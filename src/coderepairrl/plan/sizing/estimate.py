@@ -48,12 +48,6 @@ class Moves(NamedTuple):
     step: int
     """Bytes per step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
 
-    @property
-    def locked(self) -> int:
-        """Host memory that may be taken: torch rounds page-locked blocks up to powers of two
-        (ATen/core/CachingHostAllocator.h)."""
-        return 2 * self.host
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -167,7 +161,8 @@ class Estimate:
         if moved := self.moves():
             plan["turns"] = {
                 "host_gb": round(moved.host / GB, 2),
-                "host_at_most_gb": round(moved.locked / GB, 2),
+                # torch rounds page-locked blocks up to powers of two (ATen/core/CachingHostAllocator.h)
+                "host_at_most_gb": round(2 * moved.host / GB, 2),
                 "moved_in_a_step_gb": round(moved.step / GB, 2),
             }
         if self.server and (tokens := self.server.kv_tokens) is not None:

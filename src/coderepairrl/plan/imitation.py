@@ -20,7 +20,7 @@ from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_track
 from coderepairrl.plan.devices import Split
 from coderepairrl.plan.learner import learn_settings, resolve_numerics
 from coderepairrl.plan.parts import Check, part, raise_all
-from coderepairrl.plan.sizing import GB, learner_alone
+from coderepairrl.plan.sizing.estimate import GB, learner_alone
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.runs.storage import digests

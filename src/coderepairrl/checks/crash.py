@@ -167,7 +167,7 @@ async def examine_recovery(
         untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
-            raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
+            raise RunError(f"the undisturbed run ended with {code}: {untouched.last_words()}")
         duration = time.monotonic() - began
         expected = RunResult.read(untouched.folder)
         every = [bool(step["account"]["trained"]) for step in expected.steps]

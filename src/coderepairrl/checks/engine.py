@@ -252,7 +252,7 @@ async def _loads(candidate: _Candidate) -> str:
         (truncated, hashlib.sha256(truncated.read_bytes()).hexdigest()),
         (missing, "0" * 64),
     ):
-        otherwise = f"{path.name} was accepted in spite of its checksum or content"
+        otherwise = f"{path.name} was accepted despite its checksum or content"
         await candidate.refused(path, version + 1000, checksum, otherwise)
         after = await candidate.ask(prompt, GREEDY)
         _require(_is_same(after, before), f"the refused {path.name} changed what is served")

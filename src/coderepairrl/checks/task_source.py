@@ -126,20 +126,19 @@ def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> 
     """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
+
+    def no_tests(name: str, tests: Sequence[str]) -> Finding:
+        return Finding(name, not tests, join_first(tests, _NAMED, "; "))
+
     findings = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_is_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_is_passed(verdict, name) for verdict in bug)]
-        findings.append(
-            Finding("tests of fail_to_pass fail on the bug", not passing, join_first(passing, _NAMED, "; "))
-        )
-        findings.append(
-            Finding("tests of pass_to_pass pass on the bug", not failing, join_first(failing, _NAMED, "; "))
-        )
+        findings.append(no_tests("tests of fail_to_pass fail on the bug", passing))
+        findings.append(no_tests("tests of pass_to_pass pass on the bug", failing))
     findings.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
-        unsure = flaky(task, bug, repaired)
-        findings.append(Finding(f"{len(bug)} runs say the same", not unsure, join_first(unsure, _NAMED, "; ")))
+        findings.append(no_tests(f"{len(bug)} runs say the same", flaky(task, bug, repaired)))
     return findings
 
 

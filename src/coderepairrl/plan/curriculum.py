@@ -124,7 +124,7 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
             f"curriculum.easy_first: {len(unrated)} of {len(tasks)} training tasks have no difficulty"
             f"{f' in {probe}' if probe else ''} ({min(unrated)}, ...)",
             fix="attempt all of them with crrl eval (eval.split=train; curriculum.probe=RUN), or take"
-            " curriculum.band, which finds them out",
+            " curriculum.band, which needs none",
         )
     return sources
 

@@ -98,7 +98,7 @@ def _check_apart(config: Config, taken: set[int]) -> None:
     if taken and not config.engine.share_devices:
         raise ConfigError(
             f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))}",
-            fix="part them, as with engine.devices=[0] train.devices=[1]; or let them have it by turns:"
+            fix="give them different GPUs: engine.devices=[0] train.devices=[1]; or let them take turns:"
             " engine.share_devices=turns; or set engine.share_devices=true and leave the learner room:"
             ' engine.options.args=["--gpu-memory-utilization", "0.4"]',
         )
@@ -115,8 +115,8 @@ def check_turns(config: Config, engine: EngineSpec) -> None:
         return
     if config.train.processes > 1:
         raise ConfigError(
-            f"engine.share_devices=turns, and train.processes={config.train.processes}: several processes hold buffers"
-            " and communicators on their GPUs that nothing moves away",
+            f"engine.share_devices=turns, and train.processes={config.train.processes}: buffers and communicators of"
+            " several processes stay on their GPUs",
             fix="train.processes=1, or engine.share_devices=false with GPUs for each",
         )
     if config.train.listen:
@@ -144,7 +144,7 @@ def check_sleeps(engine: EngineSpec) -> None:
         raise ConfigError(
             f"engine.share_devices=turns, and engine {engine.name!r} cannot sleep with these options",
             fix="engine=vllm, without engine.options.url since others may use that server; or leave"
-            " engine.share_devices out: an engine on the CPU is in nobody's way",
+            " engine.share_devices out: an engine on the CPU takes no GPU",
         )
 
 

@@ -104,8 +104,8 @@ def _draw(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[
             chosen.append(example)
     if len(chosen) < most:
         raise ConfigError(
-            f"agent.options.examples={most}, and {len(chosen)} of {len(trained)} training tasks can be examples: of one"
-            " file on this machine, each of another, none of them evaluated",
+            f"agent.options.examples={most}, and only {len(chosen)} of {len(trained)} training tasks can be examples:"
+            " they must change one file, each a different one, on this machine, and not be evaluated",
             fix='ask for fewer, name tasks.source, or a file: agent.options.examples="examples.jsonl"',
         )
     return chosen

@@ -203,7 +203,7 @@ def _unfit(rows: Sequence[Row], most: int, vocabulary: int) -> str:
         return f"are longer than {most} tokens"
     if not all(any(row.trained) for row in rows):
         return "have nothing to learn"
-    return "begin with what is to be learned" if any(row.trained[0] for row in rows) else ""
+    return "begin with a token to learn" if any(row.trained[0] for row in rows) else ""
 
 
 class ImitationPlan(PolicyPlan):

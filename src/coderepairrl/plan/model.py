@@ -180,7 +180,7 @@ class NamedPlan(ServingPlan):
         """Raise `ConfigError` for a setting without a meaning for the command."""
         key, _ = configs.parse_override(override)
         if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
-            raise ConfigError(f"{self.use.command} has no use for {key}", fix=nearest(key, self.use.used))
+            raise ConfigError(f"{self.use.command} does not use {key}", fix=nearest(key, self.use.used))
         if key.startswith("model") and is_url(self.name):
             raise ConfigError(f"{key} is for models that are served here, not for a URL", fix=f"leave {key} out")
 

@@ -148,7 +148,7 @@ class RunFolder:
             except (ValueError, TypeError, RecursionError) as error:
                 raise RunError(
                     f"{path}:{number} is not a task: {error}",
-                    fix="restore the file from a copy, or delete it: --resume writes the tasks that it is given",
+                    fix="restore the file from a copy, or delete it: --resume writes the tasks again",
                 ) from None
 
     def records(self) -> Iterator[dict[str, Any]]:

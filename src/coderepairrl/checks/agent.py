@@ -282,11 +282,6 @@ class _ProgramTrial:
         return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
 
     @property
-    def printed(self) -> str:
-        """End of the program's output, safe for a terminal."""
-        return visible(self.attempt.printed.strip()[-_LAST_CHARS:])
-
-    @property
     def stopped(self) -> bool:
         """Whether it ended by itself, perhaps with a failing exit code."""
         outcome = self.attempt.outcome
@@ -336,7 +331,7 @@ def _repaired(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
     diff = trial.attempt.patch.decode(errors="replace")
     touched = re.findall(r"^diff --git a/(\S+)", diff, re.M)
     edited = "+    return a + b" in diff
-    evidence = diff or f"no diff; printed: {trial.printed}"
+    evidence = diff or f"no diff; printed: {visible(trial.attempt.printed.strip()[-_LAST_CHARS:])}"
     recorded = bool(turns) and all(turn.masked == "relayed" for turn in turns)
     return [
         Finding("ends by itself", trial.ending == "submitted", trial.ending),

@@ -242,16 +242,12 @@ def count_left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
     """Examined `tasks` with their first wrong answer, for `write_quarantine`, except missing prerequisites."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
-
-    def reason(exam: TaskExam) -> str:
-        wrong = next((one for one in exam.findings if not one.ok), None)
-        return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
-
-    return [
-        select.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
-        for task in tasks
-        if task.id in exam_by_task
-    ]
+    verified = []
+    for task in tasks:
+        if exam := exam_by_task.get(task.id):
+            wrong = next((f"{each.name}: no ({each.detail})" for each in exam.findings if not each.ok), "")
+            verified.append(select.Verified(task, exam.settled, wrong or ("" if exam.settled else _UNSTEADY)))
+    return verified
 
 
 def format_exams(exams: Sequence[TaskExam]) -> str:

@@ -31,6 +31,7 @@ from coderepairrl.grading import Outcome, Verdict
 from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.runs import codec
 from coderepairrl.runs.log import Lines
 from coderepairrl.tasks import select
 from coderepairrl.tasks.prepare import prepare_tasks
@@ -209,9 +210,8 @@ class _Trials:
             if not task.checks:
                 faults["reference"] = "it has no checks"
             survey = await self._try("survey", 0, lambda: self._survey(solution), "history")
-        audited = Audited(
-            task, None, None, None, History.parse(survey["history"]) if survey else None, (), "", 0, (), None, faults
-        )  # fmt: skip
+        leaks = codec.restore(History, survey["history"]) if survey else None
+        audited = Audited(task, None, None, None, leaks, (), "", 0, (), None, faults)
         if faults.get("reference"):
             return audited._replace(no_wrong="its checks cannot be tried")
         runs = range(self.settings.repeat)
@@ -329,7 +329,7 @@ class _Trials:
             drawn_by = f"{self.settings.seed}/{self.task.id}"
             mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, drawn_by)
         return {
-            "history": leaks.as_json(),
+            "history": codec.dump(leaks),
             "wrong": [each.as_json() for each in mutants.patches],
             "no_wrong": mutants.why_none,
             "same": mutants.equivalent,

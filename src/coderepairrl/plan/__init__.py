@@ -258,8 +258,8 @@ class Plan(PolicyPlan, TaskPlan):
     @part
     def too_long(self) -> tuple[str, ...]:
         """Training tasks that were left out because their prompts are too long."""
-        kept = {task.id for task in self.trained}
-        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept)
+        kept_ids = {task.id for task in self.trained}
+        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept_ids)
 
     @part
     def curriculum(self) -> Curriculum:

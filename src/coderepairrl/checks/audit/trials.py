@@ -194,7 +194,7 @@ class _Trials:
     sandbox: SandboxBackend
     settings: Settings
     lines: Lines
-    known: dict[tuple[str, str, int], Row]
+    earlier_rows: dict[tuple[str, str, int], Row]
     slots: asyncio.Semaphore
     say: Say
     task: Task
@@ -292,7 +292,7 @@ class _Trials:
     async def _try(self, what: str, run: int, job: Callable[[], Awaitable[Row]], question: str) -> Row | None:
         """Earlier or new row; None on failure, whose reason becomes the fault of `question`."""
         task = self.task
-        earlier = self.known.get((task.id, what, run))
+        earlier = self.earlier_rows.get((task.id, what, run))
         if earlier is not None:
             return earlier
         async with self.slots:

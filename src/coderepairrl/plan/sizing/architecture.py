@@ -351,7 +351,7 @@ PUBLISHED: Mapping[str, Raw] = {
 """Contents of config.json, by the last part of a model's name."""
 
 
-KNOWN = {name: known for name, raw in PUBLISHED.items() if (known := Architecture.from_config(raw)) is not None}
+KNOWN = {name: shape for name, raw in PUBLISHED.items() if (shape := Architecture.from_config(raw)) is not None}
 
 
 def find_published(path: str) -> Architecture | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.checks.attacks.probes import CONTROLS
+from coderepairrl.checks.attacks.probes import INSIDE
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
@@ -126,7 +126,7 @@ class Outside:
 
     async def patch(self) -> bytes:
         """Change by plain git; empty on failure."""
-        done = await asyncio.to_thread(self._run, [sys.executable, "-c", CONTROLS, "diff"], 5.0)
+        done = await asyncio.to_thread(self._run, [sys.executable, "-c", INSIDE, "diff"], 5.0)
         return done.output if done.exit_code == 0 and not done.timed_out else b""
 
     async def exchange(self, script: str) -> bytes:
@@ -137,7 +137,7 @@ class Outside:
         ours, keeper_end = socket.socketpair()
         with ours:
             with keeper_end:
-                argv = [sys.executable, "-P", "-c", CONTROLS, "keeper", str(keeper_end.fileno()), script]
+                argv = [sys.executable, "-P", "-c", INSIDE, "keeper", str(keeper_end.fileno()), script]
                 keeper = subprocess.Popen(
                     command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
                     env={**self.target.env, "PATH": os.environ["PATH"]},

@@ -10,14 +10,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from coderepairrl.checks.attacks import controls, inside
+from coderepairrl.checks.attacks import inside
 
-_INSIDE = shlex.quote(Path(inside.__file__).read_text(encoding="utf-8"))
-CONTROLS = Path(controls.__file__).read_text(encoding="utf-8")
+INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
+_QUOTED = shlex.quote(INSIDE)
 
 
 def _python(name: str, *arguments: str) -> str:
-    return f"python3 -ISc {_INSIDE} {shlex.join([name, *arguments])}"
+    return f"python3 -ISc {_QUOTED} {shlex.join([name, *arguments])}"
 
 
 ESCAPES = {

@@ -101,9 +101,10 @@ async def _engine(name: str, options: Options) -> list[Finding]:
             publish: Publish | None = None
             if route is not None:
                 engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
-            return await examine_engine(
+            findings = await examine_engine(
                 engine, model, reference=learner.logprobs, work=work, publish=publish, sleeps=sleeps
             )
+    return findings
 
 
 def _of_section(options: Options) -> tuple[Route | None, bool, Options]:

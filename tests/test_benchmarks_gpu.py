@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.plan.sizing import Architecture
+from coderepairrl.plan.sizing.architecture import Architecture
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
 KINDS = ("step", "group", "loss", "sync")

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.sizing import estimate, nearest
-from coderepairrl.plan.sizing.estimate import GB, Estimate
+from coderepairrl.plan.sizing import nearest
+from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate
 from coderepairrl.plan.sizing.learner import RESERVE
 
 BASES = {"bf16": "none", "nf4": "nf4"}

@@ -30,7 +30,7 @@ import torch
 from coderepairrl import models
 from coderepairrl.engines.vllm.server import default_python, installed_vllm
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.plan.sizing import PUBLISHED
+from coderepairrl.plan.sizing.architecture import PUBLISHED
 from learner import TOY  # benchmarks/gpu, where this script is
 
 BENCHMARKS = Path(__file__).resolve().parents[1]

@@ -61,7 +61,8 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.pack import micro_batches, pack_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.sizing import PUBLISHED, Architecture, learner_memory
+from coderepairrl.plan.sizing.architecture import PUBLISHED, Architecture
+from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.types import Sample
 
 Contestant = Callable[[], object]

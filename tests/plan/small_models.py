@@ -14,7 +14,8 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.attention import TREE
 from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
-from coderepairrl.plan.sizing import Architecture, learner_memory
+from coderepairrl.plan.sizing.architecture import Architecture
+from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.types import Sample
 
 Raw = Mapping[str, Any]

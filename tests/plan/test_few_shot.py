@@ -67,7 +67,7 @@ def test_no_example_is_evaluated(mutants: dict[str, list[Task]], tmp_path: Path)
     train, unseen = mutants["train"], mutants["unseen"]
     some = with_examples(config(examples=3), train, train[3:]).agent.options["examples"]
     assert {each["id"] for each in some} == {task.id for task in train[:3]}
-    with pytest.raises(ConfigError, match="examples=4, and 3 of 6 training tasks can be"):
+    with pytest.raises(ConfigError, match="examples=4, and only 3 of 6 training tasks can be"):
         with_examples(config(examples=4), train, train[3:])
     for change in ({}, {"id": "another"}, {"id": "another", "prompt": "Something else is said here."}):
         changed = [{**some[0], **change}]

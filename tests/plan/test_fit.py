@@ -14,9 +14,11 @@ from coderepairrl.config import Config, load_config
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.learner import learn_settings
-from coderepairrl.plan.sizing import KNOWN, PUBLISHED, DoesNotFit, estimate, learner_memory, training_flops
+from coderepairrl.plan.sizing import DoesNotFit, training_flops
+from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
-from coderepairrl.plan.sizing.estimate import Estimate
+from coderepairrl.plan.sizing.estimate import Estimate, estimate
+from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.stages.command import _what_may_not_fit
 
 BASE = """

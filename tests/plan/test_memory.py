@@ -24,9 +24,10 @@ from coderepairrl.learn.adapters import QuantisedLinear
 from coderepairrl.learn.pack import pack_samples, scoring_samples
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
-from coderepairrl.plan.sizing.architecture import KINDS
+from coderepairrl.plan.sizing import learner
+from coderepairrl.plan.sizing.architecture import KINDS, KNOWN, PUBLISHED, Architecture
 from coderepairrl.plan.sizing.engine import EngineSettings, estimate_engine_memory
+from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.plan.sizing.parts import Held
 from peak import Peak
 

@@ -22,7 +22,7 @@ from coderepairrl.plan.learner import (
     learn_settings,
     resolve_numerics,
 )
-from coderepairrl.plan.sizing import KNOWN
+from coderepairrl.plan.sizing.architecture import KNOWN
 from coderepairrl.plan.sizing.learner import learner_memory
 from coderepairrl.plan.tasks import reward_for, settle_rewards
 from coderepairrl.runs import RunFolder

@@ -17,9 +17,8 @@ from safetensors.numpy import save_file
 from coderepairrl import cli, models, stages
 from coderepairrl.config import Config, load_config, shipped
 from coderepairrl.plan.learner import describe_clip, learn_settings
-from coderepairrl.plan.sizing import KNOWN, PUBLISHED, estimate
-from coderepairrl.plan.sizing.architecture import find_published
-from coderepairrl.plan.sizing.estimate import Estimate
+from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, find_published
+from coderepairrl.plan.sizing.estimate import Estimate, estimate
 from coderepairrl.processes.installs import install_extra
 from engines.test_vllm import site
 

@@ -90,7 +90,7 @@ def test_no_other_module_starts_git() -> None:
         inside = {id(node) for call in ast.walk(tree) if _by_sandbox(call) or _is_type(call) for node in ast.walk(call)}
         if found := [node.lineno for node in ast.walk(tree) if _names_git(node) and id(node) not in inside]:
             starts[str(path.relative_to(root))] = found
-    assert starts.pop("checks/attacks/controls.py"), "an attack, which runs in a sandbox"
+    assert starts.pop("checks/attacks/inside.py"), "an attack, which runs in a sandbox"
     assert starts.pop("environments/programs/strip_project.py"), "the end of a build, which runs in a sandbox"
     assert list(starts) == ["grading/__init__.py", "processes/hostgit.py"], starts
     assert "sandbox.exec([*_APPLY" in (root / "grading/__init__.py").read_text()

@@ -257,21 +257,21 @@ _LAST_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class _ProgramTrial:
-    made: Attempt
+    attempt: Attempt
     requests: list[Request]
 
     @property
     def ending(self) -> str:
         """Exit, or the failure with the last line of output."""
-        if isinstance(self.made.outcome, AgentReport):
-            return self.made.outcome.exit
-        kind, _, rest = str(self.made.outcome or self.made.fault).partition(": ")
+        if isinstance(self.attempt.outcome, AgentReport):
+            return self.attempt.outcome.exit
+        kind, _, rest = str(self.attempt.outcome or self.attempt.fault).partition(": ")
         return f"{kind}: {rest.strip().rpartition(chr(10))[2]}"
 
     @property
     def limit(self) -> str:
         """Limit that ended it, or empty."""
-        return self.made.reason if self.made.ending is Ending.LIMIT else ""
+        return self.attempt.reason if self.attempt.ending is Ending.LIMIT else ""
 
     @property
     def conversation(self) -> list[Request]:
@@ -282,14 +282,9 @@ class _ProgramTrial:
         return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
 
     @property
-    def printed(self) -> str:
-        """End of the program's output, safe for a terminal."""
-        return visible(self.made.printed.strip()[-_LAST_CHARS:])
-
-    @property
     def stopped(self) -> bool:
         """Whether it ended by itself, perhaps with a failing exit code."""
-        outcome = self.made.outcome
+        outcome = self.attempt.outcome
         return outcome.exit == "submitted" if isinstance(outcome, AgentReport) else outcome is not None
 
 
@@ -315,11 +310,11 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
         tokens = await run(lambda it: _again(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
         time = await run(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
         broken = await run(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
-    turns = len(calls.made.turns)
+    turns = len(calls.attempt.turns)
     held = calls.stopped and 1 <= turns <= 3  # fewer, if it is told of the limit and heeds it
     # one that compacts its history makes room again and again, until its calls are spent
     spent = tokens.stopped and tokens.limit in ("tokens", "calls")
-    fault = broken.made.fault
+    fault = broken.attempt.fault
     blamed = broken.stopped and isinstance(fault, RemoteFault)
     return [
         *_repaired(agent, repaired),
@@ -331,12 +326,12 @@ async def examine_agent_program(agent: Agent, backend: SandboxBackend) -> list[F
 
 
 def _repaired(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
-    turns, requests = trial.made.turns, trial.conversation
+    turns, requests = trial.attempt.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
-    diff = trial.made.patch.decode(errors="replace")
+    diff = trial.attempt.patch.decode(errors="replace")
     touched = re.findall(r"^diff --git a/(\S+)", diff, re.M)
     edited = "+    return a + b" in diff
-    evidence = diff or f"no diff; printed: {trial.printed}"
+    evidence = diff or f"no diff; printed: {visible(trial.attempt.printed.strip()[-_LAST_CHARS:])}"
     recorded = bool(turns) and all(turn.masked == "relayed" for turn in turns)
     return [
         Finding("ends by itself", trial.ending == "submitted", trial.ending),
@@ -350,7 +345,7 @@ def _repaired(agent: Agent, trial: _ProgramTrial) -> list[Finding]:
 
 
 def _kept(trial: _ProgramTrial) -> str:
-    turns, side_calls = trial.made.turns, len(trial.requests) - len(trial.conversation)
+    turns, side_calls = trial.attempt.turns, len(trial.requests) - len(trial.conversation)
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "
     if side_calls:

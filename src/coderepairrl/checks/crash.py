@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,14 +87,10 @@ def adopting() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        _kill_children()
-
-
-def _kill_children() -> None:
-    _signal(live_descendants(os.getpid()), signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
+        _signal(live_descendants(os.getpid()), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
 
 
 STEPS, TASKS, ATTEMPTS = 3, 2, 4
@@ -126,7 +122,6 @@ _BUBBLEWRAP = b"bwrap --unshare"
 VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
 """`everything`: all processes at once; `gateway`: the controller during an episode."""
 EACH = "each"
-_WITH_THE_CONTROLLER = ("everything", "controller", "gateway")
 GONE = 3.0
 """Seconds for all processes to end after the controller."""
 _IN_A_ROW = 4
@@ -172,7 +167,7 @@ async def examine_recovery(
         untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
-            raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
+            raise RunError(f"the undisturbed run ended with {code}: {untouched.last_words()}")
         duration = time.monotonic() - began
         expected = RunResult.read(untouched.folder)
         every = [bool(step["account"]["trained"]) for step in expected.steps]
@@ -195,7 +190,7 @@ async def examine_recovery(
                 kill.seconds = _until_it_went_on(trial.folder, kill.at)
             wrong = wrong or bool(problems)
             if not problems:
-                trial.remove()
+                shutil.rmtree(trial.home)
             done += struck
         for name in VICTIMS:
             if kills_of_victim := [kill for kill in done if kill.victim == name]:
@@ -212,7 +207,7 @@ async def examine_recovery(
 
 
 def _plan_kills(victim: str, kills: int, whole: float, rng: random.Random) -> list[Kill]:
-    """Spread kills over a run, sorted within rows, the next last."""
+    """Spread kills over a run, in rows sorted by moment; the last is the next."""
     victims = VICTIMS if victim == EACH else (victim,)
     moments = [whole * (number + rng.random()) / kills for number in range(kills)]
     rng.shuffle(moments)
@@ -297,10 +292,10 @@ class _Trial:
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
             targets = freeze(process.pid)
+        elif kill.victim in _MARKS:
+            targets = _victim_pids(process.pid, kill.victim)[:1]
         else:
-            targets = (
-                [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _victim_pids(process.pid, kill.victim)[:1]
-            )
+            targets = [process.pid]
         kill.at = time.time()
         _signal(targets, signal.SIGKILL)
         if process.pid in targets:
@@ -309,16 +304,16 @@ class _Trial:
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for moment and victim; False if the run ended before."""
-        is_present: Callable[[], object] = lambda: True  # noqa: E731
-        if kill.victim in _MARKS:
-            is_present = lambda: _victim_pids(process.pid, kill.victim)  # noqa: E731
-        elif kill.victim == "gateway":
-            is_present = self._in_an_episode
         while process.poll() is None:
-            if time.monotonic() - self._began >= kill.moment and is_present():
+            if time.monotonic() - self._began >= kill.moment and self._has_victim(process.pid, kill.victim):
                 return True
             await asyncio.sleep(0.005)
         return False
+
+    def _has_victim(self, controller: int, victim: str) -> bool:
+        if victim == "gateway":
+            return self._in_an_episode()
+        return victim not in _MARKS or bool(_victim_pids(controller, victim))
 
     def _logged(self) -> bool:
         try:
@@ -335,16 +330,14 @@ class _Trial:
         """Remains of an ended run, except `caches` of libraries."""
         remains = [f"process {words.decode(errors='replace')}" for words in live_descendants(os.getpid()).values()]
         remains += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
-        remains += [str(path) for path in [shared_path(self.folder)] if path.exists()]
+        shared = shared_path(self.folder)
+        remains += [str(shared)] if shared.exists() else []
         parents = set(cgroups.find_cgroups().parents.values())
         remains += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
         return [f"left: {remnant}" for remnant in remains]
 
     def last_words(self) -> str:
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
-
-    def remove(self) -> None:
-        shutil.rmtree(self.home)
 
 
 @dataclass(frozen=True, slots=True)

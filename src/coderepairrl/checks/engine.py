@@ -104,7 +104,7 @@ class _Candidate:
     def __init__(self, engine: Engine, model: Path, reference: Reference, work: Path) -> None:
         self.engine = engine
         self.reference = reference
-        self.own = model / "model.safetensors"
+        self.original = model / "model.safetensors"
         self.work = work
         self.vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
         self.rng = np.random.default_rng(0)
@@ -122,9 +122,9 @@ class _Candidate:
         from safetensors.numpy import load_file, save_file
 
         try:
-            tensors = load_file(self.own)
+            tensors = load_file(self.original)
         except (OSError, TypeError, KeyError) as error:  # NumPy has no bfloat16
-            raise ConfigError(f"the exam cannot read {self.own}: {error}", fix="examine fp32 weights") from None
+            raise ConfigError(f"the exam cannot read {self.original}: {error}", fix="examine fp32 weights") from None
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: np.ascontiguousarray(change(name, value)) for name, value in tensors.items()}, path)
 
@@ -132,12 +132,9 @@ class _Candidate:
         ids: list[int] = self.rng.integers(0, self.vocabulary, size).tolist()
         return ids
 
-    def stream(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> AsyncGenerator[Chunk, None]:
-        return self.engine.generate(ids, sampling, seed)
-
     async def ask(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Answer:
         answer = Answer([], [], [])
-        await answer.read(self.stream(ids, sampling, seed))
+        await answer.read(self.engine.generate(ids, sampling, seed))
         return answer
 
     async def ask_all(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
@@ -243,7 +240,7 @@ async def _seeds(candidate: _Candidate) -> str:
 
 async def _loads(candidate: _Candidate) -> str:
     prompt = candidate.prompt(40)
-    version = await candidate.load(candidate.own)
+    version = await candidate.load(candidate.original)
     before = await candidate.ask(prompt, GREEDY)
     _require(set(before.versions) == {version}, f"tokens after load {version} say {set(before.versions)}")
     data = candidate.relabelled.read_bytes()
@@ -255,7 +252,7 @@ async def _loads(candidate: _Candidate) -> str:
         (truncated, hashlib.sha256(truncated.read_bytes()).hexdigest()),
         (missing, "0" * 64),
     ):
-        otherwise = f"{path.name} was accepted in spite of its checksum or content"
+        otherwise = f"{path.name} was accepted despite its checksum or content"
         await candidate.refused(path, version + 1000, checksum, otherwise)
         after = await candidate.ask(prompt, GREEDY)
         _require(_is_same(after, before), f"the refused {path.name} changed what is served")
@@ -270,7 +267,7 @@ async def _stale(candidate: _Candidate) -> str:
     await candidate.load(candidate.relabelled)
     off = await candidate.off_relabelled(prompts, await candidate.ask_all(prompts))
     _require(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
-    await candidate.load(candidate.own)
+    await candidate.load(candidate.original)
     back = await candidate.off(prompts, await candidate.ask_all(prompts))
     _require(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
     return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
@@ -278,7 +275,7 @@ async def _stale(candidate: _Candidate) -> str:
 
 async def _absurd(candidate: _Candidate) -> str:
     prompt = candidate.prompt(80)
-    await candidate.load(candidate.own)
+    await candidate.load(candidate.original)
     before = await candidate.ask(prompt, GREEDY)
     await candidate.load(candidate.absurd)
     try:
@@ -287,7 +284,7 @@ async def _absurd(candidate: _Candidate) -> str:
         _require(await candidate.off([prompt], [broken]) > 0.1, "an absurd update changed nothing")
     except EngineFault as fault:  # numbers that are not finite are refused, which is broken enough
         how = str(fault)
-    await candidate.load(candidate.own)
+    await candidate.load(candidate.original)
     after = await candidate.ask(prompt, GREEDY)
     _require((after.ids, after.logprobs) == (before.ids, before.logprobs), "the roll-back is not bit for bit")
     return f"{how}; rolled back bit for bit"
@@ -306,15 +303,14 @@ async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
     """Old version, and versions of the tokens of streams begun under it."""
     # A server can sample to the end before a starving client gets the first token.
     length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load
-    streams = [
-        candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
-    ]
+    sampling = Sampling(temperature=1.0, max_tokens=length)
+    streams = [candidate.engine.generate(candidate.prompt(20 + i), sampling, i) for i in range(3)]
     answers = [Answer([], [], []) for _ in streams]
     for answer, stream in zip(answers, streams, strict=True):
         answer.add(await anext(stream))
     new = await candidate.load(candidate.relabelled)
     await asyncio.gather(*map(Answer.read, answers, streams))
-    await candidate.load(candidate.own)
+    await candidate.load(candidate.original)
     seen = [answer.versions for answer in answers]
     old = seen[0][0]
     for mine in seen:
@@ -328,7 +324,7 @@ async def _sleep(candidate: _Candidate) -> str:
     # The engine wakes with the same weights, then with others.
     length = min(1000, candidate.engine.context // 2)
     prompts = [candidate.prompt(150), candidate.prompt(31)]
-    told = await candidate.ask_all(prompts)
+    first = await candidate.ask_all(prompts)
     for _ in range(_TRIES):
         met, answers, late = await _through_a_sleep(candidate, prompts, length, candidate.engine.wake)
         off = await candidate.off(prompts, answers)
@@ -347,11 +343,11 @@ async def _sleep(candidate: _Candidate) -> str:
     seen = sorted({version for answer in answers for version in answer.versions})
     _require({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
     _require({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
-    longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, told, strict=True)]
+    longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, first, strict=True)]
     after = [*prompts, *longer]
     off_after = await candidate.off_relabelled(after, await candidate.ask_all(after))
     _require(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
-    await candidate.load(candidate.own)
+    await candidate.load(candidate.original)
     return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
 
 
@@ -359,7 +355,7 @@ async def _through_a_sleep(
     candidate: _Candidate, prompts: Sequence[list[int]], length: int, end: Callable[[], Awaitable[None]]
 ) -> tuple[bool, list[Answer], Answer]:
     """Whether requests ran as the engine fell asleep, their answers, and a late one."""
-    streams = [candidate.stream(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
+    streams = [candidate.engine.generate(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
     answers = [Answer([], [], []) for _ in streams]
     reading = [asyncio.ensure_future(answer.read(stream)) for answer, stream in zip(answers, streams, strict=True)]
     while not all(answer.ids for answer in answers):
@@ -389,7 +385,7 @@ async def _abort(candidate: _Candidate) -> str:
 async def _closed_midway(candidate: _Candidate) -> float | None:
     """Seconds from the last token read until idle; None if requests had ended."""
     length = candidate.engine.context - 60
-    streams = [candidate.stream(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
+    streams = [candidate.engine.generate(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
     for stream in streams:
         await anext(stream)
     running = (await candidate.engine.health())["running"] > 0
@@ -436,7 +432,7 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
     _require(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
     off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])
     _require(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
-    await candidate.load(candidate.own)
+    await candidate.load(candidate.original)
     return f"refused under another checksum, then served: logprobs, which moved by {moved:.1g}, are equal to {off:.1e}"
 
 

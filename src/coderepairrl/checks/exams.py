@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,6 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.printable import counted
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Finding, check_options, check_types, nearest
 from coderepairrl.sync.weights import Published, Streamed
 from coderepairrl.tasks import catalog
@@ -35,13 +34,19 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
 def run_exam(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
     """Examine implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
 
-    Sandboxes' come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an unknown
-    implementation or option.
+    Findings on sandboxes come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for
+    an unknown implementation or option.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
-    default, sit = KINDS[kind]
-    return sit(name or default, _flatten_options(kind, options or {}))
+    default, examine = KINDS[kind]
+    findings = examine(name or default, _flatten_options(kind, options or {}))
+    return findings if isinstance(findings, AsyncIterator) else _each(findings)
+
+
+async def _each(findings: list[Finding] | Awaitable[list[Finding]]) -> AsyncIterator[Finding]:
+    for finding in findings if isinstance(findings, list) else await findings:
+        yield finding
 
 
 def _flatten_options(kind: str, options: Options) -> Options:
@@ -65,18 +70,20 @@ async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
         yield finding
 
 
-async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
-    """Examine an engine against the real learner on a random policy.
+async def _engine(name: str, options: Options) -> list[Finding]:
+    """Examine an engine with the real learner and a random policy.
 
     ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
     """
-    from coderepairrl.checks.engine import Publish
-    from coderepairrl.checks.engine import examine_engine as sit
-    from coderepairrl.plan.devices import check_sleeps
+    from coderepairrl.checks.engine import Publish, examine_engine
+    from coderepairrl.plan.devices import check_sleeps, visible
 
     route, sleeps, options = _of_section(options)
     spec = engines.make_engine(name, **options)
-    _check_route(spec, route)
+    if route is not None and not spec.capabilities.can_receive:
+        raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
+    if route == "nccl" and not visible():
+        raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
     if sleeps:
         check_sleeps(spec)
     needs = EngineNeeds(sleep=sleeps)
@@ -94,9 +101,10 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
             publish: Publish | None = None
             if route is not None:
                 engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
-            findings = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish, sleeps=sleeps)
-    for finding in findings:
-        yield finding
+            findings = await examine_engine(
+                engine, model, reference=learner.logprobs, work=work, publish=publish, sleeps=sleeps
+            )
+    return findings
 
 
 def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
@@ -114,15 +122,6 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
     raise ConfigError(f"engine={options['engine']} is not an option here", fix=fix)
 
 
-def _check_route(spec: EngineSpec, route: Route | None) -> None:
-    from coderepairrl.plan.devices import visible
-
-    if route is not None and not spec.capabilities.can_receive:
-        raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
-    if route == "nccl" and not visible():
-        raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
-
-
 async def _offer(learner: Learner, route: Route, version: int) -> Published:
     """Learner's weights by `route`, trained beyond `version`."""
     trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
@@ -133,87 +132,70 @@ async def _offer(learner: Learner, route: Route, version: int) -> Published:
     return await learner.offer(route)
 
 
-async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.agent import examine_agent as sit
-    from coderepairrl.checks.agent import examine_agent_program
+async def _agent(name: str, options: Options) -> list[Finding]:
+    from coderepairrl.checks.agent import examine_agent, examine_agent_program
 
     agent = agents.make_agent(name, **options)
-    if agent.placement == "sandbox":
-        choice = sandbox.choose()
-        sandbox.check_agent(choice, agent.name, agent.not_in)
-        backend = sandbox.make_backend(choice.name, agent.binds)
-        backend.require()
-        findings = await examine_agent_program(agent, backend)
-    else:
-        findings = await sit(agent)
-    for finding in findings:
-        yield finding
+    if agent.placement != "sandbox":
+        return await examine_agent(agent)
+    choice = sandbox.choose()
+    sandbox.check_agent(choice, agent.name, agent.not_in)
+    backend = sandbox.make_backend(choice.name, agent.binds)
+    backend.require()
+    return await examine_agent_program(agent, backend)
 
 
-async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.reward import examine_reward as sit
+async def _reward(name: str, options: Options) -> list[Finding]:
+    from coderepairrl.checks.reward import examine_reward
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
     reward = rewards.make_reward(name)
-    findings = await sit(reward, sandbox.make_backend(sandbox.choose().name))
+    findings = await examine_reward(reward, sandbox.make_backend(sandbox.choose().name))
     if not reward.repairs and (failed := [at for at, finding in enumerate(findings) if not finding.ok]):
         fix = "it promises no measure of repair (Reward.repairs): pay for tests beside it, or give it weight 0"
         findings[failed[-1]] = findings[failed[-1]]._replace(fix=fix)
-    for finding in findings:
-        yield finding
+    return findings
 
 
-def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
+def _tasks(name: str, options: Options) -> Awaitable[list[Finding]]:
+    from coderepairrl.checks.task_source import examine_task_source
+
     # Preparing may take minutes, in which an event loop would keep signals from ending it.
     source = tasks.make_source(name, **options)
     source.prepare()
-    return _prepare(source)
+    return examine_task_source(source, sandbox.make_backend(sandbox.choose().name))
 
 
-def _environments(name: str, options: Options) -> AsyncIterator[Finding]:
+def _environments(name: str, options: Options) -> list[Finding]:
     """Compare environments and images of a source's tasks with their digests, reading every file."""
     from coderepairrl.environments import verify_states
 
-    found = verify_states(list(catalog.load_source(*catalog.recognise(name, options))))
-    return _each(
-        [
-            Finding(one.name, one.state == "as built", f"{one.state}, {counted(one.tasks, 'task')}", one.fix)
-            for one in found
-        ]
-        or [Finding("environments", True, "its tasks need none")]
-    )
+    states = verify_states(list(catalog.load_source(*catalog.recognise(name, options))))
+    return [
+        Finding(each.name, each.state == "as built", f"{each.state}, {counted(each.tasks, 'task')}", each.fix)
+        for each in states
+    ] or [Finding("environments", True, "its tasks need none")]
 
 
-async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
-    for finding in findings:
-        yield finding
+async def _model(name: str, options: Options) -> list[Finding]:
+    from coderepairrl.checks.model import examine_model
 
-
-async def _prepare(source: TaskSource) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.task_source import examine_task_source as sit
-
-    for finding in await sit(source, sandbox.make_backend(sandbox.choose().name)):
-        yield finding
-
-
-async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.model import examine_model as sit
-
-    check_options("model", name, sit, options)
-    for finding in await sit(models.model_folder(models.fetch(name) if models.is_hub_name(name) else name), **options):
-        yield finding
+    check_options("model", name, examine_model, options)
+    folder = models.model_folder(models.fetch(name) if models.is_hub_name(name) else name)
+    return await examine_model(folder, **options)
 
 
 def _crash(name: str, options: Options) -> AsyncIterator[Finding]:
-    from coderepairrl.checks.crash import examine_recovery as sit
+    from coderepairrl.checks.crash import examine_recovery
 
-    check_options("crash", name, sit, options)
-    check_types("crash", name, sit, options)
-    return sit(name, **options)
+    check_options("crash", name, examine_recovery, options)
+    check_types("crash", name, examine_recovery, options)
+    return examine_recovery(name, **options)
 
 
-KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Finding]]]] = {
+Exam = Callable[[str, Options], AsyncIterator[Finding] | Awaitable[list[Finding]] | list[Finding]]
+KINDS: dict[str, tuple[str, Exam]] = {
     "sandbox": ("bwrap", _sandbox),
     "engine": ("tiny", _engine),
     "agent": ("nano", _agent),

@@ -21,7 +21,8 @@ from coderepairrl.sandbox.interpreter import install_command
 
 def machine() -> list[Finding]:
     """Findings about everything runs depend on."""
-    return [_python_finding(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
+    python = Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
+    return [python, _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
 
 
 def format_finding(finding: Finding) -> str:
@@ -30,10 +31,6 @@ def format_finding(finding: Finding) -> str:
     fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
     name = finding.name if len(finding.name) <= 28 or not finding.detail else f"{finding.name}:"
     return f"{mark}  {name:<28} {logged(finding.detail)}".rstrip() + fix
-
-
-def _python_finding() -> Finding:
-    return Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
 
 
 def _git() -> Finding:
@@ -49,8 +46,8 @@ def _packages() -> list[Finding]:
         try:
             findings.append(Finding(package, True, metadata.version(package)))
         except metadata.PackageNotFoundError:
-            lacking = "not installed: models run and learn elsewhere, behind a URL"
-            findings.append(Finding(package, False, lacking, install_extra("train"), required=False))
+            detail = "not installed: models run and learn elsewhere, behind a URL"
+            findings.append(Finding(package, False, detail, install_extra("train"), required=False))
     return findings
 
 
@@ -61,7 +58,7 @@ def _sandboxes() -> list[Finding]:
 
 
 def _isolation(usable: Sequence[str]) -> Finding:
-    # For a run without a sandbox's name; `usable` all work here.
+    # For a run that names no sandbox.
     name = "a sandbox that isolates"
     try:
         choice = sandbox.choose()

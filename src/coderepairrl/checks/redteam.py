@@ -2,14 +2,15 @@
 
 ``python -m coderepairrl.checks.redteam NAME ...`` prints a row for each attack (`docs/measurements/redteam.md`).
 
-An attack gains a secret word, a file on the host, or a lie that we believe. Its control is a plain
-process of the same user in a plain clone: a probe that fails there proves nothing.
+An attack succeeds if it reads a secret word, leaves a file on the host, or forges an answer. Its control runs in a
+plain process of the same user: a probe that fails there proves nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -34,76 +35,62 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
 from coderepairrl.types import Task
 
-Act = Callable[[Stage, Target], Awaitable[bool]]
+Act = Callable[[Stage, Target, str], Awaitable[bool]]
+"""Run a script on a stage; whether it succeeded against the target."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack; `needs` is what its control takes: ``root``, or words for the table."""
+    """Attack; `needs` is ``root`` if its control needs root."""
 
     family: str
     name: str
     act: Act
+    script: str
     needs: str = ""
 
 
-def gains(script: str) -> Act:
-    """Attack that prints the word or leaves a file on the host."""
-
-    async def act(stage: Stage, target: Target) -> bool:
-        return target.gained((await stage.run(script)).output)
-
-    return act
+async def gains(stage: Stage, target: Target, script: str) -> bool:
+    """Print the word, or leave a file on the host."""
+    return target.gained((await stage.run(script)).output)
 
 
-def _keeper(script: str) -> Act:
+async def _keeper(stage: Stage, target: Target, script: str) -> bool:
     """Harm the keeper."""
-
-    async def act(stage: Stage, target: Target) -> bool:
-        return await stage.exchange(script) != b"fine\n"
-
-    return act
+    return await stage.exchange(script) != b"fine\n"
 
 
-def _spoils_the_diff(script: str) -> Act:
+async def _spoils_the_diff(stage: Stage, target: Target, script: str) -> bool:
     """Spoil the diff, or run code while it is taken."""
-
-    async def act(stage: Stage, target: Target) -> bool:
-        if not (done := await stage.run(FIX)).ok:
-            raise SandboxFault(f"no attack can be tried here: {done.output!r}")
-        await stage.run(script)  # refused, perhaps: its control shows whether it is a script at all
-        patch = await stage.patch()
-        ran = await stage.run("ls RAN || ls ../RAN")
-        return ran.ok or not all(part in patch for part in (b"+    return a + b", b"+added"))
-
-    return act
+    if not (fixed := await stage.run(FIX)).ok:
+        raise SandboxFault(f"no attack can be tried here: {fixed.output!r}")
+    await stage.run(script)  # refused, perhaps: its control shows whether it is a script at all
+    patch = await stage.patch()
+    ran = await stage.run("ls RAN || ls ../RAN")
+    return ran.ok or not all(part in patch for part in (b"+    return a + b", b"+added"))
 
 
-async def _writes_by_tool(stage: Stage, target: Target) -> bool:
-    await stage.run('ln -s "$OUTSIDE" way')
+async def _writes_by_tool(stage: Stage, target: Target, script: str) -> bool:
+    await stage.run(script)
     with contextlib.suppress(OSError):
         await stage.write("way/plant", b"x")
     return target.gained(b"")
 
 
-async def _floods(stage: Stage, target: Target) -> bool:
-    return len((await stage.run("yes | head -c 5000000", max_bytes=1 << 20)).output) > 1 << 20
+async def _floods(stage: Stage, target: Target, script: str) -> bool:
+    return len((await stage.run(script, max_bytes=1 << 20)).output) > 1 << 20
 
 
-def _outlives(script: str, *, timeout: bool = False) -> Act:
-    """Leave a daemon that holds a lock."""
-
-    async def act(stage: Stage, target: Target) -> bool:
-        for seconds in (1.0, 5.0, 25.0) if timeout else (30.0,):
-            await stage.run(script, timeout=seconds)
-            if (await stage.run("test -s started")).ok:  # else the machine was too slow for it
-                break
-        else:
-            raise SandboxFault("no attack can be tried here: the daemon never ran")
-        await stage.patch()
-        return (await stage.run("flock -n lock true")).exit_code == 1
-
-    return act
+async def _outlives(stage: Stage, target: Target, script: str, timeouts: Sequence[float] = (30.0,)) -> bool:
+    """Leave a daemon that holds a lock, after a command that ends or meets one of `timeouts`."""
+    for seconds in timeouts:
+        await stage.run(script, timeout=seconds)
+        if (await stage.run("test -s started")).ok:  # else the machine was too slow for it
+            break
+    else:
+        raise SandboxFault("no attack can be tried here: the daemon never ran")
+    await stage.patch()
+    return (await stage.run("flock -n lock true")).exit_code == 1
 
 
 def _daemon(last: str) -> str:
@@ -113,7 +100,7 @@ def _daemon(last: str) -> str:
 
 def attacks() -> tuple[Attack, ...]:
     """Return all attacks, by family."""
-    scripts: dict[str, tuple[Mapping[str, str], Callable[[str], Act]]] = {
+    scripts: dict[str, tuple[Mapping[str, str], Act]] = {
         "escapes": (ESCAPES, gains),
         "secrets": (SECRETS, gains),
         "network": (NETWORK, gains),
@@ -124,20 +111,21 @@ def attacks() -> tuple[Attack, ...]:
         "diff": (DIFF, _spoils_the_diff),
     }
     listed = [
-        Attack(family, name.removesuffix(" (root)"), act(script), "root" if name.endswith(" (root)") else "")
+        Attack(family, name.removesuffix(" (root)"), act, script, "root" if name.endswith(" (root)") else "")
         for family, (table, act) in scripts.items()
         for name, script in table.items()
     ]
     daemon, stopped = (_daemon(last) for last in ("exec sleep 300", "kill -STOP $$"))
+    after_timeout = functools.partial(_outlives, timeouts=(1.0, 5.0, 25.0))
     return (
         *listed,
-        Attack("escapes", "a file tool through a link", _writes_by_tool),
-        Attack("limits", "a flood of output", _floods),
-        Attack("keeper", "a daemon after its command", _outlives(daemon)),
-        Attack("keeper", "a daemon after a timeout", _outlives(f"{daemon}; sleep 300", timeout=True)),
-        Attack("keeper", "a daemon that is stopped", _outlives(stopped)),
-        Attack("keeper", "a daemon that nobody is parent of", _outlives(f"({daemon}) & wait")),
-        Attack("keeper", "threads whose first has ended", _outlives(THREADS)),
+        Attack("escapes", "a file tool through a link", _writes_by_tool, 'ln -s "$OUTSIDE" way'),
+        Attack("limits", "a flood of output", _floods, "yes | head -c 5000000"),
+        Attack("keeper", "a daemon after its command", _outlives, daemon),
+        Attack("keeper", "a daemon after a timeout", after_timeout, f"{daemon}; sleep 300"),
+        Attack("keeper", "a daemon that is stopped", _outlives, stopped),
+        Attack("keeper", "a daemon that nobody is parent of", _outlives, f"({daemon}) & wait"),
+        Attack("keeper", "threads whose first has ended", _outlives, THREADS),
     )
 
 
@@ -200,11 +188,11 @@ async def run_attacks(
             for attack in selected:
                 if attack.family in FRESH:
                     async with backend.open(task) as box:
-                        succeeded = await attack.act(Inside(box, target), target)
+                        succeeded = await attack.act(Inside(box, target), target, attack.script)
                 else:
                     if shared is None:
                         shared = await opened.enter_async_context(backend.open(task))
-                    succeeded = await attack.act(Inside(shared, target), target)
+                    succeeded = await attack.act(Inside(shared, target), target, attack.script)
                 outcomes.append(
                     AttackResult(
                         attack.family, attack.name, succeeded, await _control(attack, target) if controls else None
@@ -222,7 +210,7 @@ async def _control(attack: Attack, target: Target) -> bool | None:
     if attack.family == "keeper" and os.geteuid() != 0 and "everything" in attack.name:
         return None  # it would end our own session
     async with clone(target, user) as work:
-        if await attack.act(Outside(work, target, user), target):
+        if await attack.act(Outside(work, target, user), target, attack.script):
             return True
     return None if attack.name in _NOT_EVERYWHERE else False
 
@@ -261,8 +249,7 @@ async def examine_defences(backend: SandboxBackend) -> AsyncIterator[Finding]:
 
 def format_attacks_table(results: Mapping[str, Sequence[AttackResult]]) -> str:
     """Markdown table: attacks by backends."""
-    names = list(results)
-    lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
+    lines = [f"| | attack | where nothing stops it | {' | '.join(results)} |", f"|---|---|---|{'---|' * len(results)}"]
     words = {True: "succeeds", False: "**fails: the probe is broken**", None: "not on this machine"}
     family = ""
     for row in zip(*results.values(), strict=True):
@@ -279,10 +266,8 @@ def main(names: Sequence[str]) -> int:
     from coderepairrl.sandbox import make_backend
 
     results: dict[str, list[AttackResult]] = {}
-    for name in names:
-        results[name] = asyncio.run(
-            run_attacks(make_backend(name, **tight(name)), controls=not results)
-        )  # one control serves all
+    for name in names:  # one control serves all
+        results[name] = asyncio.run(run_attacks(make_backend(name, **tight(name)), controls=not results))
     sys.stdout.write(format_attacks_table(results))
     bad = [entry for rows in results.values() for entry in rows if entry.succeeded or entry.control is False]
     return 1 if bad else 0

@@ -99,7 +99,7 @@ async def examine_reward(reward: Reward, sandbox: SandboxBackend | None = None) 
     return [
         Finding("the reference earns 1", oracle == 1.0, f"{oracle:g}"),
         Finding("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
-        *(Finding(f"{name} earns 0", found == 0.0, f"{found:g}") for name, found in noops.items()),
+        *(Finding(f"{name} earns 0", v == 0.0, f"{v:g}") for name, v in noops.items()),
         *(Finding(f"{name} earns less than the reference", v < oracle, f"{v:g}") for name, v in wrong.items()),
         Finding("values lie in [0, 1]", all(math.isfinite(v) and 0.0 <= v <= 1.0 for v in values), f"{values}"),
         Finding("the same patch earns the same", oracle == repeated, f"{oracle:g}, then {repeated:g}"),

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from coderepairrl import grading, rewards
@@ -31,8 +31,8 @@ async def examine_task_source(source: TaskSource, sandbox: SandboxBackend, *, li
     """Examine `source`, and its first `limit` tasks (0: all). Raises `TaskError` and `SandboxFault`."""
     findings, tasks = about_source(source, limit)
     for task in tasks:
-        studied = await study(task, sandbox)
-        findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in studied.findings]
+        exam = await study(task, sandbox)
+        findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in exam.findings]
     return findings
 
 
@@ -53,16 +53,28 @@ def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], lis
     return findings, list(with_diffed_references(tasks))
 
 
-class Study(NamedTuple):
-    """Findings about a task, and the trainable task, or None."""
+class TaskExam(NamedTuple):
+    """Findings about a task, or (`task` empty) the source."""
 
-    findings: list[Finding]
-    settled: Task | None
+    task: str
+    findings: Sequence[Finding]
+    settled: Task | None = None
+    """Trainable task; None if unusable."""
     lacks: str = ""
-    """Grader's report if no checks began."""
+    """Grader's report if no checks began: what is not installed."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every finding is right."""
+        return all(finding.ok for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert to plain data."""
+        checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in self.findings]
+        return {"task": self.task, "ok": self.ok, "checks": checks}
 
 
-async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
+async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
     """Check that a task opens, its reference applies, and checks fail without it and pass with it.
 
     Checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
@@ -70,13 +82,13 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     judged = bool(task.reference or task.answer)
     findings = [Finding("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
     if not task.reference:
-        return Study(findings, task if judged and findings[0].ok else None)
+        return TaskExam(task.id, findings, task if judged and findings[0].ok else None)
     try:
         async with backend.open(task) as fresh:
             refused = await grading.apply_patch(fresh, task.reference)
     except TaskError as error:  # its commit or environment is not there: the others may be sound
         detail = f"{error}: {error.fix}" if error.fix else str(error)
-        return Study([*findings, Finding("can be opened", False, detail)], None)
+        return TaskExam(task.id, [*findings, Finding("can be opened", False, detail)])
     findings.append(Finding("the reference applies", not refused, refused))
     settled: Task | None = task
     lacks = ""
@@ -86,7 +98,7 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
         findings += answers(task, bug, repaired)
         settled = settle(task, bug, repaired)
         lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
-    return Study(findings, settled if all(finding.ok for finding in findings[:2]) else None, lacks)
+    return TaskExam(task.id, findings, settled if all(finding.ok for finding in findings[:2]) else None, lacks)
 
 
 async def grade(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
@@ -97,7 +109,7 @@ async def grade(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
         return await grading.judge_state(backend, task, fresh)
 
 
-async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
+async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> TaskExam:
     """`study` a task whose repair is a program, the first command of `solution`; it may have a reference, too."""
     bug = [await grade(task, backend, b"") for _ in range(repeat)]
     repaired = [await grade(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
@@ -107,27 +119,26 @@ async def study_solution(task: Task, solution: Checks, backend: SandboxBackend, 
             refused = await grading.apply_patch(fresh, task.reference)
         findings.append(Finding("the reference applies", not refused, refused))
     lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
-    return Study(findings, task if all(finding.ok for finding in findings) else None, lacks)
+    return TaskExam(task.id, findings, task if all(finding.ok for finding in findings) else None, lacks)
 
 
 def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
     """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
+
+    def no_tests(name: str, tests: Sequence[str]) -> Finding:
+        return Finding(name, not tests, join_first(tests, _NAMED, "; "))
+
     findings = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_is_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_is_passed(verdict, name) for verdict in bug)]
-        findings.append(
-            Finding("tests of fail_to_pass fail on the bug", not passing, join_first(passing, _NAMED, "; "))
-        )
-        findings.append(
-            Finding("tests of pass_to_pass pass on the bug", not failing, join_first(failing, _NAMED, "; "))
-        )
+        findings.append(no_tests("tests of fail_to_pass fail on the bug", passing))
+        findings.append(no_tests("tests of pass_to_pass pass on the bug", failing))
     findings.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
-        unsure = flaky(task, bug, repaired)
-        findings.append(Finding(f"{len(bug)} runs say the same", not unsure, join_first(unsure, _NAMED, "; ")))
+        findings.append(no_tests(f"{len(bug)} runs say the same", flaky(task, bug, repaired)))
     return findings
 
 
@@ -161,27 +172,6 @@ def _is_passed(verdict: Verdict, name: str) -> bool:
     return not lacking(verdict.outcomes, [name])
 
 
-class TaskExam(NamedTuple):
-    """Findings about a task, or (`task` empty) the source."""
-
-    task: str
-    findings: tuple[Finding, ...]
-    settled: Task | None = None
-    """Trainable task (`study`); None if unusable."""
-    lacks: str = ""
-    """Missing prerequisites, in the grader's words."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every finding is right."""
-        return all(finding.ok for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in self.findings]
-        return {"task": self.task, "ok": self.ok, "checks": checks}
-
-
 async def verify_tasks(
     source: TaskSource,
     sandbox: SandboxBackend,
@@ -208,20 +198,19 @@ async def verify_tasks(
         )
     findings, chosen = about_source(source, limit)
     await asyncio.to_thread(check_environments, chosen)
-    exams = [TaskExam("", tuple(findings))]
+    exams = [TaskExam("", findings)]
     for number, task in enumerate(chosen, 1):
         say(f"[{number}/{len(chosen)}] {task.id}")
         solution = source.oracle(task.id)
-        if solution is not None:
-            studied = await study_solution(task, solution, sandbox, repeat)
+        if solution is None:
+            exam = await study(task, sandbox, repeat)
         else:
-            studied = await study(task, sandbox, repeat)
-        task_findings = list(studied.findings)
-        if task.reference and repairing and all(finding.ok for finding in task_findings):
+            exam = await study_solution(task, solution, sandbox, repeat)
+        if task.reference and repairing and exam.ok:
             nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
-            for one in repairing:
-                task_findings += await answers_of_reward(Trial(task, one), sandbox, nothing)
-        exams.append(TaskExam(task.id, tuple(task_findings), studied.settled, studied.lacks))
+            answered = [await answers_of_reward(Trial(task, each), sandbox, nothing) for each in repairing]
+            exam = exam._replace(findings=[*exam.findings, *chain.from_iterable(answered)])
+        exams.append(exam)
     return exams
 
 
@@ -253,16 +242,12 @@ def count_left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 def list_unusable(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[select.Verified]:
     """Examined `tasks` with their first wrong answer, for `write_quarantine`, except missing prerequisites."""
     exam_by_task = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
-
-    def reason(exam: TaskExam) -> str:
-        wrong = next((one for one in exam.findings if not one.ok), None)
-        return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
-
-    return [
-        select.Verified(task, exam_by_task[task.id].settled, reason(exam_by_task[task.id]))
-        for task in tasks
-        if task.id in exam_by_task
-    ]
+    verified = []
+    for task in tasks:
+        if exam := exam_by_task.get(task.id):
+            wrong = next((f"{each.name}: no ({each.detail})" for each in exam.findings if not each.ok), "")
+            verified.append(select.Verified(task, exam.settled, wrong or ("" if exam.settled else _UNSTEADY)))
+    return verified
 
 
 def format_exams(exams: Sequence[TaskExam]) -> str:

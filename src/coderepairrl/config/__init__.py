@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
-
 from coderepairrl.config.loading import (
     apply_overrides,
     load_config,
@@ -59,7 +56,7 @@ class Setting(NamedTuple):
 
 def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[Setting]:
     """List settings of `source` with `overrides`, or the defaults, in reference order. Raises `ConfigError`."""
-    defaults = _leaves(_defaults(Config))
+    defaults = _leaves(Config(run=Run(name=REQUIRED)).model_dump(mode="json"))
     if source is None:
         return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
     named_layers = [(layer.name, layer.data) for layer in read_layers(source)]
@@ -67,7 +64,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
     values = _leaves(load_config(source, overrides).model_dump(mode="json"))
     origins: dict[str, str] = {}
     for name, data in named_layers:
-        for key in _leaves(data):  # which replaces what was in it: ``engine = "tiny"``
+        for key in _leaves(data):  # ``engine = "tiny"`` replaces the whole table
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = name
     return [Setting(key, value, defaults.get(key), _origin(key, origins)) for key, value in values.items()]
@@ -77,11 +74,9 @@ def format_settings(settings: Sequence[Setting]) -> str:
     """Format as a table."""
     rows = [("setting", "value", "default", "set by")]
     rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]
-    wide = [min(44, max(len(row[column]) for row in rows)) for column in range(3)]
-    return "\n".join(
-        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=False)), row[3]]).rstrip()
-        for row in rows
-    )
+    widths = [min(44, max(map(len, column))) for column in zip(*rows, strict=True)][:3]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _toml(value: Any) -> str:
@@ -99,21 +94,11 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
     return "default"
 
 
-def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
-        if value is PydanticUndefined:
-            value = _defaults(Run) if field.annotation is Run else REQUIRED
-        values[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-    return values
-
-
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
             leaves |= _leaves(value, f"{prefix}{key}.")
         else:
-            leaves[prefix + key] = list(value) if isinstance(value, tuple) else value
+            leaves[prefix + key] = value
     return leaves

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import re
@@ -59,7 +58,8 @@ def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 def _merge_layers(source: str | Path) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for layer in read_layers(source):
-        data = _merge_tables(data, layer.data)
+        _forget_options(data, layer.data)
+        data = _merge_sections(data, layer.data)
     return data
 
 
@@ -290,12 +290,6 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(data.get(last), dict) and isinstance(value, str) and "name" in data[last]:
         value = {"name": value}  # the options of the old implementation do not apply
     data[last] = value
-
-
-def _merge_tables(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    base = copy.deepcopy(base)
-    _forget_options(base, over)
-    return _merge_sections(base, over)
 
 
 def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ class Section(BaseModel):
 
 Short = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 """A section written as its `name`."""
-Several = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A list written as its one item."""
 Words = BeforeValidator(lambda value: [word.strip() for word in value.split(",")] if isinstance(value, str) else value)
 """A list written with commas."""
@@ -323,7 +323,7 @@ class Curriculum(Section):
 class Data(Section):
     """Examples for `crrl sft` (docs/guides/sft.md)."""
 
-    paths: Annotated[tuple[str, ...], Several] = ()
+    paths: Annotated[tuple[str, ...], OneOrMore] = ()
     """Runs of `crrl collect`, or Parquet files of such examples."""
     batch: int = Field(default=32, ge=1)
     """Examples per step."""
@@ -596,7 +596,7 @@ class Config(Section):
     keep: Keep = Keep()
     gpu: Gpu = Gpu()
     plan: Plan = Plan()
-    log: Annotated[tuple[Tracker, ...], Several] = ()
+    log: Annotated[tuple[Tracker, ...], OneOrMore] = ()
     """Trackers of step and evaluation metrics besides the run folder, as `log = ["tensorboard"]` above all sections
     (docs/guides/trackers.md). `crrl export RUN --to wandb` sends missing ones later."""
 

@@ -63,7 +63,7 @@ def remove_secrets(text: str) -> str:
     >>> remove_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
     "curl -H 'Authorization: ***' https://***@host/***&x=1"
     """
-    return _ALL_OF_IT.sub("***", _LOGIN.sub(lambda found: f"{found[0].partition('://')[0]}://***@", text))
+    return _ALL_OF_IT.sub("***", _LOGIN.sub(lambda login: f"{login[0].partition('://')[0]}://***@", text))
 
 
 def is_secret(key: str, value: Any) -> bool:

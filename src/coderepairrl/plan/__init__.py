@@ -1,4 +1,4 @@
-"""Plans of commands: parts named, made and checked, but not started."""
+"""Plans of commands: parts are made and checked, but not started."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WithModel(ServingPlan):
         self.served = served
 
     @part
-    def given(self) -> Config:
+    def raw_config(self) -> Config:
         """Configuration of the model."""
         return self.served.config
 
@@ -91,12 +91,12 @@ class TaskPlan(JudgedPlan):
     @part
     def reader(self) -> TaskReader:
         """Reader of the tasks."""
-        return TaskReader(self.given)
+        return TaskReader(self.raw_config)
 
     @part
     def sources(self) -> tuple[Share, ...]:
         """Training tasks by source; none if nothing needs them."""
-        needed = self.learns or has_examples(self.given, drawn=True)
+        needed = self.learns or has_examples(self.raw_config, drawn=True)
         return self.reader.training_tasks() if needed else ()
 
     @part
@@ -112,9 +112,9 @@ class TaskPlan(JudgedPlan):
     @part
     def agent_config(self) -> Config:
         """Configuration with the examples that agents are shown."""
-        if not has_examples(self.given):
-            return self.given
-        return with_examples(self.given, tasks_of(self.sources), self.evaluated)
+        if not has_examples(self.raw_config):
+            return self.raw_config
+        return with_examples(self.raw_config, tasks_of(self.sources), self.evaluated)
 
     def check_workspaces(self, tasks: Sequence[Task]) -> None:
         """Raise the errors of workspaces that cannot be opened, and of images that the sandbox cannot open."""
@@ -163,9 +163,9 @@ class EvaluationPlan(WithModel, TaskPlan):
             lambda: check_kinds(self.kinds, self.evaluated),
             lambda: self.check_workspaces(self.evaluated),
             lambda: make_each(self.check_prompts, self.eval_tasks),
-            lambda: require_trackers(self.given.log),
-            lambda: check_executor(self.given, remote=isinstance(self.model, RemoteModel)),
-            lambda: require_ray(self.given),
+            lambda: require_trackers(self.raw_config.log),
+            lambda: check_executor(self.raw_config, remote=isinstance(self.model, RemoteModel)),
+            lambda: require_ray(self.raw_config),
             self.check_any_tasks,
         ]
 
@@ -176,26 +176,26 @@ class PolicyPlan(LocalPlan):
     @part
     def folder(self) -> Path:
         """Folder of the initial model."""
-        return initial_model(self.given)
+        return initial_model(self.raw_config)
 
     @part
     def adapter(self) -> Path | None:
         """Folder of adapters on it."""
-        return models.resolve_model(self.given.model.path).adapter
+        return models.resolve_model(self.raw_config.model.path).adapter
 
     @part
     def learner(self) -> LearnSettings:
         """Settings of the learner."""
-        return learn_settings(self.given)
+        return learn_settings(self.raw_config)
 
     @part
     def ranks(self) -> list[int]:
         """Rank of the trained adapters."""
-        lora = self.given.train.lora
+        lora = self.raw_config.train.lora
         return [] if lora is None else [lora.rank]
 
     def _checks(self) -> list[Check]:
-        return [*super()._checks(), lambda: check_teacher(self.given, self.folder)]
+        return [*super()._checks(), lambda: check_teacher(self.raw_config, self.folder)]
 
 
 class Plan(PolicyPlan, TaskPlan):
@@ -205,24 +205,25 @@ class Plan(PolicyPlan, TaskPlan):
 
     def __init__(self, config: Config, *, resumed: bool) -> None:
         super().__init__()
-        self.given, self.resumed = resolve_numerics(config), resumed
+        self.raw_config, self.resumed = resolve_numerics(config), resumed
 
     @part
     def devices(self) -> Split:
         """GPUs of engine and learner."""
-        return devices.split_devices(self.given, self.engine.capabilities.uses_gpus)
+        return devices.split_devices(self.raw_config, self.engine.capabilities.uses_gpus)
 
     @part
     def needs(self) -> EngineNeeds:
         """Room for adapters, GPUs, and sleep if the learner has these by turns."""
         gpus = self.devices.engine.get(devices.VISIBLE)
-        devices.check_turns(self.given, self.engine)
-        return replace(self.room, gpus=gpus, sleep=devices.have_turns(self.given))
+        devices.check_turns(self.raw_config, self.engine)
+        return replace(self.room, gpus=gpus, sleep=devices.have_turns(self.raw_config))
 
     @part
     def in_turn(self) -> bool:
-        """Whether engine and learner share a GPU, and the engine measures free memory as it starts."""
-        return devices.have_turns(self.given) or bool(devices.shared(self.given, self.engine.capabilities.uses_gpus))
+        """Whether engine and learner start one after the other, since they share a GPU."""
+        shared = devices.shared(self.raw_config, self.engine.capabilities.uses_gpus)
+        return devices.have_turns(self.raw_config) or bool(shared)
 
     @part
     def settled(self) -> tuple[Config, dict[str, str]]:
@@ -243,27 +244,27 @@ class Plan(PolicyPlan, TaskPlan):
         return self.settled[1]
 
     @part
-    def kept(self) -> tuple[Share, ...]:
+    def kept_sources(self) -> tuple[Share, ...]:
         """Training tasks by source, without those whose prompts are too long (`tasks.too_long`)."""
-        if self.given.tasks.too_long != "drop":
+        if self.raw_config.tasks.too_long != "drop":
             return self.sources
         return without_too_long(self.config, self.model, self.kinds, self.sources)
 
     @part
     def trained(self) -> tuple[Task, ...]:
-        """Tasks of `kept`."""
-        return tasks_of(self.kept)
+        """Tasks of `kept_sources`."""
+        return tasks_of(self.kept_sources)
 
     @part
     def too_long(self) -> tuple[str, ...]:
         """Training tasks that were left out because their prompts are too long."""
-        kept = {task.id for task in self.trained}
-        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept)
+        kept_ids = {task.id for task in self.trained}
+        return tuple(task.id for task in tasks_of(self.sources) if task.id not in kept_ids)
 
     @part
     def curriculum(self) -> Curriculum:
         """Training tasks, and their order."""
-        return curriculum(self.config, self.kept)
+        return curriculum(self.config, self.kept_sources)
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
@@ -287,11 +288,11 @@ class Plan(PolicyPlan, TaskPlan):
     def lacking(self) -> tuple[PrerequisiteError, ...]:
         """Prerequisites of engine or learner that this machine lacks."""
         checks: list[Check] = [
-            lambda: require_trackers(self.given.log),
-            lambda: require_ray(self.given),
+            lambda: require_trackers(self.raw_config.log),
+            lambda: require_ray(self.raw_config),
             lambda: self.engine.require(self.needs),
             lambda: require_packages(self.learner),
-            lambda: devices.require_secret(self.given),
+            lambda: devices.require_secret(self.raw_config),
         ]
         errors = (each for error in errors_of(checks) for each in getattr(error, "problems", (error,)))
         return tuple(each for each in errors if isinstance(each, PrerequisiteError))
@@ -312,16 +313,16 @@ class Plan(PolicyPlan, TaskPlan):
 
     def _checks(self) -> list[Check]:
         at_start: list[Check] = [
-            lambda: check_clip(self.given),
+            lambda: check_clip(self.raw_config),
             lambda: check_references(self.config, self.trained, self.paid),
-            lambda: check_learned(self.given, self.trained) if self.folder else None,
+            lambda: check_learned(self.raw_config, self.trained) if self.folder else None,
         ]
         return [
             *super()._checks(),
             *([] if self.resumed else at_start),
-            lambda: check_learns_from_rewards(self.given),
-            lambda: check_executor(self.given),
-            lambda: devices.check_route(self.given, self.engine),
+            lambda: check_learns_from_rewards(self.raw_config),
+            lambda: check_executor(self.raw_config),
+            lambda: devices.check_route(self.raw_config, self.engine),
             lambda: self.engine.check_model(self.folder),
             lambda: check_kinds(self.kinds, (*self.evaluated, *self.trained)),
             lambda: self.check_workspaces(

@@ -116,15 +116,15 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
             for share in sources
         )
     tasks = list(chain.from_iterable(share.tasks for share in sources))
-    lacking = [task.id for task in tasks if task.difficulty is None]
-    if probe and len(lacking) == len(tasks):
-        raise _knows_none(probe, lacking)
-    if lacking:
+    unrated = [task.id for task in tasks if task.difficulty is None]
+    if probe and len(unrated) == len(tasks):
+        raise _knows_none(probe, unrated)
+    if unrated:
         raise ConfigError(
-            f"curriculum.easy_first: {len(lacking)} of {len(tasks)} training tasks have no difficulty"
-            f"{f' in {probe}' if probe else ''} ({min(lacking)}, ...)",
+            f"curriculum.easy_first: {len(unrated)} of {len(tasks)} training tasks have no difficulty"
+            f"{f' in {probe}' if probe else ''} ({min(unrated)}, ...)",
             fix="attempt all of them with crrl eval (eval.split=train; curriculum.probe=RUN), or take"
-            " curriculum.band, which finds them out",
+            " curriculum.band, which needs none",
         )
     return sources
 

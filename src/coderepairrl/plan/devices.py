@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import count, islice, takewhile
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +28,13 @@ class Split(NamedTuple):
     learner: Environment
 
 
-def split_devices(config: Config, serving_takes: bool) -> Split:
+def split_devices(config: Config, engine_takes: bool) -> Split:
     """Environment of engine and learner, empty where they see all GPUs.
 
-    `serving_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
+    `engine_takes`: a local engine process takes GPUs. Raises `PrerequisiteError` if no GPU is visible, `ConfigError`
     for contradictory GPU settings, and `UsageError` for a malformed ``train.listen``.
     """
-    check_named(config, serving_takes)
+    check_named(config, engine_takes)
     if config.train.listen:
         remote.parse_address(config.train.listen)
     serving, learning = config.engine.devices, config.train.devices
@@ -48,7 +48,7 @@ def split_devices(config: Config, serving_takes: bool) -> Split:
             f"train.processes={config.train.processes} take a GPU each, and {len(visible_gpus)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
-    _check_apart(config, shared(config, serving_takes))
+    _check_apart(config, shared(config, engine_takes))
     return chosen
 
 
@@ -64,10 +64,10 @@ def require_secret(config: Config) -> None:
         remote.read_secret()
 
 
-def check_named(config: Config, serving_takes: bool) -> None:
+def check_named(config: Config, engine_takes: bool) -> None:
     """Raise `ConfigError` for GPU settings that are contradictory on any machine."""
     serving, learning = config.engine.devices, config.train.devices
-    _check_serving(config, serving_takes)
+    _check_serving(config, engine_takes)
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
@@ -77,9 +77,9 @@ def check_named(config: Config, serving_takes: bool) -> None:
     _check_apart(config, set(serving) & set(learning))
 
 
-def _check_serving(config: Config, serving_takes: bool) -> None:
+def _check_serving(config: Config, engine_takes: bool) -> None:
     numbers = config.engine.devices
-    if numbers and not serving_takes:
+    if numbers and not engine_takes:
         raise ConfigError(
             f"engine.devices={list(numbers)}, and engine {config.engine.name!r} starts no process that takes GPUs",
             fix="engine.devices=[]: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
@@ -98,7 +98,7 @@ def _check_apart(config: Config, taken: set[int]) -> None:
     if taken and not config.engine.share_devices:
         raise ConfigError(
             f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))}",
-            fix="part them, as with engine.devices=[0] train.devices=[1]; or let them have it by turns:"
+            fix="give them different GPUs: engine.devices=[0] train.devices=[1]; or let them take turns:"
             " engine.share_devices=turns; or set engine.share_devices=true and leave the learner room:"
             ' engine.options.args=["--gpu-memory-utilization", "0.4"]',
         )
@@ -115,8 +115,8 @@ def check_turns(config: Config, engine: EngineSpec) -> None:
         return
     if config.train.processes > 1:
         raise ConfigError(
-            f"engine.share_devices=turns, and train.processes={config.train.processes}: several processes hold buffers"
-            " and communicators on their GPUs that nothing moves away",
+            f"engine.share_devices=turns, and train.processes={config.train.processes}: buffers and communicators of"
+            " several processes stay on their GPUs",
             fix="train.processes=1, or engine.share_devices=false with GPUs for each",
         )
     if config.train.listen:
@@ -144,7 +144,7 @@ def check_sleeps(engine: EngineSpec) -> None:
         raise ConfigError(
             f"engine.share_devices=turns, and engine {engine.name!r} cannot sleep with these options",
             fix="engine=vllm, without engine.options.url since others may use that server; or leave"
-            " engine.share_devices out: an engine on the CPU is in nobody's way",
+            " engine.share_devices out: an engine on the CPU takes no GPU",
         )
 
 
@@ -185,22 +185,22 @@ def _suggest(config: Config) -> list[int]:
     """GPUs to suggest for the learner, one per process."""
     configured = config.train.devices
     unused = (number for number in count() if number not in (*configured, *config.engine.devices))
-    return list(islice((*configured, *islice(unused, config.train.processes)), config.train.processes))
+    return list(islice(chain(configured, unused), config.train.processes))
 
 
-def shared(config: Config, serving_takes: bool) -> set[int]:
+def shared(config: Config, engine_takes: bool) -> set[int]:
     """GPUs that both a local server and the learner take."""
     gpus = range(len(visible()))
-    if not serving_takes or config.train.listen:  # whose learner has GPUs of its own
+    if not engine_takes or config.train.listen:  # torchrun's learner has other GPUs
         return set()
     return set(config.engine.devices or gpus) & set(config.train.devices or gpus[: config.train.processes])
 
 
-def on_one_gpu(config: Config, serving_takes: bool) -> bool:
+def on_one_gpu(config: Config, engine_takes: bool) -> bool:
     """Whether a local server and the learner's first process have the same single GPU."""
     gpus = tuple(range(len(visible())))
     serving, learning = config.engine.devices or gpus, config.train.devices or gpus
-    return not config.train.listen and serving_takes and len(serving) == 1 and serving == learning[:1]
+    return not config.train.listen and engine_takes and len(serving) == 1 and serving == learning[:1]
 
 
 def visible() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from pydantic import TypeAdapter, ValidationError
@@ -36,7 +36,8 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
     Draws are the same for every seed, with distinct repaired files. Raises `ConfigError` for too few, and for one that
     shares its id, issue or file with a task in `evaluated`.
     """
-    seen = {file for task in evaluated for file in _example_texts(task)}
+    examples_of_evaluated = filter(None, map(_example, evaluated))
+    seen = {text.strip() for each in examples_of_evaluated for text in (each.before, each.after)}
     ids = {task.id for task in evaluated}
 
     def evaluates(each: Example) -> bool:
@@ -103,8 +104,8 @@ def _draw(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[
             chosen.append(example)
     if len(chosen) < most:
         raise ConfigError(
-            f"agent.options.examples={most}, and {len(chosen)} of {len(trained)} training tasks can be examples: of one"
-            " file on this machine, each of another, none of them evaluated",
+            f"agent.options.examples={most}, and only {len(chosen)} of {len(trained)} training tasks can be examples:"
+            " they must change one file, each a different one, on this machine, and not be evaluated",
             fix='ask for fewer, name tasks.source, or a file: agent.options.examples="examples.jsonl"',
         )
     return chosen
@@ -118,8 +119,3 @@ def _example(task: Task) -> Example | None:
         return Example(task.prompt, changed[0], before.decode(), after.decode(), task.id) if before and after else None
     except UnicodeDecodeError:
         return None
-
-
-def _example_texts(task: Task) -> Iterable[str]:
-    example = _example(task)
-    return (example.before.strip(), example.after.strip()) if example else ()

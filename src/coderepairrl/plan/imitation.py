@@ -20,7 +20,7 @@ from coderepairrl.plan import EvaluationPlan, PolicyPlan, devices, require_track
 from coderepairrl.plan.devices import Split
 from coderepairrl.plan.learner import learn_settings, resolve_numerics
 from coderepairrl.plan.parts import Check, part, raise_all
-from coderepairrl.plan.sizing import GB, learner_alone
+from coderepairrl.plan.sizing.estimate import GB, learner_alone
 from coderepairrl.plan.terms import AgentPlan
 from coderepairrl.runs.examples import NAME, Example, read_examples
 from coderepairrl.runs.storage import digests
@@ -125,13 +125,14 @@ def read_training_examples(data: Data, model: Path, codec: Codec) -> Examples:
             f"{sum(map(len, unfit.values()))} examples cannot be learned from: {format_unfit(unfit)}",
             fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
         )
-    apart = [is_held_out(f"sft/{each.task}", data.held_out) for each in fitting]
-    train = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if not is_held_out)
-    measured = tuple(each for each, is_held_out in zip(fitting, apart, strict=True) if is_held_out)
+    train, held_out = list[Rows](), list[Rows]()
+    for each in fitting:
+        (held_out if is_held_out(f"sft/{each.task}", data.held_out) else train).append(each)
     if not train:
         cause = f"all were left out: {format_unfit(unfit)}" if unfit and not fitting else "all are held out"
         raise UsageError(f"there is no example to train on: {cause}", fix="lower data.held_out, or collect more tasks")
-    return Examples(train, measured, files, {cause: count for cause, count in rendered.items() if count}, unfit)
+    rendered_examples = {cause: count for cause, count in rendered.items() if count}
+    return Examples(tuple(train), tuple(held_out), files, rendered_examples, unfit)
 
 
 def format_unfit(unfit: dict[str, list[str]]) -> str:
@@ -177,16 +178,16 @@ def _examples_file(name: str) -> Path:
     return file
 
 
-def _example_rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
+def _example_rows(example: Example, codec: Codec, digest: str) -> tuple[list[Row] | str, str]:
     """Sequences of an example or why it has none, and why it was rendered."""
-    if example.exact and example.tokenizer == own:
+    if example.exact and example.tokenizer == digest:
         return [Row(example.ids, example.trained)], ""
     cause = "of another tokenizer or template" if example.exact else "without tokens"
     if not example.messages:
         return f"have tokens of another tokenizer ({example.tokenizer[:8] or 'unknown'}), and no messages", ""
     try:
         return tokens.conversation_rows(codec, example.messages, example.tools), cause
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # messages of anybody's
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # the messages may be another program's
         return f"cannot be rendered: {error or type(error).__name__}", ""
 
 
@@ -202,25 +203,21 @@ def _unfit(rows: Sequence[Row], most: int, vocabulary: int) -> str:
         return f"are longer than {most} tokens"
     if not all(any(row.trained) for row in rows):
         return "have nothing to learn"
-    return "begin with what is to be learned" if any(row.trained[0] for row in rows) else ""
+    return "begin with a token to learn" if any(row.trained[0] for row in rows) else ""
 
 
 class ImitationPlan(PolicyPlan):
     """A run that learns from examples."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.given = config
-
     @part
     def examples(self) -> Examples:
         """Examples to learn from."""
-        return read_training_examples(self.given.data, self.folder, self.codec)
+        return read_training_examples(self.raw_config.data, self.folder, self.codec)
 
     @part
     def timed(self) -> Config:
         """Configuration with the steps that follow from `data.epochs`."""
-        config, data = self.given, self.given.data
+        config, data = self.raw_config, self.raw_config.data
         if data.epochs is not None and self.can_make("examples"):
             run = config.run.model_copy(update={"steps": steps(data, len(self.examples.train))})
             config = config.model_copy(update={"run": run})
@@ -234,13 +231,13 @@ class ImitationPlan(PolicyPlan):
     @part
     def evaluates(self) -> bool:
         """Whether tasks are attempted."""
-        evaluation = self.given.eval
-        return evaluation.is_due and (self.given.tasks != Tasks() or bool(evaluation.source))
+        evaluation = self.raw_config.eval
+        return evaluation.is_due and (self.raw_config.tasks != Tasks() or bool(evaluation.source))
 
     @part
     def devices(self) -> Split:
         """GPUs of engine and learner."""
-        return devices.split_devices(self.given, self.evaluates and self.engine.capabilities.uses_gpus)
+        return devices.split_devices(self.raw_config, self.evaluates and self.engine.capabilities.uses_gpus)
 
     @part
     def rollouts(self) -> AgentPlan | None:
@@ -248,7 +245,7 @@ class ImitationPlan(PolicyPlan):
         if not self.evaluates:
             return None
         plan = EvaluationPlan(self)
-        plan.given = self.timed
+        plan.raw_config = self.timed
         raise_all(plan.errors())
         return plan
 
@@ -274,11 +271,11 @@ class ImitationPlan(PolicyPlan):
     def _checks(self) -> list[Check]:
         return [
             *super()._checks(),
-            lambda: _check_meaning(self.given),
+            lambda: _check_meaning(self.raw_config),
             lambda: require_packages(self.learner),
-            lambda: devices.require_secret(self.given),
-            lambda: _check_measured(self.given, self.examples),
-            lambda: require_trackers(self.given.log),
+            lambda: devices.require_secret(self.raw_config),
+            lambda: _check_measured(self.raw_config, self.examples),
+            lambda: require_trackers(self.raw_config.log),
             lambda: self.engine.check_model(self.folder) if self.evaluates else None,
             lambda: self.engine.require() if self.evaluates else None,
         ]
@@ -286,7 +283,8 @@ class ImitationPlan(PolicyPlan):
 
 def resolve_imitation(config: Config) -> ImitationPlan:
     """Resolve and check every part of `config`; steps follow from `data.epochs`. Raises as `plan_run`."""
-    plan = ImitationPlan(config)
+    plan = ImitationPlan()
+    plan.raw_config = config
     raise_all(plan.errors())
     return plan
 

@@ -108,14 +108,14 @@ class Use(NamedTuple):
 class ServingPlan(Parts):
     """A model that replies to external agents (``crrl serve``)."""
 
-    given: part[Config]
+    raw_config: part[Config]
     """Configuration as it was read."""
     model: part[LocalModel | RemoteModel]
 
     @part
     def config(self) -> Config:
         """Configuration with ``auto`` and defaults resolved."""
-        return self.given
+        return self.raw_config
 
     @property
     def limits(self) -> Limits:
@@ -136,7 +136,9 @@ class LocalPlan(ServingPlan):
     @part
     def codec(self) -> Codec:
         """Codec for the model's tokenizer and template."""
-        return tokens.load_codec(self.folder, renderer=self.given.model.renderer, thinking=self.given.model.thinking)
+        return tokens.load_codec(
+            self.folder, renderer=self.raw_config.model.renderer, thinking=self.raw_config.model.thinking
+        )
 
     @part
     def model(self) -> LocalModel:
@@ -148,7 +150,7 @@ class LocalPlan(ServingPlan):
     @part
     def engine(self) -> EngineSpec:
         """The engine."""
-        return engine_of(self.given)
+        return engine_of(self.raw_config)
 
     @part
     def room(self) -> EngineNeeds:
@@ -172,13 +174,13 @@ class NamedPlan(ServingPlan):
     @property
     def path(self) -> str:
         """Path or URL of the model."""
-        return self.given.model.path if is_toml(self.name) else self.name
+        return self.raw_config.model.path if is_toml(self.name) else self.name
 
     def check_override(self, override: str) -> None:
         """Raise `ConfigError` for a setting without a meaning for the command."""
         key, _ = configs.parse_override(override)
         if not any(key == each or key.startswith(f"{each}.") for each in self.use.used):
-            raise ConfigError(f"{self.use.command} has no use for {key}", fix=nearest(key, self.use.used))
+            raise ConfigError(f"{self.use.command} does not use {key}", fix=nearest(key, self.use.used))
         if key.startswith("model") and is_url(self.name):
             raise ConfigError(f"{key} is for models that are served here, not for a URL", fix=f"leave {key} out")
 
@@ -205,29 +207,29 @@ class FolderPlan(NamedPlan, LocalPlan):
     """A named model that is served here."""
 
     @part
-    def found(self) -> models.Named:
+    def resolved(self) -> models.Named:
         """Folder, adapters and run."""
-        found = models.resolve_model(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
-        if not any(found.folder.glob("*.safetensors")):
+        model = models.resolve_model(models.fetch(self.path) if models.is_hub_name(self.path) else self.path)
+        if not any(model.folder.glob("*.safetensors")):
             raise UsageError(
-                f"{found.folder} has no weights", fix="name a folder with *.safetensors, or a run (with run.json)"
+                f"{model.folder} has no weights", fix="name a folder with *.safetensors, or a run (with run.json)"
             )
-        return found
+        return model
 
     @part
-    def given(self) -> Config:
+    def raw_config(self) -> Config:
         """Settings; those of a checkpoint's run are data only."""
-        return self.load_config(self.found.run if not is_toml(self.name) and self.can_make("found") else None)
+        return self.load_config(self.resolved.run if not is_toml(self.name) and self.can_make("resolved") else None)
 
     @part
     def folder(self) -> Path:
         """Folder of the weights."""
-        return self.found.folder
+        return self.resolved.folder
 
     @part
     def adapter(self) -> Path | None:
         """Folder of adapters on them."""
-        return self.found.adapter if self.can_make("found") else None
+        return self.resolved.adapter if self.can_make("resolved") else None
 
     @part
     def ranks(self) -> list[int]:
@@ -237,7 +239,7 @@ class FolderPlan(NamedPlan, LocalPlan):
     @part
     def needs(self) -> EngineNeeds:
         """Room for adapters, and GPUs."""
-        return replace(self.room, gpus=devices.serving(self.given, self.engine.capabilities))
+        return replace(self.room, gpus=devices.serving(self.raw_config, self.engine.capabilities))
 
     def _checks(self) -> list[Check]:
         return [
@@ -251,7 +253,7 @@ class UrlPlan(NamedPlan):
     """A named model that others serve."""
 
     @part
-    def given(self) -> Config:
+    def raw_config(self) -> Config:
         """Settings."""
         return self.load_config(None, f"engine={RELAY}")
 
@@ -260,14 +262,14 @@ class UrlPlan(NamedPlan):
         """Base URL."""
         parts = urlsplit(self.path)
         if parts.username or parts.password or parts.query:
-            # it is shown and recorded
+            # the URL is shown and recorded
             raise UsageError(f"the URL at {parts.hostname} has a secret in it", fix="keys come from --key-env")
         return self.path.rstrip("/")
 
     @part
     def options(self) -> RelayOptions:
         """Options of the endpoint."""
-        engine, fields = self.given.engine, RelayOptions.model_fields
+        engine, fields = self.raw_config.engine, RelayOptions.model_fields
         if engine.name != RELAY:
             raise ConfigError(f"engine {engine.name!r} cannot serve {self.url}", fix=f"engine={RELAY}")
         if unknown := [option for option in engine.options if option not in fields]:
@@ -299,7 +301,7 @@ def name_model(name: str, overrides: Sequence[str], use: Use, settings_of: Path 
     that trains the model; else `use.defaults`. `settings_of`, a TOML file or run, replaces them.
     """
     url = UrlPlan(name, overrides, use, settings_of)
-    served = is_url(name) or (is_toml(name) and url.can_make("given") and is_url(url.given.model.path))
+    served = is_url(name) or (is_toml(name) and url.can_make("raw_config") and is_url(url.raw_config.model.path))
     return url if served else FolderPlan(name, overrides, use, settings_of)
 
 

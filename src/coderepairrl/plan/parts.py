@@ -1,4 +1,4 @@
-"""Parts of plans, each made once by a plain constructor; what is wrong with all of them is reported together."""
+"""Parts of plans, each made once by a plain constructor; the errors of all are reported together."""
 
 from __future__ import annotations
 
@@ -27,19 +27,14 @@ class part(Generic[T_co]):
             try:
                 parts.made[self.name] = self.make(parts)
             except CodeRepairError as error:
-                parts.made[self.name] = _Failed(error)
-        made = parts.made[self.name]
-        if isinstance(made, _Failed):
-            raise made.error
-        return made  # type: ignore[no-any-return]
+                parts.made[self.name] = error
+        value = parts.made[self.name]
+        if isinstance(value, CodeRepairError):
+            raise value
+        return value  # type: ignore[no-any-return]
 
     def __set__(self, parts: Parts, value: Any) -> None:
         parts.made[self.name] = value
-
-
-class _Failed:
-    def __init__(self, error: CodeRepairError) -> None:
-        self.error = error
 
 
 class Parts:
@@ -61,6 +56,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
+        """Parts by name; an error in place of one that cannot be made."""
 
     def _checks(self) -> list[Check]:
         return []
@@ -76,7 +72,7 @@ class Parts:
         return not errors_of([partial(getattr, self, name)])
 
     def replace(self, **parts: Any) -> Self:
-        """A copy with other `parts`; those that were made from them stay."""
+        """Copy, with other `parts`; parts already made from them stay."""
         other = copy(self)
         other.made = self.made | parts
         return other
@@ -100,7 +96,7 @@ def raise_all(errors: Sequence[CodeRepairError]) -> None:
 
 
 def make_each(make: Callable[[A], T], values: Iterable[A]) -> list[T]:
-    """`make` of each value. Raises the errors of all that fail together."""
+    """Call `make` with each value. Raises the errors of all that fail together."""
     results: list[T] = []
     raise_all(errors_of([partial(lambda value: results.append(make(value)), value) for value in values]))
     return results

@@ -12,7 +12,8 @@ from coderepairrl import agents, engines, rewards, tasks
 from coderepairrl import config as configs
 from coderepairrl.agents import recipe
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, combine_errors
+from coderepairrl.errors import ConfigError
+from coderepairrl.plan.parts import raise_all
 
 _SHIPPED = {
     "agent": {*agents.SHIPPED, *recipe.recipe_names()},
@@ -44,8 +45,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
         for key, value in (chosen | dict(_programs("", settings))).items()
         if is_below(key, used) and not is_below(key, named) and not _is_shipped(key, value)
     ]
-    if problems:
-        raise combine_errors(problems)
+    raise_all(problems)
     return configs.load_run(run, overrides)
 
 

@@ -172,8 +172,7 @@ def _share(plans: Sequence[ServingPlan]) -> bool:
     """Whether one engine serves these adapters on the same weights."""
     if len(plans) == 1 or any(_to_round(plan) for plan in plans):
         return False
-    adapters = sum(isinstance(plan.model, LocalModel) and plan.model.adapter is not None for plan in plans)
-    return adapters > 0 and _with_room(plans)[1].adapter_rank > 0
+    return _with_room(plans)[1].adapter_rank > 0
 
 
 def _with_room(plans: Sequence[ServingPlan]) -> tuple[EngineSpec, EngineNeeds]:

@@ -282,7 +282,10 @@ def settle_rewards(
         evaluation = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
         config = config.model_copy(update={"reward": data["reward"], "eval": evaluation})
     config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"verified_references": most})})
-    paid, measured = (_describe_reward(each) for each in (config.reward, config.eval.reward or config.reward))
+    paid, measured = (
+        ", ".join(f"{name} {weight:g}" for name, weight in reward.items())
+        for reward in (config.reward, config.eval.reward or config.reward)
+    )
     verified = f", with up to {most} verified references of each task" if most else ""
     return config, {"train": paid + verified + reasons["train"], "evaluations": measured + reasons["evaluations"]}
 
@@ -323,7 +326,3 @@ def _what_they_have(tasks: Sequence[Task]) -> str:
     checks = sum(bool(task.checks) for task in tasks)
     references = sum(bool(task.reference.strip()) for task in tasks)
     return f"{counted(len(tasks), 'task')} {checks} have checks and {references} have a reference"
-
-
-def _describe_reward(reward: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {weight:g}" for name, weight in reward.items())

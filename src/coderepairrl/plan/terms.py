@@ -11,7 +11,7 @@ from coderepairrl.agents import recipe
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent as AgentSettings
 from coderepairrl.config.schema import TaskKind
-from coderepairrl.errors import ConfigError, combine_errors
+from coderepairrl.errors import ConfigError
 from coderepairrl.plan.model import RELAY, ServingPlan
 from coderepairrl.plan.parts import Check, make_each, part, raise_all
 from coderepairrl.protocols import Agent, SandboxBackend
@@ -51,19 +51,19 @@ class AgentPlan(ServingPlan):
     @part
     def agent_config(self) -> Config:
         """Settings, with the examples that agents are shown."""
-        return self.given
+        return self.raw_config
 
     @part
     def agents(self) -> dict[str, Agent]:
         """Agents by the setting that names them."""
         settings = agent_settings(self.agent_config)
-        made = make_each(lambda each: agents.make_agent(each.name, **each.options), settings.values())
-        return dict(zip(settings, made, strict=True))
+        each_agent = make_each(lambda each: agents.make_agent(each.name, **each.options), settings.values())
+        return dict(zip(settings, each_agent, strict=True))
 
     @part
     def choice(self) -> Choice:
         """The named sandbox, or the strongest that works here."""
-        return sandbox.choose(self.given.sandbox.name)
+        return sandbox.choose(self.raw_config.sandbox.name)
 
     @part
     def places(self) -> dict[str, Place]:
@@ -78,7 +78,7 @@ class AgentPlan(ServingPlan):
     def make_sandbox(self, binds: Sequence[str]) -> SandboxBackend:
         """Make the sandbox; `binds` are host folders that its commands see."""
         try:
-            backend = sandbox.make_backend(self.choice.name, binds, **self.given.sandbox.options)
+            backend = sandbox.make_backend(self.choice.name, binds, **self.raw_config.sandbox.options)
         except ConfigError as error:
             if not self.choice.fix:
                 raise  # else the option was meant for the stronger one
@@ -100,11 +100,6 @@ class JudgedPlan(AgentPlan):
     """Whether attempts are made to learn from, not for evaluations alone."""
 
     @part
-    def config(self) -> Config:
-        """Settings, with rewards."""
-        return self.agent_config
-
-    @part
     def measured(self) -> list[Weighted]:
         """Rewards of evaluations."""
         return rewards.make_rewards(self.config.eval.reward or self.config.reward)
@@ -117,7 +112,7 @@ class JudgedPlan(AgentPlan):
     @part
     def paid_by_kind(self) -> dict[str, list[Weighted]]:
         """Rewards of kinds of tasks that name some."""
-        named = {name: kind.reward for name, kind in self.given.kinds.items() if kind.reward}
+        named = {name: kind.reward for name, kind in self.raw_config.kinds.items() if kind.reward}
         return dict(zip(named, make_each(rewards.make_rewards, named.values()), strict=True))
 
     @part
@@ -129,25 +124,25 @@ class JudgedPlan(AgentPlan):
         """Terms of the tasks of `kind`."""
         evaluations = self.config.eval.each
         place = self.places["agent" if kind.agent is None else f"kinds.{name}.agent"]
-        others = {
+        places = {
             phase: self.places[f"{evaluation_setting(phase)}.agent"]
             for phase, each in evaluations.items()
             if each.agent
         }
         if kind.agent not in (None, self.config.agent):
-            others = {}  # kinds of tasks keep their agent
+            places = {}  # kinds of tasks keep their agent
         paid = self.paid_by_kind.get(name)
         phases = {"train": paid or self.paid, **dict.fromkeys(evaluations, paid or self.measured)}
-        own = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
-        if "tokens" in own:  # a reply is no longer than the whole
-            own.setdefault("turn_tokens", min(self.limits.turn_tokens, own["tokens"]))
+        limits = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
+        if "tokens" in limits:  # a reply is no longer than its episode
+            limits.setdefault("turn_tokens", min(self.limits.turn_tokens, limits["tokens"]))
         return Terms(
             place.agent,
             place.sandbox,
-            replace(self.limits, **own),
+            replace(self.limits, **limits),
             phases,
             self.config.rollout.side_calls,
-            {phase: (each.agent, each.sandbox) for phase, each in others.items()},
+            {phase: (each.agent, each.sandbox) for phase, each in places.items()},
         )
 
 
@@ -163,7 +158,7 @@ def worker_setup(config: Config, codec: Codec, *, sandbox: str, learns: bool) ->
 def make_terms(config: Config, learns: bool) -> Mapping[str, Terms]:
     """Terms of each kind of task, with the parts of `config` made on this machine. Raises as `raise_all`."""
     plan = JudgedPlan()
-    plan.given, plan.learns = config, learns
+    plan.raw_config, plan.learns = config, learns
     raise_all(plan.errors())
     return plan.kinds
 
@@ -232,8 +227,7 @@ def check_names(config: Config) -> None:
 
     Checks neither user classes (``module:Class``) nor options.
     """
-    if wrong := list(_wrong(config)):
-        raise combine_errors(wrong)
+    raise_all(list(_wrong(config)))
 
 
 def _wrong(config: Config) -> Iterator[ConfigError]:

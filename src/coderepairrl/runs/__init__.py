@@ -47,8 +47,6 @@ _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),
 )
-_OF_ENGINES = ("vllm",)
-"""Packages whose version the engine reports."""
 
 
 class RunFolder:
@@ -56,30 +54,14 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def log(self) -> Path:
-        """Append-only log."""
-        return self.path / "log.jsonl"
-
-    @property
-    def config(self) -> Path:
-        """Resolved configuration."""
-        return self.path / "config.toml"
-
-    @property
-    def logs(self) -> Path:
-        """Output of child processes."""
-        return self.path / "logs"
+        self.log = path / "log.jsonl"
+        self.config = path / "config.toml"
+        self.logs = path / "logs"
+        self.checkpoints = path / "checkpoints"
 
     def saved_checkpoints(self) -> dict[int, Path]:
         """Complete checkpoints, by step."""
         return {int(path.name): path for path in sorted(self.checkpoints.glob("[0-9]*")) if path.name.isdigit()}
-
-    @property
-    def checkpoints(self) -> Path:
-        """Learner states by step."""
-        return self.path / "checkpoints"
 
     def prune_checkpoints(self, most: int) -> None:
         """Delete the oldest checkpoints beyond `most`."""
@@ -88,10 +70,10 @@ class RunFolder:
 
     def command(self) -> str:
         """Command that made the run: ``train``, ``sft``, ``eval`` or ``collect``. Raises OSError or ValueError."""
-        about = self.about()
-        if "policy" in about:
-            return "collect" if "holdout" in about else "eval"
-        return "sft" if "data" in about else "train"
+        facts = self.about()
+        if "policy" in facts:
+            return "collect" if "holdout" in facts else "eval"
+        return "sft" if "data" in facts else "train"
 
     def about(self) -> dict[str, Any]:
         """Read run.json. Raises OSError or ValueError."""
@@ -166,7 +148,7 @@ class RunFolder:
             except (ValueError, TypeError, RecursionError) as error:
                 raise RunError(
                     f"{path}:{number} is not a task: {error}",
-                    fix="restore the file from a copy, or delete it: --resume writes the tasks that it is given",
+                    fix="restore the file from a copy, or delete it: --resume writes the tasks again",
                 ) from None
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -245,7 +227,7 @@ def open_run(path: Path) -> RunFolder:
     """Open the run in `path`. Raises `UsageError` for a missing run or unsupported schema."""
     folder = RunFolder(path)
     try:
-        facts: object = folder.about()
+        facts: object = folder.about()  # perhaps another program's file
     except (OSError, ValueError) as error:
         problem = "it has no run.json" if isinstance(error, FileNotFoundError) else error
         raise UsageError(
@@ -279,7 +261,7 @@ def logged_episodes(
 
 def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Facts to reproduce a number: versions, commit, platform."""
-    versions = dict.fromkeys(_OF_ENGINES, "absent") | dict(engine)
+    versions = {"vllm": "absent", **engine}  # vLLM is in its server's environment, and the engine reports it
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)
@@ -297,9 +279,9 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
 
 
 @functools.cache
-def source_digest(package: Path = Path(__file__).parents[1]) -> str:
+def source_digest() -> str:
     """Short digest of the package's code."""
-    digest = hashlib.sha256()
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]

@@ -308,8 +308,8 @@ class Follower:
                     yield loaded(json.loads(log.read(length)))
             except (OSError, *_DAMAGE) as error:
                 raise RunError(
-                    f"{self.path} is no longer what it was, or damaged, at byte {offset:,}: {error}",
-                    fix="open it again; if it says so then, too, restore the log from a copy",
+                    f"{self.path} has changed, or is damaged, at byte {offset:,}: {error}",
+                    fix="open it again; if the error repeats, restore the log from a copy",
                 ) from error
 
 

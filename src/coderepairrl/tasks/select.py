@@ -26,7 +26,7 @@ from coderepairrl.types import Checks, Task
 
 
 class Verified(NamedTuple):
-    """A verified task: its usable form (`checks.task_source.Study`), if any, and its problem."""
+    """A verified task: its usable form (`checks.task_source.TaskExam`), if any, and its problem."""
 
     task: Task
     settled: Task | None

@@ -15,12 +15,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from coderepairrl.checks.attacks.probes import CONTROLS
+from coderepairrl.checks.attacks.probes import INSIDE
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
@@ -30,26 +30,6 @@ from coderepairrl.types import ExecResult
 
 PATIENCE = 120.0
 """Seconds for a probe; CPU time is slow on a busy machine."""
-
-
-class Stage(Protocol):
-    """Place of an attack."""
-
-    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """Run a bash script in the workspace."""
-        ...
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file as an agent's file tool. Raises OSError."""
-        ...
-
-    async def patch(self) -> bytes:
-        """Change as graders get it; empty on failure."""
-        ...
-
-    async def exchange(self, script: str) -> bytes:
-        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound."""
-        ...
 
 
 class Target(NamedTuple):
@@ -82,21 +62,21 @@ class Inside:
     target: Target
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """Implement `Stage.run`."""
+        """Run a bash script in the workspace."""
         return await self.box.exec(
             ["bash", "-c", script], env=self.target.env, timeout=timeout, max_bytes=max_bytes, stdin=b""
         )
 
     async def write(self, path: str, data: bytes) -> None:
-        """Implement `Stage.write`."""
+        """Write a file as an agent's file tool. Raises OSError."""
         await self.box.write(path, data)
 
     async def patch(self) -> bytes:
-        """Implement `Stage.patch`."""
+        """Change as graders get it."""
         return await self.box.diff()
 
     async def exchange(self, script: str) -> bytes:
-        """Implement `Stage.exchange`: attack and question are two commands."""
+        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound, empty if none came."""
         try:
             async with asyncio.timeout(60):
                 output = (await self.run(script, timeout=10)).output
@@ -116,7 +96,7 @@ class Outside:
     user: int | None
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """Implement `Stage.run`; daemons stay."""
+        """Run a bash script in the clone; daemons stay."""
         return await asyncio.to_thread(self._run, ["bash", "-c", script], timeout)
 
     def _run(self, argv: Sequence[str], timeout: float) -> ExecResult:
@@ -141,23 +121,23 @@ class Outside:
             return ExecResult(process.returncode & 0xFF, out.read(), timed_out=timed_out)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Implement `Stage.write`."""
+        """Write a file, also through links."""
         (self.work / path).write_bytes(data)
 
     async def patch(self) -> bytes:
-        """Implement `Stage.patch` by plain git."""
-        done = await asyncio.to_thread(self._run, [sys.executable, "-c", CONTROLS, "diff"], 5.0)
+        """Change by plain git; empty on failure."""
+        done = await asyncio.to_thread(self._run, [sys.executable, "-c", INSIDE, "diff"], 5.0)
         return done.output if done.exit_code == 0 and not done.timed_out else b""
 
     async def exchange(self, script: str) -> bytes:
-        """Implement `Stage.exchange` with a parent whose socket `script` inherits."""
+        """Answer of a parent process whose socket `script` inherits."""
         return await asyncio.to_thread(self._exchange, script)
 
     def _exchange(self, script: str) -> bytes:
         ours, keeper_end = socket.socketpair()
         with ours:
             with keeper_end:
-                argv = [sys.executable, "-P", "-c", CONTROLS, "keeper", str(keeper_end.fileno()), script]
+                argv = [sys.executable, "-P", "-c", INSIDE, "keeper", str(keeper_end.fileno()), script]
                 keeper = subprocess.Popen(
                     command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
                     env={**self.target.env, "PATH": os.environ["PATH"]},
@@ -177,6 +157,10 @@ class Outside:
 
 
 _SACRIFICED = 61_000 + os.getpid() % 4000  # User id without other processes: it may signal only those started here.
+
+
+Stage = Inside | Outside
+"""Place of an attack."""
 
 
 @contextlib.asynccontextmanager
@@ -216,7 +200,8 @@ def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: i
         **{name.upper(): str(value) for name, value in limits.items()},
     }
     env |= _sockets(stack, folder)
-    stack.enter_context(_variable("CRRL_REDTEAM_KEY", word))
+    os.environ["CRRL_REDTEAM_KEY"] = word
+    stack.callback(os.environ.pop, "CRRL_REDTEAM_KEY")
     command = ["/usr/bin/env", f"CRRL_KEY={word}", "bash", "-c", f": {word}; read < <(sleep 600)"]
     holder = subprocess.Popen(
         command_as(user, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -228,15 +213,6 @@ def prepare_host(stack: contextlib.ExitStack, limits: Mapping[str, int], user: i
     env["FIXED"] = _repository(repository, folder / "remote", word, user)
     env["REMOTE"] = str(folder / "remote")
     return Target(folder, word, env, user), repository
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:

@@ -7,26 +7,17 @@ both as one word, or leaves ``$OUTSIDE/plant``. ``(root)``: the control needs ro
 
 from __future__ import annotations
 
-import functools
 import shlex
 from pathlib import Path
-from types import ModuleType
 
-from coderepairrl.checks.attacks import controls, exhaust, inside
+from coderepairrl.checks.attacks import inside
 
-
-@functools.cache
-def probe_source(module: ModuleType) -> str:
-    """Text of a program."""
-    return Path(str(module.__file__)).read_text(encoding="utf-8")
+INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
+_QUOTED = shlex.quote(INSIDE)
 
 
-def _python(name: str, *arguments: str, of: ModuleType = inside) -> str:
-    return f"python3 -ISc {shlex.quote(probe_source(of))} {shlex.join([name, *arguments])}"
-
-
-def _exhaust(name: str, *arguments: str) -> str:
-    return _python(name, *arguments, of=exhaust)
+def _python(name: str, *arguments: str) -> str:
+    return f"python3 -ISc {_QUOTED} {shlex.join([name, *arguments])}"
 
 
 ESCAPES = {
@@ -130,32 +121,32 @@ REFERENCE = {
 }
 
 LIMITS = {
-    "processes": _exhaust("processes"),
-    "threads": _exhaust("threads"),
-    "processes that have left": _exhaust("processes_that_left"),
-    "memory of one process": _exhaust("memory_of_one"),
-    "memory of many processes": _exhaust("memory_of_many"),
-    "memory that is shared": _exhaust("memory_that_is_shared"),
-    "memory in sockets": _exhaust("memory_in_sockets"),
+    "processes": _python("processes"),
+    "threads": _python("threads"),
+    "processes that have left": _python("processes_that_left"),
+    "memory of one process": _python("memory_of_one"),
+    "memory of many processes": _python("memory_of_many"),
+    "memory that is shared": _python("memory_that_is_shared"),
+    "memory in sockets": _python("memory_in_sockets"),
     "one large file": """head -c "$((FILE_BYTES + (1 << 20)))" /dev/zero > big
         test "$(stat -c %s big)" -gt "$FILE_BYTES" && echo "$A$B"; rm big""",
-    "/tmp": _exhaust("fill", "TMP_BYTES", "/tmp"),
-    "/dev/shm": _exhaust("fill", "TMP_BYTES", "/dev/shm"),
-    "the workspace": _exhaust("fill", "DISK_BYTES", "."),
-    "files that are deleted but open": _exhaust("fill", "DISK_BYTES", ".", "deleted"),
+    "/tmp": _python("fill", "TMP_BYTES", "/tmp"),
+    "/dev/shm": _python("fill", "TMP_BYTES", "/dev/shm"),
+    "the workspace": _python("fill", "DISK_BYTES", "."),
+    "files that are deleted but open": _python("fill", "DISK_BYTES", ".", "deleted"),
     "a sparse file": """truncate -s "$((FILE_BYTES + (1 << 20)))" sparse
         test "$(stat -c %s sparse)" -gt "$FILE_BYTES" && echo "$A$B"; rm sparse""",
-    "a great many files": _exhaust("many", "files"),
-    "a great many files in /tmp": _exhaust("many", "files", "/tmp"),
-    "a great many files in /dev/shm": _exhaust("many", "files", "/dev/shm"),
-    "a great many folders": _exhaust("many", "folders"),
-    "folders in folders": _exhaust("many", "nested"),
-    "a great many links": _exhaust("many", "links"),
-    "a great many names of one file": _exhaust("many", "names"),
-    "attributes of files": _exhaust("many", "attributes", "/dev/shm"),
-    "CPU time": _exhaust("cpu_time"),
-    "terminals": _exhaust("terminals"),
-    "open files": _exhaust("open_files"),
+    "a great many files": _python("many", "files"),
+    "a great many files in /tmp": _python("many", "files", "/tmp"),
+    "a great many files in /dev/shm": _python("many", "files", "/dev/shm"),
+    "a great many folders": _python("many", "folders"),
+    "folders in folders": _python("many", "nested"),
+    "a great many links": _python("many", "links"),
+    "a great many names of one file": _python("many", "names"),
+    "attributes of files": _python("many", "attributes", "/dev/shm"),
+    "CPU time": _python("cpu_time"),
+    "terminals": _python("terminals"),
+    "open files": _python("open_files"),
 }
 """Limits to exceed; bounded, to be tried on a host."""
 
@@ -176,8 +167,6 @@ LIFETIME = {
 """Attacks on the keeper, parent of each command."""
 
 THREADS = _python("daemon_of_threads")
-
-CONTROLS = probe_source(controls)
 
 FIX = "sed -i 's/a - b/a + b/' app.py; echo added > new.txt"
 

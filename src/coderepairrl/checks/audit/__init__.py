@@ -12,7 +12,7 @@ from coderepairrl.checks.audit.wrong import KINDS
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted, logged
 from coderepairrl.protocols import SandboxBackend, TaskSource
-from coderepairrl.runs import write_atomic
+from coderepairrl.runs import codec, write_atomic
 from coderepairrl.stats import Interval, mean_interval, wilson
 from coderepairrl.stats.intervals import clusters_by
 from coderepairrl.types import Task
@@ -129,7 +129,7 @@ def _task(audited: Audited) -> dict[str, Any]:
         "untouched_fails": audited.fails,
         "flaky": None if audited.flaky is None else list(audited.flaky),
         "problems": list(audited.problems),
-        "history": None if audited.history is None else audited.history.as_json(),
+        "history": codec.dump(audited.history),
         "mutants": [
             {**each.wrong.as_json(), "accepted": each.accepted, "problem": each.problem} for each in audited.wrong
         ],

@@ -6,7 +6,7 @@ All objects of its store, borrowed ones included, should be reachable from its c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
@@ -41,7 +41,8 @@ _NAMED = 3
 _SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
 
 
-class History(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class History:
     """Later objects; `repair` names the repair's place, or is empty."""
 
     repair: str
@@ -51,15 +52,6 @@ class History(NamedTuple):
     """Objects not reached from its commit and its ancestors' tags."""
     names: tuple[str, ...] = ()
     """References and log entries that lead there."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        return {**self._asdict(), "names": list(self.names)}
-
-    @classmethod
-    def parse(cls, plain: Mapping[str, Any]) -> History:
-        """Inverse of `as_json`."""
-        return cls(plain["repair"], plain["commits"], plain["objects"], tuple(plain["names"]))
 
 
 async def find_unreachable(sandbox: Sandbox) -> dict[str, str]:

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from coderepairrl.grading import Outcome, Verdict
 from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
 from coderepairrl.rewards.parse import MalformedPatch, parse_patch
 from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.runs import codec
 from coderepairrl.runs.log import Lines
 from coderepairrl.tasks import select
 from coderepairrl.tasks.prepare import prepare_tasks
@@ -132,13 +133,12 @@ async def audit(
     try:
         if not rows:
             lines.append(header)
-        trials = _Trials(source, sandbox, settings, lines, rows_by_run, asyncio.Semaphore(jobs), say)
-        doors, done = asyncio.Semaphore(jobs), 0
+        slots, doors, done = asyncio.Semaphore(jobs), asyncio.Semaphore(jobs), 0
 
         async def one(task: Task) -> Audited:
             nonlocal done
             async with doors:  # so that some tasks are done while others have not begun
-                result = await trials.of(task)
+                result = await _Trials(source, sandbox, settings, lines, rows_by_run, slots, say, task).run()
             done += 1
             say(f"[{done}/{len(tasks)}] {in_short(result)}")
             return result
@@ -186,44 +186,42 @@ def _task_digest(task: Task) -> str:
     return hashlib.sha256(repr(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
+@dataclass
 class _Trials:
-    def __init__(
-        self,
-        source: TaskSource,
-        sandbox: SandboxBackend,
-        settings: Settings,
-        lines: Lines,
-        known: dict[tuple[str, str, int], Row],
-        slots: asyncio.Semaphore,
-        say: Say,
-    ) -> None:
-        self._source = source
-        self._sandbox, self._settings, self._lines = sandbox, settings, lines
-        self._known, self._slots, self._say = known, slots, say
+    """Trials of one task."""
 
-    async def of(self, task: Task) -> Audited:
-        solution = None if task.reference else self._source.oracle(task.id)
-        faults: dict[str, str] = {}
+    source: TaskSource
+    sandbox: SandboxBackend
+    settings: Settings
+    lines: Lines
+    earlier_rows: dict[tuple[str, str, int], Row]
+    slots: asyncio.Semaphore
+    say: Say
+    task: Task
+    faults: dict[str, str] = field(default_factory=dict)
+
+    async def run(self) -> Audited:
+        task, faults = self.task, self.faults
+        solution = None if task.reference else self.source.oracle(task.id)
+        survey = None
         if not task.reference and solution is None:
             faults["reference"] = "it has no reference, and its source no solution"
-        elif not task.checks:
-            faults["reference"] = "it has no checks"
-        survey = None
-        if "it has no reference" not in faults.get("reference", ""):
-            survey = await self._try(task, "survey", 0, lambda: self._survey(task, solution), faults, "history")
-        audited = Audited(
-            task, None, None, None, History.parse(survey["history"]) if survey else None, (), "", 0, (), None, faults
-        )  # fmt: skip
+        else:
+            if not task.checks:
+                faults["reference"] = "it has no checks"
+            survey = await self._try("survey", 0, lambda: self._survey(solution), "history")
+        leaks = codec.restore(History, survey["history"]) if survey else None
+        audited = Audited(task, None, None, None, leaks, (), "", 0, (), None, faults)
         if faults.get("reference"):
             return audited._replace(no_wrong="its checks cannot be tried")
-        runs = range(self._settings.repeat)
+        runs = range(self.settings.repeat)
         repaired_task = task if solution is None else replace(task, checks=solution)
 
         def repaired(run: int) -> Awaitable[Verdict | None]:
-            return self._verdict(task, "reference", run, lambda: self._reference(repaired_task), faults)
+            return self._verdict("reference", run, lambda: self._reference(repaired_task))
 
         def untouched(run: int) -> Awaitable[Verdict | None]:
-            return self._verdict(task, "untouched", run, lambda: task_source.grade(task, self._sandbox, b""), faults)
+            return self._verdict("untouched", run, lambda: task_source.grade(task, self.sandbox, b""))
 
         tried = await asyncio.gather(*map(repaired, runs), *map(untouched, runs))
         good = [each for each in tried[: len(runs)] if each is not None]
@@ -239,113 +237,99 @@ class _Trials:
             problems=tuple(
                 f"{each.name}: no ({each.detail})" for each in task_source.answers(task, bug, good) if not each.ok
             ),
+            settled=task_source.settle(task, bug, good),
         )
-        audited = audited._replace(settled=task_source.settle(task, bug, good))
         if not (audited.passes and audited.fails):
             return audited._replace(no_wrong="its checks do not tell the reference from the untouched repository")
         if survey is None:
             return audited._replace(no_wrong="the reference could not be read in the sandbox")
         return await self._wrong(audited, survey)
 
-    async def _wrong(self, about: Audited, survey: Row) -> Audited:
+    async def _wrong(self, audited: Audited, survey: Row) -> Audited:
         wrong, no_wrong = [WrongPatch.from_json(each) for each in survey["wrong"]], survey["no_wrong"]
-        faults = dict(about.faults)
-        solution = about.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
-        if wrong and not about.task.reference:
-            verdict = await self._verdict(
-                about.task, "solution as a patch", 0, lambda: self._patched(about.task, solution, solution), faults
-            )
+        solution = self.task.reference or survey["solution"].encode("utf-8", "surrogateescape")
+        if wrong and not self.task.reference:
+            verdict = await self._verdict("solution as a patch", 0, lambda: self._patched(solution, solution))
             if verdict is None or verdict.problem:
                 wrong, no_wrong = [], "the solution does more than change files of the workspace"
-        accepted = await asyncio.gather(*(self._accepted(about.task, each, solution, faults) for each in wrong))
-        return about._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"], faults=faults)
+        accepted = await asyncio.gather(*(self._accepted(each, solution) for each in wrong))
+        return audited._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"])
 
-    async def _accepted(self, task: Task, wrong: WrongPatch, solution: bytes, faults: dict[str, str]) -> Accepted:
+    async def _accepted(self, wrong: WrongPatch, solution: bytes) -> Accepted:
         # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
         question = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
-        for run in range(self._settings.repeat):
-            verdict = await self._verdict(
-                task, question, run, lambda: self._patched(task, wrong.patch, solution), faults
-            )
-            if verdict is None or verdict.problem:
-                return Accepted(
-                    wrong, None if verdict is None else False, faults[question] if verdict is None else verdict.problem
-                )
+        for run in range(self.settings.repeat):
+            verdict = await self._verdict(question, run, lambda: self._patched(wrong.patch, solution))
+            if verdict is None:
+                return Accepted(wrong, None, self.faults[question])
+            if verdict.problem:
+                return Accepted(wrong, False, verdict.problem)
         return Accepted(wrong, True, "")
 
-    async def _patched(self, task: Task, patch: bytes, solution: bytes) -> Verdict:
+    async def _patched(self, patch: bytes, solution: bytes) -> Verdict:
         # A patch may change the scripts that the solution changes; others steer the checks and stay as they are.
-        task = replace(task, reference=solution)
-        return (await task_source.grade(task, self._sandbox, patch))._replace(outcomes={})
+        task = replace(self.task, reference=solution)
+        return (await task_source.grade(task, self.sandbox, patch))._replace(outcomes={})
 
-    async def _reference(self, task: Task) -> Verdict:
+    async def _reference(self, repaired_task: Task) -> Verdict:
         # Raises `GraderFault` without a sign that the checks began.
-        verdict = await task_source.grade(task, self._sandbox, task.reference)
+        verdict = await task_source.grade(repaired_task, self.sandbox, repaired_task.reference)
         if verdict.doubtful:
             raise GraderFault(f"the checks cannot run in the sandbox: {verdict.problem}", fix=TO_INSTALL)
         return verdict
 
-    async def _verdict(
-        self, task: Task, what: str, run: int, job: Callable[[], Awaitable[Verdict]], faults: dict[str, str]
-    ) -> Verdict | None:
-        async def made() -> Row:
+    async def _verdict(self, what: str, run: int, job: Callable[[], Awaitable[Verdict]]) -> Verdict | None:
+        async def grade() -> Row:
             verdict = await job()
             outcomes = {name: outcome.name.lower() for name, outcome in verdict.outcomes.items()}
             return {"problem": verdict.problem, "outcomes": outcomes}
 
-        row = await self._try(task, what, run, made, faults, what)
+        row = await self._try(what, run, grade, what)
         if row is None:
             return None
         return Verdict(row["problem"], {name: Outcome[each.upper()] for name, each in row["outcomes"].items()})
 
-    async def _try(
-        self,
-        task: Task,
-        what: str,
-        run: int,
-        job: Callable[[], Awaitable[Row]],
-        faults: dict[str, str],
-        question: str,
-    ) -> Row | None:
-        """Earlier or new row; None on failure."""
-        earlier = self._known.get((task.id, what, run))
+    async def _try(self, what: str, run: int, job: Callable[[], Awaitable[Row]], question: str) -> Row | None:
+        """Earlier or new row; None on failure, whose reason becomes the fault of `question`."""
+        task = self.task
+        earlier = self.earlier_rows.get((task.id, what, run))
         if earlier is not None:
             return earlier
-        async with self._slots:
+        async with self.slots:
             began = time.monotonic()
             try:
                 row = await job()
             except (Fault, TaskError) as error:
-                faults[question] = f"{error}: {error.fix}" if error.fix else str(error)
-                self._say(f"{task.id}, {what}: not tried: {faults[question]}")
+                self.faults[question] = f"{error}: {error.fix}" if error.fix else str(error)
+                self.say(f"{task.id}, {what}: not tried: {self.faults[question]}")
                 return None
             seconds = round(time.monotonic() - began, 1)
-        self._lines.append(
+        self.lines.append(
             {"task": task.id, "of": _task_digest(task), "what": what, "run": run, "seconds": seconds, **row}
         )
         return row
 
-    async def _survey(self, task: Task, solution: Checks | None) -> Row:
-        async with self._sandbox.open(task) as fresh:
+    async def _survey(self, solution: Checks | None) -> Row:
+        async with self.sandbox.open(self.task) as fresh:
             objects = await find_unreachable(fresh)
-            patch = task.reference if solution is None else await _solve(fresh, solution)
+            patch = self.task.reference if solution is None else await _solve(fresh, solution)
         try:
             files = parse_patch(patch)
         except MalformedPatch as error:
             raise TaskError(f"the reference cannot be read: {error}") from error
-        async with self._sandbox.open(task) as fresh:
+        async with self.sandbox.open(self.task) as fresh:
             before = {each.path: await _content(fresh, each.path) for each in files}
-            refused = await _apply_to_fresh(fresh, task, patch)
+            refused = await _apply_to_fresh(fresh, self.task, patch)
             paths = {each.new or each.path for each in files}
             after: Texts = {} if refused else {path: await _content(fresh, path) for path in paths}
-        async with self._sandbox.open(task) as fresh:
+        async with self.sandbox.open(self.task) as fresh:
             leaks = await history(fresh, objects, before, after)
         mutants = Mutants((), 0, refused)
-        if self._settings.mutants and not refused:
-            drawn_by = f"{self._settings.seed}/{task.id}"
-            mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self._settings.mutants, drawn_by)
+        if self.settings.mutants and not refused:
+            drawn_by = f"{self.settings.seed}/{self.task.id}"
+            mutants = await asyncio.to_thread(draw_mutants, patch, before, after, self.settings.mutants, drawn_by)
         return {
-            "history": leaks.as_json(),
+            "history": codec.dump(leaks),
             "wrong": [each.as_json() for each in mutants.patches],
             "no_wrong": mutants.why_none,
             "same": mutants.equivalent,
@@ -391,7 +375,7 @@ def in_short(audited: Audited) -> str:
     if audited.history is not None and (audited.history.repair or audited.history.commits):
         marks.append(f"history LEAKS: {audited.history.repair or f'{audited.history.commits} later commits'}")
     judged = [each for each in audited.wrong if each.accepted is not None]
-    marks.append(f"{sum(map(bool, (each.accepted for each in judged)))} of {len(judged)} mutants accepted")
+    marks.append(f"{sum(bool(each.accepted) for each in judged)} of {len(judged)} mutants accepted")
     return f"{audited.task.id}: {', '.join(marks)}"
 
 

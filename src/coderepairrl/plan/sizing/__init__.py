@@ -15,22 +15,9 @@ from coderepairrl import engines
 from coderepairrl.config import Config, apply_overrides
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.plan.sizing.architecture import KNOWN, PUBLISHED, Architecture
 from coderepairrl.plan.sizing.engine import SHARE_NAMES, TENSOR_NAMES, replace_argument
-from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate, learner_alone
-from coderepairrl.plan.sizing.learner import learner_memory
+from coderepairrl.plan.sizing.estimate import GB, Estimate, estimate
 
-__all__ = [
-    "GB",
-    "KNOWN",
-    "PUBLISHED",
-    "Architecture",
-    "DoesNotFit",
-    "estimate",
-    "learner_alone",
-    "learner_memory",
-    "require",
-]
 _MOST = 3  # changes at once
 SettingsOf = Callable[[Config], LearnSettings]
 REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))

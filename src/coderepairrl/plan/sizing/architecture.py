@@ -23,7 +23,6 @@ from coderepairrl.plan.sizing.parts import Layer, Part, attention, delta, expert
 
 Raw = Mapping[str, Any]
 Layers = tuple[Layer, ...]
-KEYS_VALUES = "key", "value"
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -37,18 +36,6 @@ def positive_numbers(raw: Raw, *names: str) -> list[int]:
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in values):
         raise Unknown
     return values  # type: ignore[return-value]
-
-
-def layers(raw: Raw) -> Layers:
-    """Layers of a model. Raises `Unknown` for other types and missing numbers."""
-    family = FAMILIES.get(str(raw.get("model_type")))
-    if family is None:
-        raise Unknown
-    (count,) = positive_numbers(raw, "num_hidden_layers")
-    model_layers = family(raw)
-    if len(model_layers) != count:
-        raise Unknown
-    return model_layers
 
 
 def _layer_types(raw: Raw, every: int) -> Sequence[str]:
@@ -123,8 +110,8 @@ def _latent(raw: Raw) -> list[Part]:
 
 def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
     """Gated DeltaNet, with gated attention in every fourth layer."""
-    names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
-    hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *names)
+    heads, dims = ("linear_num_key_heads", "linear_num_value_heads"), ("linear_key_head_dim", "linear_value_head_dim")
+    hidden, key_heads, value_heads, key_dim, value_dim = positive_numbers(raw, "hidden_size", *heads, *dims)
     width = raw.get("linear_conv_kernel_dim", 4)
     state = delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
@@ -134,13 +121,9 @@ def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
     return [kinds[kind] for kind in layer_types]
 
 
-def _qwen2(raw: Raw) -> Layers:
-    return _dense(_mixers(raw, qkv_bias=True, o_bias=False), raw)
-
-
 SHARED = "shared_expert_intermediate_size"
 FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
-    "qwen2": _qwen2,
+    "qwen2": lambda raw: _dense(_mixers(raw, qkv_bias=True, o_bias=False), raw),
     "qwen3": lambda raw: _dense(_mixers(raw, norm="head"), raw),
     "llama": lambda raw: _dense(_mixers(raw), raw),
     "mistral": lambda raw: _dense(_mixers(raw), raw),
@@ -190,13 +173,18 @@ class Architecture:
 
     @classmethod
     def from_config(cls, raw: Raw) -> Self | None:
-        """Dimensions by config.json; None if its type is not in `KINDS`, numbers are missing or weights are codes."""
-        if raw.get("quantization_config"):
+        """Dimensions by config.json; None if its type is not in `FAMILIES`, numbers are missing or wrong, or weights
+        are quantised."""
+        family = FAMILIES.get(str(raw.get("model_type")))
+        if family is None or raw.get("quantization_config"):
             return None
+        names = "hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers"
         try:
-            hidden, vocabulary, context = positive_numbers(raw, "hidden_size", "vocab_size", "max_position_embeddings")
-            blocks = layers(raw)
+            hidden, vocabulary, context, count = positive_numbers(raw, *names)
+            blocks = family(raw)
         except Unknown:
+            return None
+        if len(blocks) != count:
             return None
         return cls(
             hidden,
@@ -210,7 +198,7 @@ class Architecture:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read config.json in `folder`; None as `of`. Raises `ConfigError` for malformed JSON."""
+        """Read config.json in `folder`; None as `from_config`. Raises `ConfigError` for malformed JSON."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
@@ -363,13 +351,7 @@ PUBLISHED: Mapping[str, Raw] = {
 """Contents of config.json, by the last part of a model's name."""
 
 
-def _make_architecture(raw: Raw) -> Architecture:
-    architecture = Architecture.from_config(raw)
-    assert architecture is not None, "the type of a published model is supported"
-    return architecture
-
-
-KNOWN = {name: _make_architecture(raw) for name, raw in PUBLISHED.items()}
+KNOWN = {name: shape for name, raw in PUBLISHED.items() if (shape := Architecture.from_config(raw)) is not None}
 
 
 def find_published(path: str) -> Architecture | None:

@@ -48,12 +48,6 @@ class Moves(NamedTuple):
     step: int
     """Bytes per step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
 
-    @property
-    def locked(self) -> int:
-        """Host memory that may be taken: torch rounds page-locked blocks up to powers of two
-        (ATen/core/CachingHostAllocator.h)."""
-        return 2 * self.host
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -142,7 +136,7 @@ class Estimate:
             )
         for gpu in sorted({*self.serving, *self.learning}):
             if (needs := self.needs(gpu)) > self.memory:
-                parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu)]
+                parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu) if size]
                 return (
                     f"GPU {gpu} has {self.memory / GB:.1f} GB, and {needs / GB:.1f} are needed: {', '.join(parts)} "
                     f"(of work and logits the larger counts{', of engine and learner as well' * self.turns})"
@@ -155,7 +149,8 @@ class Estimate:
         if self.model.experts:
             plan["active_parameters"] = self.model.active
         for names, gpu in self._alike():
-            plan[names] = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu)}
+            sizes = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu) if size}
+            plan[names] = sizes
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
             if self.on_gpus:
                 plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
@@ -166,7 +161,8 @@ class Estimate:
         if moved := self.moves():
             plan["turns"] = {
                 "host_gb": round(moved.host / GB, 2),
-                "host_at_most_gb": round(moved.locked / GB, 2),
+                # torch rounds page-locked blocks up to powers of two (ATen/core/CachingHostAllocator.h)
+                "host_at_most_gb": round(2 * moved.host / GB, 2),
                 "moved_in_a_step_gb": round(moved.step / GB, 2),
             }
         if self.server and (tokens := self.server.kv_tokens) is not None:
@@ -175,10 +171,7 @@ class Estimate:
             plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
         return plan
 
-    def _parts(self, gpu: int) -> list[tuple[str, float]]:
-        return [(name, size) for name, size in self._all_parts(gpu) if size]
-
-    def _all_parts(self, gpu: int) -> Iterator[tuple[str, float]]:
+    def _parts(self, gpu: int) -> Iterator[tuple[str, float]]:
         if self.server and gpu in self.server.gpus:
             engine = self.server.memory
             yield "engine weights", engine.weights
@@ -253,9 +246,9 @@ def _architecture(model: Model) -> Architecture | None:
     except UsageError:
         if (architecture := find_published(model.path)) is None:
             raise
-    return (
-        replace(architecture, half=False) if architecture and model.init == "random" else architecture
-    )  # it is written in float32
+    if architecture and model.init == "random":  # it is written in float32
+        return replace(architecture, half=False)
+    return architecture
 
 
 def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
@@ -274,6 +267,6 @@ def _memory() -> float | None:
     if shutil.which("nvidia-smi") is None:
         return None
     query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    listed = subprocess.run(query, capture_output=True, text=True, check=False)
-    sizes = [int(line) for line in listed.stdout.split() if line.isdigit()]
+    printed = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    sizes = [int(line) for line in printed.split() if line.isdigit()]
     return min(sizes) * float(1 << 20) if sizes else None

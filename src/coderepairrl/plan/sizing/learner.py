@@ -81,6 +81,7 @@ def learner_memory(
     held += 4 * model.parameters if settings.beta > 0 and not lora else 0
     held += teacher.parameters * (2 if half else 4) if teacher else 0
     zero_copy = 4 * count // ranks if zero else 0
+    moments = 2 * count + 2 * count // BLOCK * 4 if settings.optimizer == "adamw_8bit" else 8 * count
     buckets = settings.processes > 1 and settings.strategy == "ddp"
     gathered = 2 * 4 * BUCKET * zero
     if divided:
@@ -98,19 +99,12 @@ def learner_memory(
         weights=held // (ranks if divided else 1) + (0 if lora else zero_copy),
         adapters=4 * count // (ranks if divided else 1) + zero_copy if lora else 0,
         gradients=4 * count // ranks + (4 * count if buckets else 0),
-        optimizer=_moments(settings, count) // ranks,
+        optimizer=moments // ranks,
         gathered=gathered,
         activations=activations,
         work=work,
         logits=logits,
     )
-
-
-def _moments(settings: LearnSettings, count: int) -> int:
-    """Bytes of optimizer state for `count` trained numbers, over all ranks."""
-    if settings.optimizer == "adamw_8bit":
-        return 2 * count + 2 * count // BLOCK * 4
-    return 8 * count
 
 
 def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:

@@ -5,7 +5,7 @@ Sizes that the backward pass needs are fitted to small models, and slightly too 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 CHUNK = 64
@@ -76,11 +76,11 @@ class Part:
     """Width of an expert."""
     expert_size: int = 0
     """Weights of an expert."""
-    quantised: int = field(init=False)
-    """Weights of its linear layers."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "quantised", sum(each.size for each in self.linear))
+    @property
+    def quantised(self) -> int:
+        """Weights of its linear layers."""
+        return sum(each.size for each in self.linear)
 
     @property
     def matrices(self) -> int:

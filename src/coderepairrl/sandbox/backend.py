@@ -10,13 +10,13 @@ import fcntl
 import logging
 import math
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
-from coderepairrl.processes.scratch import remove_abandoned_in_thread
+from coderepairrl.processes.scratch import create_locked, remove_abandoned_in_thread
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find_cgroups, sweep
 from coderepairrl.sandbox.contents import Images, no_images
@@ -60,22 +60,18 @@ NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
 
 
 class StateFolder:
-    """A folder under ``$TMPDIR``, removed with this process or, if it was killed, in the background of the next.
+    """A folder under ``$TMPDIR``, removed when this process ends or, if it is killed, by the next one.
 
     Members of `group` may traverse it (an unprivileged sandbox must).
     """
 
     def __init__(self, group: int | None = None) -> None:
-        fresh = Path(tempfile.mkdtemp(prefix="crrl-new-"))
+        self.path = Path(tempfile.gettempdir(), f"{_PREFIX}{secrets.token_hex(4)}")
+        self._lock = os.fdopen(create_locked(self.path, _LOCK), "w")
         if group is not None:
-            os.chown(fresh, -1, group)
-            fresh.chmod(0o710)
-        self._lock = (fresh / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.chown(self.path, -1, group)
+            self.path.chmod(0o710)
         self.groups: Groups | None = None
-        self.path = fresh.rename(
-            fresh.with_name(fresh.name.replace("crrl-new-", _PREFIX))
-        )  # held before it can be swept
         self._pid = os.getpid()
         atexit.register(self.remove)
         remove_abandoned_in_thread(self.path.parent)
@@ -96,17 +92,12 @@ class StateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove leftovers of killed processes: folders that are unlocked or half-created."""
-    for stale in folder.glob("crrl-new-*"):
-        with contextlib.suppress(OSError):
-            status = stale.lstat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > 60:
-                _remove(stale)
+    """Remove leftovers of killed processes: folders that are empty or unlocked."""
     for stale in folder.glob(f"{_PREFIX}*"):
         try:
             if stale.lstat().st_uid != os.getuid():
                 continue
-            if not any(stale.iterdir()):  # who removed it was killed
+            if not any(stale.iterdir()):  # killed while creating or removing it
                 stale.rmdir()
                 continue
             with (stale / _LOCK).open("r+") as lock:
@@ -114,16 +105,12 @@ def _sweep(folder: Path) -> None:
                 if (stale / _GROUPS).exists():
                     sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
                 _end_half_started(stale)
-                _remove(stale)
-        except OSError:  # held, or just being made or removed by its owner
+                _destroy_state(stale)
+                if stale.exists() and stale not in _reported:
+                    _reported.add(stale)
+                    _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
+        except OSError:  # locked by its owner, or being created or removed by it
             continue
-
-
-def _remove(stale: Path) -> None:
-    _destroy_state(stale)
-    if stale.exists() and stale not in _reported:
-        _reported.add(stale)
-        _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
 
 
 def _end_half_started(folder: Path) -> None:

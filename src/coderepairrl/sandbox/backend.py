@@ -1,4 +1,4 @@
-"""Shared base of backends with a guest process: the folder on the host, opening and destroying sandboxes."""
+"""Base of backends with a guest process: the folder on the host, opening and destroying sandboxes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _sweep(folder: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if (stale / _GROUPS).exists():
                     sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
-                _end_half_started(stale)
+                _kill_starting_bubblewraps(stale)
                 _destroy_state(stale)
                 if stale.exists() and stale not in _reported:
                     _reported.add(stale)
@@ -113,11 +113,8 @@ def _sweep(folder: Path) -> None:
             continue
 
 
-def _end_half_started(folder: Path) -> None:
-    """Kill every bubblewrap that was opening a sandbox in `folder`, whose owner is dead.
-
-    Killed during startup, it leaves a child that waits for its user ids.
-    """
+def _kill_starting_bubblewraps(folder: Path) -> None:
+    """Kill bubblewraps that a killed process was starting in `folder`; they would wait for their user ids forever."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
@@ -156,7 +153,7 @@ class GuestBackend(SandboxBackend, ABC):
         self._state: StateFolder | None = None
         self._workspaces: Workspaces | None = None
         self._opened = 0
-        self._told = False
+        self._has_warned = False
 
     @property
     def user(self) -> int | None:
@@ -213,12 +210,15 @@ class GuestBackend(SandboxBackend, ABC):
     def clean(self, box: Path) -> None:
         """Remove leftovers started by others, after the guest was killed."""
 
+    def _open_state(self) -> StateFolder:
+        if self._state is None:
+            self._state = StateFolder(self.user)
+        return self._state
+
     @property
     def state(self) -> Path:
         """This backend's folder on the host."""
-        if self._state is None:
-            self._state = StateFolder(self.user)
-        return self._state.path
+        return self._open_state().path
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[GuestSandbox]:
@@ -243,7 +243,7 @@ class GuestBackend(SandboxBackend, ABC):
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
         in_memory = prepared.packed * prepared.size if self.held else 0
-        # the kernel takes its time
+        # in a thread, since the kernel may take long
         grouping = asyncio.create_task(asyncio.to_thread(limited._group, box.name, in_memory))
         try:
             try:
@@ -258,36 +258,34 @@ class GuestBackend(SandboxBackend, ABC):
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
             sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), limited.limits, self.user, self.reader(box))
-            # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
+            # The guest starts while its workspace is copied. Both must end before a fault of one is raised.
             for outcome in await asyncio.gather(
-                asyncio.to_thread(self._fill, prepared, box),
-                sandbox.configure(_in(environment, limited._settings(box, prepared)), self.startup_seconds),
+                asyncio.to_thread(self._copy_workspace, prepared, box),
+                guest.configure(_in(environment, limited._settings(box, prepared)), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
                     raise outcome
             yield sandbox
-        finally:  # to its end, even if it is cancelled meanwhile
+        finally:  # shielded, so that cancellation cannot interrupt the cleanup
             await asyncio.shield(self._end(sandbox, box, prepared, grouping))
 
     def _limited(self, task: Task) -> GuestBackend:
-        """Backend with the `task`'s limits where they are below ours; says once that they are above."""
-        asked = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
+        """Copy of this backend with the `task`'s limits where they are lower; warns once if they are higher."""
+        limits = {name: math.ceil(value) for name, value in task.limits.items() if name != "seconds"}
         ours = asdict(self.limits)
-        above = [f"sandbox.options.{name}={value}" for name, value in asked.items() if value > ours[name]]
-        if above and not self._told:
-            self._told = True
+        above = [f"sandbox.options.{name}={value}" for name, value in limits.items() if value > ours[name]]
+        if above and not self._has_warned:
+            self._has_warned = True
             _log.warning("task %s asks for more than sandboxes have, as others may: %s", task.id, " ".join(above))
         limited = copy.copy(self)
-        limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in asked.items()})
-        return limited if asked else self
+        limited.limits = replace(self.limits, **{name: min(value, ours[name]) for name, value in limits.items()})
+        return limited
 
     @property
     def groups(self) -> Groups:
         """Control groups available to sandboxes here."""
-        if self._state is None:
-            self._state = StateFolder(self.user)
-        return self._state.find_groups()
+        return self._open_state().find_groups()
 
     @property
     def ungrouped(self) -> Sequence[str]:
@@ -331,9 +329,13 @@ class GuestBackend(SandboxBackend, ABC):
             cpus=limits.cpus,
         )
 
-    def _fill(self, prepared: Prepared, box: Path) -> None:
-        if not self.archive:
-            _copy_workspace(prepared, box)
+    def _copy_workspace(self, prepared: Prepared, box: Path) -> None:
+        if self.archive:  # the guest unpacks it
+            return
+        command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SandboxFault(f"cannot copy the workspace: {last_words(done)}", fix="check the disk's free space")
 
     async def _end(
         self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
@@ -345,9 +347,6 @@ class GuestBackend(SandboxBackend, ABC):
                 await asyncio.to_thread(self.clean, box)
         if self._workspaces is not None:
             self._workspaces.release(prepared)
-        await self._destroy(box, grouping)
-
-    async def _destroy(self, box: Path, grouping: asyncio.Task[Group | None]) -> None:
         [group] = await asyncio.gather(grouping, return_exceptions=True)
 
         def remove() -> None:
@@ -385,13 +384,6 @@ def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]
     path = settings["env"].get("PATH", os.defpath)
     env = {**settings["env"], "PATH": f"{environment}/bin:{path}", "VIRTUAL_ENV": str(environment)}
     return settings | {"env": env, "python": f"{environment}/bin/python"}
-
-
-def _copy_workspace(prepared: Prepared, box: Path) -> None:
-    command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SandboxFault(f"cannot copy the workspace: {last_words(done)}", fix="check the disk's free space")
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:

@@ -27,7 +27,7 @@ from coderepairrl.printable import remove_login
 from coderepairrl.processes import caches, hostgit
 from coderepairrl.processes.caches import folders, git_cache
 from coderepairrl.processes.hostgit import git
-from coderepairrl.sandbox.commits import cache_of, commit_folder, commits_at_hand
+from coderepairrl.sandbox.commits import cache_of, commits_at_hand, fetch_commits
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import find_image
 
@@ -122,7 +122,8 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
         url, _, commit = where.rpartition("@")
         if (local := url.removeprefix("file://")).startswith("/"):
             check_shown(Path(local))
-        return _from_url(url, commit)
+        fetch_commits(url, [commit])
+        return _from_commit(cache_of(url), commit)
     if kind == "image" and where and images is not None:
         return images(where)
     if kind == "image":
@@ -252,11 +253,6 @@ def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
                 fix="commit or stash the changes, then run the command again",
             )
         yield view.folder, commit
-
-
-def _from_url(url: str, commit: str) -> Iterator[Entry]:
-    with commit_folder(url, commit) as folder:
-        yield from _from_commit(folder, commit)
 
 
 def _from_commit(home: Path, commit: str) -> Iterator[Entry]:

@@ -192,7 +192,7 @@ class Bubblewrap(GuestBackend):
 
         first = self._mounting(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
         log = box / "guest.log"
-        return StartedGuest.spawn(command, log=log, user=self.user, group=group, first=first, info=info_read)
+        return StartedGuest(command, log=log, user=self.user, group=group, first=first, info=info_read)
 
     def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
         if prepared.packed:

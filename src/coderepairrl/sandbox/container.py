@@ -226,7 +226,7 @@ class Container(GuestBackend):
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
         argv = self._argv("run", "--rm", *mounts, *self._isolation(workdir, prepared.size), *start)
-        return AwaitedGuest.spawn(listener, argv, log=box / "guest.log")
+        return AwaitedGuest(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
         """Remove the container, if the program that should have done so was killed."""
@@ -341,5 +341,3 @@ def _unpack(stream: IO[bytes], source: str) -> Iterator[Entry]:
             elif (file := archive.extractfile(member)) is not None:
                 files[path] = ("100755" if member.mode & 0o100 else "100644", file.read())
                 yield path, *files[path]
-
-

@@ -122,8 +122,7 @@ def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
         url, _, commit = where.rpartition("@")
         if (local := url.removeprefix("file://")).startswith("/"):
             check_shown(Path(local))
-        fetch_commits(url, [commit])
-        return _from_commit(cache_of(url), commit)
+        return _from_url(url, commit)
     if kind == "image" and where and images is not None:
         return images(where)
     if kind == "image":
@@ -253,6 +252,11 @@ def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
                 fix="commit or stash the changes, then run the command again",
             )
         yield view.folder, commit
+
+
+def _from_url(url: str, commit: str) -> Iterator[Entry]:
+    fetch_commits(url, [commit])
+    yield from _from_commit(cache_of(url), commit)
 
 
 def _from_commit(home: Path, commit: str) -> Iterator[Entry]:

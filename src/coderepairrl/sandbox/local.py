@@ -54,7 +54,7 @@ class UnsafeLocal(GuestBackend):
         """Start the guest as an ordinary child."""
         program = box / "guest.py"
         program.write_text(guest.source(), "utf-8")
-        return StartedGuest.spawn(
+        return StartedGuest(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(program), str(descriptor)], ()),
             log=box / "guest.log",
             env={"PATH": os.environ.get("PATH", os.defpath)},

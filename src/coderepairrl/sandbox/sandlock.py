@@ -120,7 +120,7 @@ class Sandlock(GuestBackend):
         argv = [str(self._python), *_FLAGS, str(self.state / "guest/guest.pyc")]
 
         def start() -> GuestProcess:
-            return StartedGuest.spawn(
+            return StartedGuest(
                 lambda descriptor: ([*argv, str(descriptor)], ()), log=box / "reader.log", user=self.user
             )
 
@@ -137,7 +137,7 @@ class Sandlock(GuestBackend):
             extra = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
 
-        return StartedGuest.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
+        return StartedGuest(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
     def close(self) -> None:
         """Close as `GuestBackend.close` does; the next use checks the machine again."""

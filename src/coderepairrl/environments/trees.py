@@ -261,7 +261,8 @@ def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], use
     (partial / "layers.py").unlink()
     base, manifest, size = _commit(tree / where, partial / "git")
     if source.patches:
-        _begin(tree / where, partial / "git")
+        decoy(tree / where, partial / "git")
+        history.own_like(tree / where, tree / where / ".git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
     who, group, home = user_of(tree, str(config.get("User") or ""), source.name)
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
@@ -292,15 +293,6 @@ def _apply_patches(image: Found, place: Path, work: Path, user: int | None) -> N
             git("apply", "--whitespace=nowarn", "-", folder=home, tree=place, stdin=patch, prefix=command_as(user, []))
         except subprocess.CalledProcessError as error:
             raise TaskError(f"image {image.name}: its patch does not apply: {explain_git_error(error)}") from error
-
-
-def _begin(place: Path, source: Path) -> None:
-    # owned like the working folder
-    decoy(place, source)
-    status = place.stat()
-    for path in (place / ".git", *(place / ".git").rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-        os.chown(path, status.st_uid, status.st_gid)
 
 
 def _working_folder(image: Found, tree: Path, about: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ Layers, each with a probe in ``tests/sandbox`` that fails without it:
   again by a control group where possible (`cgroups`); the workspace is an in-memory file system of a fixed size;
 - *lifetime*: the guest is pid 1, so its end ends everything; and it dies with us.
 
-Sandboxes that differ only in their in-memory files share one bubblewrap, in which guests are forked (`template`) into
-nested namespaces with the same capabilities (none), filter and limits.
+Sandboxes that differ only in their in-memory files share one bubblewrap, which forks guests (`template`) into nested
+namespaces with the same capabilities (none), filter and limits.
 
 The kernel is shared: this is not a virtual machine.
 """
@@ -64,7 +64,7 @@ ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
        "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
        "java-21-openjdk", "maven", "php", "perl", "lua")  # fmt: skip
 """Entries of ``/etc`` that programs need and that are safe to show."""
-_MANY_FILES = ("alternatives", "ssl/certs", "pki")  # of these: half a second to copy, a fifth of a millisecond to mount
+_MANY_FILES = ("alternatives", "ssl/certs", "pki")  # mounted (0.2 ms each), since copying them takes 0.5 s
 _FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{_INNER_ID}:{_INNER_ID}:agent:/tmp:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{_INNER_ID}:\n",
@@ -97,7 +97,7 @@ class Bubblewrap(GuestBackend):
     ) -> None:
         super().__init__(ResourceLimits.parse(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         self._commands = tuple(commands)
-        self._given = dict(env or {})
+        self._user_env = dict(env or {})
         self._binds: tuple[str, ...] = ()
         self.show(binds)
         self._overlays = not copy
@@ -118,8 +118,8 @@ class Bubblewrap(GuestBackend):
 
     def workdir(self, box: Path) -> str:
         """`WORKDIR`, or the working folder of the image."""
-        noted = box / "workdir"
-        return noted.read_text() if noted.exists() else WORKDIR
+        record = box / "workdir"  # of `launch`, for an image
+        return record.read_text() if record.exists() else WORKDIR
 
     def check_image(self, name: str) -> None:
         """Implement `SandboxBackend.check_image`: the image must be prepared."""
@@ -137,15 +137,15 @@ class Bubblewrap(GuestBackend):
 
     @property
     def pack_up_to(self) -> int:
-        """`OVERLAY_ABOVE` where overlays work; larger workspaces use one."""
+        """`OVERLAY_ABOVE` where overlays work, which larger workspaces use."""
         return OVERLAY_ABOVE if self._overlays else super().pack_up_to
 
     def how_workspaces_open(self) -> str:
         """Override `GuestBackend.how_workspaces_open`."""
         if not self._overlays:
             return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
-        but = "" if self.user is not None else ", whose folders can be moved but not renamed"
-        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{but}"
+        caveat = "" if self.user is not None else ", whose folders can be moved but not renamed"
+        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{caveat}"
 
     @property
     def held(self) -> Sequence[str]:
@@ -208,10 +208,9 @@ class Bubblewrap(GuestBackend):
     def _template(self) -> Template:
         # one per thread: a template dies with the thread that started it
         template = self._templates.get(threading.get_ident())
-        if template is not None and not template.alive:
-            template.close()
-            template = None
-        if template is None:
+        if template is None or not template.alive:
+            if template is not None:
+                template.close()
             assert self._python is not None
             template = self._templates[threading.get_ident()] = self._new_template(self._python)
         return template
@@ -229,7 +228,7 @@ class Bubblewrap(GuestBackend):
         return dict.fromkeys(("/tmp", "/dev/shm"), self.limits.tmp_bytes)
 
     def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
-        if environment is not None:  # of this machine's Python, which the image has not
+        if environment is not None:  # it needs a Python of this machine
             raise TaskError(
                 f"{environment}, the environment of a task, is none of image {image.name}",
                 fix="environment=false for its source, and an image that has what its tests need",
@@ -237,10 +236,10 @@ class Bubblewrap(GuestBackend):
         if self._commands:
             raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
         files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
-        apart = _namespace_arguments(str(image.user), str(image.group))
-        apart += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
-        mounted = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
-        return [self._arguments[0], *apart, *mounted]
+        isolation = _namespace_arguments(str(image.user), str(image.group))
+        isolation += ["--cap-add", "CAP_DAC_OVERRIDE"] if prepared.in_place and image.user == 0 else []
+        mounts = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
+        return [self._arguments[0], *isolation, *mounts]
 
     def _prepared(self, where: str, root: Path) -> Prepared:
         self._gather()
@@ -265,7 +264,7 @@ class Bubblewrap(GuestBackend):
         settings = super()._settings(box, prepared)
         if (image := prepared.image) is None:
             return settings
-        settings["env"] = imageview.variables(image, prepared, self._given)
+        settings["env"] = imageview.variables(image, prepared, self._user_env)
         settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][2 * prepared.in_place :]
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
@@ -309,13 +308,13 @@ class Bubblewrap(GuestBackend):
             view += ["--ro-bind", folder, folder] if folder in visible else []
             for _, at in contents.answers_in_view([folder]):
                 view += ["--size", "4096", "--tmpfs", at]
-                hidden.append(at)
-        view += [word for at in hidden for word in ("--remount-ro", at)]
+                hidden += ["--remount-ro", at]
+        view += hidden
         programs = search_path(python)
         if self._commands:
             view += self._only(python)
             programs = ":".join(_PROGRAMS)
-        self.env["PATH"] = self._given.get("PATH", programs)
+        self.env["PATH"] = self._user_env.get("PATH", programs)
         view += ["--proc", "/proc", "--dev", "/dev"]
         view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
@@ -407,16 +406,17 @@ class Bubblewrap(GuestBackend):
         (lower / "tree/folder/file").touch()
         if self.user is not None:
             subprocess.run(["chown", "-R", f"{self.user}:{self.user}", lower / "tree"], check=True)
-        again = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]  # older kernels cannot
-        command = [*self._mounting(box, lower), *command_as(self.user, again)]
+        # older kernels cannot replace a folder of the lower layer
+        replace = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]
+        command = [*self._mounting(box, lower), *command_as(self.user, replace)]
+        self._overlays = False
         try:
             done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
-            self._overlays = done.returncode == 0
-            self._no_overlay = last_words(done)
+            self._overlays, self._no_overlay = done.returncode == 0, last_words(done)
         except FileNotFoundError as error:
-            self._overlays, self._no_overlay = False, f"no program {error.filename}"
+            self._no_overlay = f"no program {error.filename}"
         except subprocess.TimeoutExpired:
-            self._overlays, self._no_overlay = False, "the attempt took more than 60 s"
+            self._no_overlay = "the attempt took more than 60 s"
         finally:
             for folder in (box, lower):
                 shutil.rmtree(folder)
@@ -450,9 +450,9 @@ class ImageBuilder(Bubblewrap):
 
 
 def _namespace_arguments(user: str, group: str) -> list[str]:
-    apart = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    apart += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
-    return [*apart, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+    isolation = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    isolation += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
+    return [*isolation, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
 
 
 def _check_bind(bind: str) -> None:
@@ -467,7 +467,7 @@ def _check_bind(bind: str) -> None:
 
 
 def _pipe_with(data: bytes) -> int:
-    # written at once: the filter has 3 KB, a pipe holds 64
+    # needs no reader: the filter has 3 KB, and a pipe holds 64
     read, write = os.pipe()
     try:
         os.write(write, data)

@@ -61,7 +61,7 @@ _ESCAPES = Path(__file__).with_name("escapes.py")
 _FLAGS = ("-I", "-S", "-B", "-X", "utf8")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/proc")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Git takes a system configuration that it may not read for an error.
+# git fails if it may not read the system's configuration
 _ENV = {"USER": "agent", "LOGNAME": "agent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
@@ -77,7 +77,7 @@ class Sandlock(GuestBackend):
             if name in limits:
                 raise ConfigError(f"sandlock cannot bound {name}", fix=f"leave out {name}, or use bwrap")
         super().__init__(ResourceLimits.parse(limits), _ENV | NO_NETWORK | dict(env or {}))
-        self._given = dict(env or {})
+        self._user_env = dict(env or {})
         self._binds = tuple(binds)
         self._checking = threading.Lock()
         self._python: Path | None = None
@@ -102,10 +102,10 @@ class Sandlock(GuestBackend):
             python = find_python(self.state / "guest", self.user)
             (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
             (self.state / "guest" / "filter").chmod(0o644)
-            self.env["PATH"] = self._given.get("PATH", search_path(python))
-            prefix = prefix_of(python)
+            self.env["PATH"] = self._user_env.get("PATH", search_path(python))
             paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
-            self._readable = [path for path in [*paths, *([str(prefix)] if prefix else [])] if Path(path).exists()]
+            paths += [str(prefix)] if (prefix := prefix_of(python)) else []
+            self._readable = [path for path in paths if Path(path).exists()]
             if exposed := contents.answers_in_view(self._readable):
                 visible, hidden = exposed[0]
                 raise PrerequisiteError(
@@ -146,12 +146,15 @@ class Sandlock(GuestBackend):
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {"HOME": str(self.state)}  # sandlock looks for one
+        return {"HOME": str(self.state)}  # sandlock needs one
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        overrides = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
-        return super()._settings(box, prepared) | overrides | {"rlimits": self.limits.rlimits(per_user=False)}
+        return super()._settings(box, prepared) | {
+            "env": {"HOME": tmp, "TMPDIR": tmp, **self.env},
+            "memory": 0,  # the supervisor watches it
+            "rlimits": self.limits.rlimits(per_user=False),
+        }
 
     def _make_tmp(self, box: Path) -> None:
         (box / "tmp").mkdir()

@@ -76,7 +76,6 @@ def prepare_images(
         raise PrerequisiteError(f"cannot write to {home}: {error}", fix=_FREE_SPACE) from error
     check_reachable(home / "blobs")
     problems: list[CodeRepairError] = []
-
     unique_names = list(dict.fromkeys(names))
 
     def look_up(name: str) -> Offer | None:
@@ -108,7 +107,7 @@ def _check_space(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
     """Report the total size of `offers`. Raises `NoRoom`."""
     if not offers:
         return
-    to_fetch = {digest: size for offer in offers.values() for digest, size in offer.lacking.items()}
+    to_fetch = {digest: size for offer in offers.values() for digest, size in offer.missing.items()}
     layers = {digest: size for offer in offers.values() for digest, size in offer.layers.items()}
     fetched, need = sum(to_fetch.values()), sum(to_fetch.values()) + sum(layers.values())
     summary = counted(len(offers), "image")
@@ -157,7 +156,7 @@ def _prepare_image(name: str, user: int | None, offered: Path | None, say: Say, 
 
 
 def _write_record(record: Path, pinned: str, image: str) -> None:
-    # a file of this thread: images that are prepared at the same time may share the digest of their base
+    # by thread: images that are prepared at the same time may share a base, whose digest names the record
     unfinished = record.with_name(f".{record.name}.{os.getpid()}.{get_ident()}")
     unfinished.write_text(json.dumps({"pinned": pinned, "id": image}))
     unfinished.chmod(0o644)

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import io
 import json
-import platform
 import re
 import shlex
 import stat
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 from coderepairrl.environments import fetch, layers
 from coderepairrl.environments.commands import BuildCommand, BuildCopy, LayerBuilder, match_files
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import ARCHITECTURES, Found, Reference, digest_bytes
+from coderepairrl.environments.manifests import ARCHITECTURE, Found, Reference, digest_bytes
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -60,10 +59,10 @@ def look_up_base(where: str, store: Path, offered: Path | None = None) -> fetch.
         return fetch.look_up_image(where, store, offered)
     _require_unchanged(reference, where)
     bases = {name: fetch.look_up_image(name, store, offered) for name in find_base_images(Path(reference.name))}
-    lacking = {digest: size for base in bases.values() for digest, size in base.lacking.items()}
+    missing = {digest: size for base in bases.values() for digest, size in base.missing.items()}
     sizes = {digest: size for base in bases.values() for digest, size in base.layers.items()}
     get = next(iter(bases.values())).get  # never called: `bases` have their own
-    return fetch.Offer(lacking, sizes, get, any(base.hub for base in bases.values()), bases)
+    return fetch.Offer(missing, sizes, get, any(base.hub for base in bases.values()), bases)
 
 
 def fetch_or_build_image(
@@ -160,9 +159,8 @@ class Recipe:
     def __init__(self, folder: Path) -> None:
         if (folder / ".dockerignore").exists():
             raise TaskError(f"{folder} has a .dockerignore, which is not read", fix="remove what it leaves out")
-        machine = ARCHITECTURES.get(platform.machine(), platform.machine())
-        here = {"OS": "linux", "ARCH": machine, "PLATFORM": f"linux/{machine}"}
-        declared = {f"{where}{name}": value for where in ("TARGET", "BUILD") for name, value in here.items()}
+        machine = {"OS": "linux", "ARCH": ARCHITECTURE, "PLATFORM": f"linux/{ARCHITECTURE}"}
+        declared = {f"{where}{name}": value for where in ("TARGET", "BUILD") for name, value in machine.items()}
         self.stages: dict[str, Stage] = {}
         """By name: ``#`` and number."""
         self.last = ""
@@ -414,35 +412,35 @@ def _read_steps(path: Path) -> Iterator[_Step]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}", fix="write a Dockerfile in UTF-8") from error
-    joined, began = "", 0
+    joined, first = "", 0
     numbered = iter(enumerate(lines, start=1))
     for number, line in numbered:
         if re.match(r"#\s*escape\s*=", line) and not joined:
             raise TaskError(f"{path}, line {number}: another escape than a backslash")
-        if line.lstrip().startswith("#") or (not line.strip()):
+        if line.lstrip().startswith("#") or not line.strip():
             continue
-        began = began or number
+        first = first or number
         if line.rstrip().endswith("\\"):
             joined += line.rstrip()[:-1]
             continue
         instruction, _, rest = (joined + line).strip().partition(" ")
-        begun = _HERE.finditer(rest) if instruction.upper() in ("RUN", "COPY", "ADD") else ()
-        documents = [_read_document(path, each, (text for _, text in numbered)) for each in begun]
-        yield _Step(began, instruction.upper(), rest.strip(), documents)
-        joined, began = "", 0
+        starts = _HERE.finditer(rest) if instruction.upper() in ("RUN", "COPY", "ADD") else ()
+        documents = [_read_document(path, start, (text for _, text in numbered)) for start in starts]
+        yield _Step(first, instruction.upper(), rest.strip(), documents)
+        joined, first = "", 0
     if joined:
         raise TaskError(f"{path}: it ends in the middle of an instruction")
 
 
-def _read_document(path: Path, begun: re.Match[str], lines: Iterator[str]) -> _Document:
+def _read_document(path: Path, start: re.Match[str], lines: Iterator[str]) -> _Document:
     text = raw = ""
     for line in lines:
         raw += line
-        line = line.lstrip("\t") if begun["dash"] else line
-        if line == begun["name"]:
-            return _Document(begun["name"], text, raw, bool(begun["quote"]))
+        line = line.lstrip("\t") if start["dash"] else line
+        if line == start["name"]:
+            return _Document(start["name"], text, raw, bool(start["quote"]))
         raw, text = f"{raw}\n", f"{text}{line}\n"
-    raise TaskError(f"{path}: it ends in the here-document {begun['name']}")
+    raise TaskError(f"{path}: it ends in the here-document {start['name']}")
 
 
 def _hide_files(paths: list[str]) -> bytes:

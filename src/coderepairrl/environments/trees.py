@@ -123,11 +123,11 @@ class Unpacking:
         with self.found.open(layer) as blob:
             self._check(layer, blob)
             try:
-                report, seen = self._apply(decompress_blob(blob))
+                report, diff_id = self._apply(decompress_blob(blob))
             except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
                 raise CorruptLayer(self.found, layer, str(error)) from error
-        if seen != layer.diff_id:
-            raise CorruptLayer(self.found, layer, f"its archive is {seen}, not {layer.diff_id}")
+        if diff_id != layer.diff_id:
+            raise CorruptLayer(self.found, layer, f"its archive is {diff_id}, not {layer.diff_id}")
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
@@ -139,8 +139,8 @@ class Unpacking:
             digest = hashlib.sha256()
             while data := blob.read(1 << 20):
                 digest.update(data)
-            if (seen := f"sha256:{digest.hexdigest()}") != layer.blob:
-                raise CorruptLayer(self.found, layer, f"it is {seen}, not {layer.blob}")
+            if (actual := f"sha256:{digest.hexdigest()}") != layer.blob:
+                raise CorruptLayer(self.found, layer, f"it is {actual}, not {layer.blob}")
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
@@ -156,7 +156,7 @@ class Unpacking:
                     digest.update(data)
                     child.stdin.write(data)
                 child.stdin.close()
-            except BrokenPipeError:  # it says why
+            except BrokenPipeError:  # its exit code and stderr say why
                 with contextlib.suppress(BrokenPipeError):
                     child.stdin.close()
             except BaseException:
@@ -166,13 +166,14 @@ class Unpacking:
             code = child.wait()
             output.seek(0)
             errors.seek(0)
-            words = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+            reason = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             if code == layers.NO_ROOM:
                 raise PrerequisiteError(
-                    f"no room to unpack image {self.found.name}: {words}", fix="free some disk space, or set CRRL_CACHE"
+                    f"no room to unpack image {self.found.name}: {reason}",
+                    fix="free some disk space, or set CRRL_CACHE",
                 )
             if code != 0:
-                raise TaskError(f"image {self.found.name} has a layer that is refused: {words or f'exit code {code}'}")
+                raise TaskError(f"image {self.found.name} has a layer that is refused: {reason or f'exit code {code}'}")
             return json.loads(output.read()), f"sha256:{digest.hexdigest()}"
 
 
@@ -203,7 +204,7 @@ class _Zstandard(io.RawIOBase):
             source = tempfile.TemporaryFile()  # noqa: SIM115 - it must outlive this function
             shutil.copyfileobj(blob, source)
             source.flush()
-        os.lseek(source.fileno(), 0, os.SEEK_SET)  # whatever is in a buffer of ours
+        os.lseek(source.fileno(), 0, os.SEEK_SET)  # zstd reads from the descriptor, past our buffer
         self._child = subprocess.Popen([program, "-dcq"], stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def readable(self) -> bool:
@@ -246,7 +247,7 @@ def _mount_points(further: Sequence[str]) -> bytes:
     return buffer.getvalue()
 
 
-# -- what is known of the finished tree
+# -- the finished tree
 
 
 def _finish(source: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
@@ -342,10 +343,17 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
             entries.append((path, mode, (source / path).read_bytes()))
     entries.sort()
     home = create_bare_repository(target)
-    quick = ("-c", "pack.compression=0")  # it is read once in a while, and compressing takes longer than all else
-    git(*quick, "fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
-    for written in (home, *home.rglob("*")):
-        written.chmod(0o755 if written.is_dir() else 0o644)
+    uncompressed = ("-c", "pack.compression=0")  # it is rarely read, and compressing takes longest
+    git(
+        *uncompressed,
+        "fast-import",
+        "--quiet",
+        folder=home,
+        stdin=commit_stream("refs/heads/main", entries),
+        timeout=3600,
+    )
+    for path in (home, *home.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     base = (home / "refs/heads/main").read_text().strip()
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
 

@@ -136,9 +136,9 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
     return folder / "bin/python"
 
 
-def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip of the environment with interpreter `inside`; `options` as for `run_child`."""
-    command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
+def pip(python: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run pip of the environment with interpreter `python`; `options` as for `run_child`."""
+    command = [str(python), "-I", "-m", "pip", *arguments, *_QUIETLY]
     return run_child(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
@@ -151,10 +151,10 @@ def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path
         return target
     with lock_installation(target):
         if not (target / _DONE).exists():
-            shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
-            inside = make_venv(target, stdout=subprocess.DEVNULL)
-            bare = [] if whole else ["--no-deps"]
-            done = pip(inside, "install", *bare, "--retries=5", *requirements, stdout=subprocess.PIPE)
+            shutil.rmtree(target, ignore_errors=True)  # remains of an interrupted installation
+            python = make_venv(target, stdout=subprocess.DEVNULL)
+            options = ["--retries=5"] if whole else ["--retries=5", "--no-deps"]
+            done = pip(python, "install", *options, *requirements, stdout=subprocess.PIPE)
             if done.returncode != 0:
                 output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(
